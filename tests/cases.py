@@ -86,7 +86,7 @@ def ntk_point(gradients: str, widths: tuple[int, ...] = (7, 9, 2), n: int = 4, s
             weighted_gradient(model if name == "theta" else start, x, lam[:, k])
             for k, name in enumerate(points)
         ]
-        model.load_state_dict({n: theta0[n] + sum(part[n] for part in change) for n in theta0})
+        model.load_state_dict({n: theta0[n] + sum(term[n] for term in change) for n in theta0})
     return model, theta0, x, lam
 
 
@@ -162,8 +162,8 @@ class AttackCase:
     @property
     def points(self) -> list[dict[str, Tensor]]:
         """Weights at the objective's gradient points."""
-        known = {"theta": dict(self.model.state_dict()), "theta0": self.knowledge.theta0}
-        return [known[name] for name in self.objective.gradient_points()]
+        known_tensors = {"theta": dict(self.model.state_dict()), "theta0": self.knowledge.theta0}
+        return [known_tensors[name] for name in self.objective.gradient_points()]
 
     @property
     def target(self) -> dict[str, Tensor]:

@@ -64,5 +64,5 @@ if __name__ == "__main__":
     for arguments in warm_up:
         _run(arguments)
     idle = _fork(None)
-    taken = [_fork(arguments) for arguments in commands]
-    json.dump([(t.code, t.seconds, t.bytes - idle.bytes) for t in taken], sys.stdout)
+    processes = [_fork(arguments) for arguments in commands]
+    json.dump([(t.code, t.seconds, t.bytes - idle.bytes) for t in processes], sys.stdout)

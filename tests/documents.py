@@ -91,9 +91,9 @@ def run_console(page: Path, block: Block, capsys: pytest.CaptureFixture[str]) ->
     assert not steps[0].strip(), f"{page.name}:{block.line}: a transcript begins with a command"
     code, judged = 0, True
     for step in steps[1:]:
-        line, _, shown = step.partition("\n")
+        line, _, printed = step.partition("\n")
         if line.strip() == "echo $?":
-            assert code == int(shown), f"{page.name}:{block.line}: exit code {code}"
+            assert code == int(printed), f"{page.name}:{block.line}: exit code {code}"
             judged = True
             continue
         assert judged, f"{page.name}:{block.line}: exit code {code} is not shown"
@@ -101,10 +101,12 @@ def run_console(page: Path, block: Block, capsys: pytest.CaptureFixture[str]) ->
         assert program == "residuum", f"{page.name}:{block.line}: {program} is not run by the tests"
         code = main(arguments)
         judged = code == 0
-        found = capsys.readouterr()
-        for wanted in shown.splitlines():
-            if wanted.strip() not in ("", "..."):
-                assert _bare(wanted) in _bare(found.out + found.err), f"{page.name}: {wanted}"
+        captured = capsys.readouterr()
+        for line_expected in printed.splitlines():
+            if line_expected.strip() not in ("", "..."):
+                assert _bare(line_expected) in _bare(captured.out + captured.err), (
+                    f"{page.name}: {line_expected}"
+                )
     assert judged, f"{page.name}:{block.line}: exit code {code} is not shown"
 
 

@@ -77,10 +77,10 @@ def fitted() -> dict[str, Any]:
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # three epochs do not converge, batches are clipped
-        found = {name: model.fit(x, y) for name, model in models.items()}
+        models_fitted = {name: model.fit(x, y) for name, model in models.items()}
     texts = [f"word{i} hello patient{i}" for i in range(RECORDS)]
-    found["words"] = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, y)
-    return found
+    models_fitted["words"] = make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, y)
+    return models_fitted
 
 
 def write(folder: Path) -> None:

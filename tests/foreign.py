@@ -12,7 +12,7 @@ def touch(path: str) -> str:
 
 
 class Config:
-    """An ordinary class of somebody's project."""
+    """An ordinary class of a user's project."""
 
     def __init__(self, path: str = "") -> None:
         self.path = path
@@ -36,4 +36,4 @@ toucher = Toucher()
 
 
 class Items(list):
-    """A list of somebody's project."""
+    """A list of a user's project."""

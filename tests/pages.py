@@ -58,8 +58,8 @@ def ncc(a: np.ndarray, b: np.ndarray) -> float:
 @cache
 def digits(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     images, labels = load_digits(return_X_y=True)
-    kept = np.random.default_rng(seed).permutation(len(images))[:count]
-    return images[kept].reshape(-1, 1, 8, 8) / 16, labels[kept]
+    chosen = np.random.default_rng(seed).permutation(len(images))[:count]
+    return images[chosen].reshape(-1, 1, 8, 8) / 16, labels[chosen]
 
 
 def samples(count: int, shape: tuple[int, ...], seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +81,7 @@ def audited(
     outcome: str = LEAK,
     names: tuple[str, ...] = (),
     seed: int = 0,
-    every: int = 3,
+    recovered_every: int = 3,
     members: int = 0,
     checks: Checks | None = None,
     **changes: Any,
@@ -101,10 +101,10 @@ def audited(
     """
     rng = np.random.default_rng(seed)
     x, labels = samples(count, shape, seed)
-    got = (np.arange(count) % every == 0) & (outcome == LEAK)
+    got = (np.arange(count) % recovered_every == 0) & (outcome == LEAK)
     noise = np.where(got, 0.25, 2.2).reshape(-1, *[1] * len(shape))
-    found = (x + noise * rng.normal(size=x.shape) * x.std()) if count else x
-    scores = np.array([ncc(a, b) for a, b in zip(found, x, strict=True)])
+    images_found = (x + noise * rng.normal(size=x.shape) * x.std()) if count else x
+    scores = np.array([ncc(a, b) for a, b in zip(images_found, x, strict=True)])
     null = rng.normal(0.42, 0.1, size=SUBSETS * max(count, 1)).clip(-1, 0.98)
     threshold = float(np.quantile(null, 0.99))
     matched = np.flatnonzero(scores > threshold)
@@ -116,23 +116,24 @@ def audited(
     checks = checks or Checks(positive_controls=controls() if outcome == NO_LEAK_FOUND else ())
     verdict = decide(findings, around["attacks"], checks, membership)
     assert verdict.outcome == outcome or not count
-    part = reconstruction(found, scores, rng, names)
-    given: dict[str, Any] = {
+    reconstruction_made = reconstruction(images_found, scores, rng, names)
+    fields: dict[str, Any] = {
         "verdict": verdict,
         "findings": findings,
         "checks": checks,
         "membership": membership,
         "displayed_attack": "binary-kkt",
-        "reconstructions": (part,),
-        "knowledge": _told(shape, names),
+        "reconstructions": (reconstruction_made,),
+        "knowledge": _knowledge(shape, names),
         "inspection": _inspection(),
         **around,
     }
     if count:
         rows = tuple(
-            _scored(i, found[i], x[i], float(scores[i]), threshold, rng) for i in range(count)
+            _scored(i, images_found[i], x[i], float(scores[i]), threshold, rng)
+            for i in range(count)
         )
-        given |= {
+        fields |= {
             "scores": Scores(count, count, True, "", "ncc", _metrics(threshold, recovered), rows),
             "evidence": Evidence(
                 index=torch.from_numpy(np.argsort(-scores)),
@@ -144,9 +145,9 @@ def audited(
                 output_name="network output",
                 labels=called,
             ),
-            "uniqueness": _unique(found, rng),
+            "uniqueness": _unique(images_found, rng),
         }
-    return bare(**given | changes)
+    return bare(**fields | changes)
 
 
 def reconstructed(count: int, rows: list[int]) -> Findings:
@@ -171,7 +172,7 @@ def member_test(count: int, named: int = 0, holdout: int = 1000, seed: int = 3) 
     """Return a membership test that names the first samples, the surest first."""
     rng = np.random.default_rng(seed)
     statistic = torch.from_numpy(rng.normal(-6, 1.0, count))
-    others = torch.from_numpy(rng.normal(-6, 1.0, holdout))
+    holdout_losses = torch.from_numpy(rng.normal(-6, 1.0, holdout))
     statistic[:named] = torch.linspace(25, 4, named, dtype=torch.float64)
     boundaries = torch.zeros(count, dtype=torch.long)
     boundaries[:named] = torch.linspace(12, 2, named).long()
@@ -185,12 +186,12 @@ def member_test(count: int, named: int = 0, holdout: int = 1000, seed: int = 3) 
         layers=1,
         neurons=1000,
         statistic=statistic,
-        holdout_statistic=others,
+        holdout_statistic=holdout_losses,
         boundaries=boundaries,
         holdout_boundaries=torch.zeros(holdout, dtype=torch.long),
         p=q,
         q=q,
-        above_tail=count_above_tail(statistic, others),
+        above_tail=count_above_tail(statistic, holdout_losses),
         group_p=0.0001 if named else 0.3,
         named=torch.arange(named),
         is_finding=named >= min_named(count),
@@ -216,8 +217,8 @@ def controls() -> tuple[PositiveControls, ...]:
 
 def members(count: int = 60, named: int = 40, **changes: Any) -> AuditResult:
     """Return an audit that names members and reconstructs nothing."""
-    found = audited(count, outcome=NO_LEAK_FOUND, **changes)
-    return with_membership(found, member_test(count, named))
+    result = audited(count, outcome=NO_LEAK_FOUND, **changes)
+    return with_membership(result, member_test(count, named))
 
 
 def with_membership(result: AuditResult, test: MembershipTest) -> AuditResult:
@@ -255,7 +256,7 @@ def example(outcome: str) -> AuditResult:
     )
 
 
-def bare(**given: Any) -> AuditResult:
+def bare(**fields: Any) -> AuditResult:
     """An audit of nothing, but for what is given."""
     empty: dict[str, Any] = {
         "subject": "bare",
@@ -278,7 +279,7 @@ def bare(**given: Any) -> AuditResult:
         "settings": {},
         "environment": {},
     }
-    return AuditResult(**empty | given)
+    return AuditResult(**empty | fields)
 
 
 def without_data(count: int = 24) -> AuditResult:
@@ -308,10 +309,13 @@ def compared(
 
 
 def reconstruction(
-    found: np.ndarray, scores: np.ndarray, rng: np.random.Generator, names: tuple[str, ...] = ()
+    images_found: np.ndarray,
+    scores: np.ndarray,
+    rng: np.random.Generator,
+    names: tuple[str, ...] = (),
 ) -> Reconstruction:
     """Candidates of 8 restarts; the first layer's residual falls, the others' stay."""
-    count, x = len(found), torch.from_numpy(found)
+    count, x = len(images_found), torch.from_numpy(images_found)
     labels, lam = torch.ones(count), torch.from_numpy(rng.gamma(1, size=count))
     confidence = np.clip(scores + rng.normal(0, 0.08, count), 0, 1)
     steps = np.arange(0, 20001, 100)
@@ -348,28 +352,28 @@ def reconstruction(
 
 def _scored(
     i: int,
-    found: np.ndarray,
+    images_found: np.ndarray,
     sample: np.ndarray,
     score: float,
     threshold: float,
     rng: np.random.Generator,
 ) -> SampleScore:
-    values = {"ncc": score, "l2": float(np.linalg.norm(found - sample)), "ssim3": score**2}
+    values = {"ncc": score, "l2": float(np.linalg.norm(images_found - sample)), "ssim3": score**2}
     matches = {name: SampleMatch(value, i, None, value, i) for name, value in values.items()}
     margin, multiplier = float(rng.gamma(2)), float(rng.gamma(1))
     return SampleScore(i, 1.0, margin, multiplier, score > threshold, matches)
 
 
-def _unique(found: np.ndarray, rng: np.random.Generator) -> Uniqueness:
+def _unique(images_found: np.ndarray, rng: np.random.Generator) -> Uniqueness:
     """Certificates of every second candidate."""
-    index = torch.arange(0, len(found), 2)
-    k, energy = len(index), rng.uniform(0.2, 1.2, -(-len(found) // 2)).clip(max=1)
+    index = torch.arange(0, len(images_found), 2)
+    k, energy = len(index), rng.uniform(0.2, 1.2, -(-len(images_found) // 2)).clip(max=1)
     share = torch.from_numpy(energy)
-    zeros, x = torch.zeros(k, dtype=torch.float64), torch.from_numpy(found)[index]
+    zeros, x = torch.zeros(k, dtype=torch.float64), torch.from_numpy(images_found)[index]
     free = rng.uniform(size=x.shape) * (1 - energy).reshape(-1, *[1] * (x.ndim - 1))
     return Uniqueness(
         task="binary",
-        samples=len(found),
+        samples=len(images_found),
         share=0.1,
         box=True,
         margins=True,
@@ -436,11 +440,11 @@ def _metrics(threshold: float, recovered: int) -> dict[str, MetricScore]:
     return {row.name: row for row in rows}
 
 
-def _told(shape: tuple[int, ...], names: tuple[str, ...]) -> Knowledge:
+def _knowledge(shape: tuple[int, ...], names: tuple[str, ...]) -> Knowledge:
     mean = torch.zeros(int(np.prod(shape)))
-    said = names[2 % len(names)] if names else "logistic"
+    loss_name = names[2 % len(names)] if names else "logistic"
     return Knowledge(
-        shape=shape, value_range=(0.0, 1.0), mean=mean, loss=said, provenance={"mean": "train"}
+        shape=shape, value_range=(0.0, 1.0), mean=mean, loss=loss_name, provenance={"mean": "train"}
     )
 
 

@@ -47,12 +47,12 @@ def interrupt(*arguments: str, once: Path, after: float = 1.2) -> tuple[int, str
 
 
 def printed(capsys: Capture) -> dict[str, Any]:
-    """The one JSON object that a command printed, and nothing beside it."""
+    """The one JSON object that a command printed, and nothing else."""
     out, err = capsys.readouterr()
     assert err == ""
-    found = json.loads(out)
-    assert isinstance(found, dict)
-    return found
+    document = json.loads(out)
+    assert isinstance(document, dict)
+    return document
 
 
 def one_line(capsys: Capture) -> str:
@@ -69,10 +69,10 @@ def one_line(capsys: Capture) -> str:
 
 def arguments_of(*command: str) -> ArgumentCollection:
     """The arguments and options of a command, such as ``("attack", "kkt")``."""
-    found = app
+    subcommand = app
     for name in command:
-        found = found[name]
-    return found.assemble_argument_collection()
+        subcommand = subcommand[name]
+    return subcommand.assemble_argument_collection()
 
 
 def options_of(*command: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""Naive twins: the definitions transcribed in float64, one sample at a time, no cleverness."""
+"""Naive references: the definitions transcribed in float64, one sample at a time, no cleverness."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def row_gradients(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
     gradients = []
     for i, covector in zip(rows.index.tolist(), rows.covectors, strict=True):
         value = (covector * model(x[i : i + 1].double())[0]).sum()
-        parts = torch.autograd.grad(value, parameters, allow_unused=True)
+        gradients_by_parameter = torch.autograd.grad(value, parameters, allow_unused=True)
         gradients.append(
             torch.cat(
                 [
                     (torch.zeros_like(p) if g is None else g).flatten()
-                    for p, g in zip(parameters, parts, strict=True)
+                    for p, g in zip(parameters, gradients_by_parameter, strict=True)
                 ]
             )
         )
@@ -93,7 +93,7 @@ def convnet_forward(theta: dict[str, Tensor], x: Tensor, activation: Callable) -
     """(C,) outputs of one image: 3x3 convolutions of stride 2, then a linear layer."""
     h = x[None]
     for i in range(sum(name.startswith("conv") and name.endswith("weight") for name in theta)):
-        weight, bias = (theta.get(f"convolutions.{i}.{part}") for part in ("weight", "bias"))
+        weight, bias = (theta.get(f"convolutions.{i}.{suffix}") for suffix in ("weight", "bias"))
         h = activation(F.conv2d(h, weight, bias, stride=2, padding=1))
     return theta["head.weight"] @ h.flatten() + theta.get("head.bias", 0)
 
@@ -112,18 +112,18 @@ def naive_covector(
         case BinaryKKT():
             return (lam * label)[None]
         case MulticlassKKT():
-            own, values = int(label), output.tolist()
-            rivals = [c for c in range(len(values)) if c != own]
+            own_class, values = int(label), output.tolist()
+            rivals = [c for c in range(len(values)) if c != own_class]
             best = max(rivals, key=lambda c: values[c])
             if objective.rivals == "tied":
-                slack = objective.tolerance * abs(values[own] - values[best])
+                slack = objective.tolerance * abs(values[own_class] - values[best])
                 active = {c: lam[c] for c in rivals if values[c] >= values[best] - slack}
             else:
                 active = {best: lam}
             u = torch.zeros_like(output)
             for c, weight in active.items():
                 sign = torch.zeros_like(output)
-                sign[own], sign[c] = 1, -1
+                sign[own_class], sign[c] = 1, -1
                 u = u + weight * sign
             return u
         case WeightDecay(tied=0.0):
@@ -173,14 +173,14 @@ def naive_objective(
             gradients = torch.autograd.grad(value, list(leaves.values()), create_graph=True)
             for name, gradient in zip(leaves, gradients, strict=True):
                 total[name] = total[name] - gradient
-    parts = {
+    squares = {
         layer: sum((total[name] ** 2).sum() for name in names)
         for layer, (_, names) in layers.items()
     }
-    loss = sum(weight * parts[layer] for layer, (weight, _) in layers.items())
+    loss = sum(weight * squares[layer] for layer, (weight, _) in layers.items())
     grads = torch.autograd.grad(loss, (x, lam), allow_unused=True)
     gx, gl = (torch.zeros_like(v) if g is None else g for g, v in zip(grads, (x, lam), strict=True))
-    return loss.detach(), torch.stack(list(parts.values())).detach(), gx, gl
+    return loss.detach(), torch.stack(list(squares.values())).detach(), gx, gl
 
 
 def naive_kinks(

@@ -11,10 +11,10 @@ import jsonschema
 
 def schema(name: str) -> dict[str, Any]:
     """The schema of one kind of output, read from the package."""
-    found: dict[str, Any] = json.loads(
+    document: dict[str, Any] = json.loads(
         files("residuum").joinpath(f"schemas/{name}.json").read_text("utf-8")
     )
-    return found
+    return document
 
 
 def check(name: str, values: Any) -> None:

@@ -87,7 +87,7 @@ class Deadly:
         return getattr(self._task, name)
 
 
-def facts(trial: Trial) -> Trial:
+def trial_facts(trial: Trial) -> Trial:
     """A trial less its wall clock."""
     return dataclasses.replace(trial, seconds=0.0)
 
@@ -99,7 +99,7 @@ def killed_and_resumed(folder: Path, *options: str) -> tuple[int, dict[str, Any]
     """
     model = save_checkpoint(victim(), folder / "model.safetensors")
     out = folder / "s"
-    said = [
+    arguments = [
         "sweep",
         str(model),
         "--trials",
@@ -112,13 +112,13 @@ def killed_and_resumed(folder: Path, *options: str) -> tuple[int, dict[str, Any]
         str(out),
         "--quiet",
     ]
-    process = start(*said, *options)
+    process = start(*arguments, *options)
     try:
         done = _kill_after(process, out / "trials", 3)
     finally:
         process.kill()
     assert 3 <= len(done) < 12
-    assert main([*said, *(options if "ray" in options else ())]) == 0  # any engine goes on
+    assert main([*arguments, *(options if "ray" in options else ())]) == 0  # any engine goes on
     assert all(path.stat().st_mtime_ns == when for path, when in done.items())
     summary = json.loads((out / "sweep.json").read_text())
     assert [t["number"] for t in summary["trials"]] == list(range(12))
@@ -150,7 +150,7 @@ def _alive(process: str) -> bool:
 
 
 def stored_numbers(out: Path) -> list[int]:
-    """Numbers of the trials in the journal, each as often as it stands there."""
+    """Numbers of the trials in the journal, each as often as it occurs."""
     rows = map(json.loads, (out / JOURNAL).read_text().splitlines())
-    facts = (row["user_attrs"].get(TRIAL_ATTRIBUTE) for row in rows if "user_attrs" in row)
-    return sorted(one["number"] for one in facts if one)
+    attributes = (row["user_attrs"].get(TRIAL_ATTRIBUTE) for row in rows if "user_attrs" in row)
+    return sorted(trial["number"] for trial in attributes if trial)

@@ -19,7 +19,7 @@ TIGHT_ARCH, TIGHT_SAMPLES = "mlp:64-30-1", 20
 
 @lru_cache(maxsize=1)
 def leaky() -> tuple[Network, Split]:
-    """A three-layer network near its 40 digits: an attack of a second brings back several."""
+    """A three-layer network near its 40 digits. An attack of a second recovers several."""
     split = load_dataset("digits", LEAKY_SAMPLES, seed=0, holdout=400)
     state = train(LEAKY_ARCH, split.train, TrainingConfig(steps=800))
     return make_release(state, LEAKY_ARCH, split.train, "binary"), split
@@ -45,7 +45,7 @@ VICTIMS = {"leaky": leaky, "tight": tight, "untrained": untrained}
 
 
 def knowledge(split: Split) -> Knowledge:
-    """What the tests grant: range, mean and sample count."""
+    """What the attacker knows in tests: range, mean and sample count."""
     return Knowledge(
         value_range=(0.0, 1.0),
         mean=split.train.mean,

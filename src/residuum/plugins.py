@@ -108,6 +108,12 @@ def load(enabled: bool = True) -> tuple[Plugin, ...]:
     return _loaded
 
 
+def forget() -> None:
+    """Forget that plug-ins were imported, so that the next call of ``load`` imports new plug-ins."""
+    global _loaded
+    _loaded = None
+
+
 def _import(entry: EntryPoint) -> Plugin:
     name, dist = entry.name, entry.dist
     version, error = dist.version if dist is not None else "unknown", ""

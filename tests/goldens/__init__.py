@@ -1,6 +1,6 @@
 """What must not change unnoticed, as text: help, public names, results of audits, files of runs.
 
-``tests/slow/test_goldens.py`` makes all of it anew and compares it with the files beside this one.
+``tests/slow/test_goldens.py`` makes all of it anew and compares it with the files next to this one.
 ``python -m tests.goldens`` rewrites them; a change is a commit of its own that says why. Clock,
 versions and floating numbers are masked, so that a noisy or another machine makes the same text.
 """
@@ -50,7 +50,7 @@ def make(folder: Path) -> dict[str, str]:
 
 
 def stored() -> dict[str, str]:
-    """The goldens as they lie beside this file."""
+    """The goldens as they are stored next to this file."""
     files = [path for path in HERE.rglob("*") if path.suffix in (".txt", ".json")]
     return {path.relative_to(HERE).as_posix(): path.read_text("utf-8") for path in files}
 

@@ -13,17 +13,17 @@ from tests.goldens import HERE, make, stored
 def main() -> int:
     """Write what changed, remove what is no longer made, and name both."""
     with tempfile.TemporaryDirectory() as folder:
-        made, before = make(Path(folder)), stored()
-    for name in sorted({*made, *before}):
-        if made.get(name) == before.get(name):
+        goldens_now, before = make(Path(folder)), stored()
+    for name in sorted({*goldens_now, *before}):
+        if goldens_now.get(name) == before.get(name):
             continue
         path = HERE / name
-        if name in made:
+        if name in goldens_now:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(made[name], encoding="utf-8")
+            path.write_text(goldens_now[name], encoding="utf-8")
         else:
             path.unlink()
-        sys.stdout.write(f"{'written' if name in made else 'removed'}: {name}\n")
+        sys.stdout.write(f"{'written' if name in goldens_now else 'removed'}: {name}\n")
     return 0
 
 

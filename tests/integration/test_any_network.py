@@ -23,7 +23,7 @@ from residuum.cli.main import main
 from residuum.engine.generic import GRAPH_FACTOR
 from residuum.errors import ArchitectureError, CheckpointError, InputError
 from residuum.io.checkpoints import as_network
-from residuum.io.modules import _wrap_module
+from residuum.io.modules import wrap_module
 from residuum.io.trusted_code import build_network, load_with_code
 from residuum.networks import ConvNet, Kinks, SigmoidReLU, Softplus, dense_chain, with_surrogate
 from residuum.networks.probing import probe
@@ -121,7 +121,7 @@ def test_a_class_that_computes_another_function_is_kept(activation: Any) -> None
     assert rs.checkpoint_from_module(Net(activation)).arch == "module:16-3,class=Net"
 
 
-def test_strides_are_told_from_pooling_by_what_they_compute() -> None:
+def test_strides_are_distinguished_from_pooling_by_what_they_compute() -> None:
     """The shapes are the same."""
     torch.manual_seed(0)
     like = ConvNet((1, 8, 8), (3, 4), 2, "all")
@@ -170,11 +170,11 @@ def test_estimators_of_scikit_learn_are_networks(activation: str) -> None:
         outputs = checkpoint.copy_module()(torch.from_numpy(x)).detach()
         assert checkpoint.task == task
         if task == "binary":
-            wanted = torch.special.logit(torch.from_numpy(estimator.predict_proba(x)[:, 1]))
-            torch.testing.assert_close(outputs[:, 0], wanted, rtol=1e-6, atol=1e-8)
+            expected = torch.special.logit(torch.from_numpy(estimator.predict_proba(x)[:, 1]))
+            torch.testing.assert_close(outputs[:, 0], expected, rtol=1e-6, atol=1e-8)
         elif task == "multiclass":
-            wanted = torch.from_numpy(estimator.predict_proba(x))
-            torch.testing.assert_close(outputs.softmax(1), wanted, rtol=1e-6, atol=1e-8)
+            expected = torch.from_numpy(estimator.predict_proba(x))
+            torch.testing.assert_close(outputs.softmax(1), expected, rtol=1e-6, atol=1e-8)
         else:
             torch.testing.assert_close(outputs[:, 0], torch.from_numpy(estimator.predict(x)))
 
@@ -208,8 +208,8 @@ class Odd(Net):
             x = x - x.mean(0)
         if self.wrong == "infinite":
             x = x / 0
-        found = super().forward(F.dropout(x) if self.wrong == "random" else x)
-        return {"logits": found} if self.wrong == "dict" else found
+        output = super().forward(F.dropout(x) if self.wrong == "random" else x)
+        return {"logits": output} if self.wrong == "dict" else output
 
 
 @pytest.mark.parametrize(
@@ -248,8 +248,8 @@ def test_tokens_are_whole_numbers_and_the_part_behind_the_embedding_is_not() -> 
         def forward(self, x: Tensor) -> Tensor:
             return self.head(x.mean(1))
 
-    found = rs.attack(Behind(), rs.Knowledge(shape=(6, 4)), SHORT)
-    assert torch.isfinite(found.loss).all()
+    reconstruction = rs.attack(Behind(), rs.Knowledge(shape=(6, 4)), SHORT)
+    assert torch.isfinite(reconstruction.loss).all()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -275,10 +275,10 @@ def test_one_output_may_come_without_a_dimension() -> None:
 
 
 def test_what_a_reader_must_know_is_noted() -> None:
-    found = probe(moved(resnet()), (1, 4, 4))
-    assert any("max-pooling" in note and "ReLU" in note for note in found.notes)
-    assert any("BatchNorm2d uses running statistics" in note for note in found.notes)
-    assert all(len(note) <= 200 for note in found.notes)
+    probed = probe(moved(resnet()), (1, 4, 4))
+    assert any("max-pooling" in note and "ReLU" in note for note in probed.notes)
+    assert any("BatchNorm2d uses running statistics" in note for note in probed.notes)
+    assert all(len(note) <= 200 for note in probed.notes)
     soft = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).eval()
     assert any("outputs are probabilities" in note for note in probe(soft, (4,)).notes)
     assert not probe(ViT().eval(), (1, 4, 4)).notes[1:]  # dropout alone
@@ -293,10 +293,10 @@ def test_what_a_reader_must_know_is_noted() -> None:
 # The generic path
 
 
-def problem(model: nn.Module, objective: Any, **rest: Any) -> Problem:
+def problem(model: nn.Module, objective: Any, **options: Any) -> Problem:
     outputs = model(torch.zeros(1, 1, 4, 4)).shape[1]
     labels = objective.labels(5, outputs, SHAPE)
-    return Problem(model, objective, SHAPE, labels, layers="all", **rest)
+    return Problem(model, objective, SHAPE, labels, layers="all", **options)
 
 
 def points(count: int, outputs: int) -> tuple[Tensor, Tensor]:
@@ -309,20 +309,20 @@ def points(count: int, outputs: int) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("objective", [MulticlassKKT(), WeightDecay(0.7, "squared")])
 def test_chunks_and_runs_side_by_side_change_nothing(name: str, objective: Any) -> None:
     torch.manual_seed(0)
-    whole = problem(NETWORKS[name]().eval(), objective)
+    problem_unchunked = problem(NETWORKS[name]().eval(), objective)
     x, lam = points(3, 3)
     if isinstance(objective, WeightDecay):
-        whole.labels = whole.labels[:, None].expand(-1, 3)[:, 0]
-    wanted = whole.evaluate(x, lam, 5.0)
-    equation = whole.generic
+        problem_unchunked.labels = problem_unchunked.labels[:, None].expand(-1, 3)[:, 0]
+    expected = problem_unchunked.evaluate(x, lam, 5.0)
+    equation = problem_unchunked.generic
     assert equation.saved > 0
     for workspace, side_by_side in ((2 * GRAPH_FACTOR * equation.saved, False), (2**40, True)):
         equation.workspace, equation.side_by_side = workspace, side_by_side
-        found = whole.evaluate(x, lam, 5.0)
+        chunked = problem_unchunked.evaluate(x, lam, 5.0)
         assert equation.side_by_side == side_by_side  # vmap was not given up
-        for part in ("loss", "layers", "grad_x", "grad_lam"):
+        for field in ("loss", "layers", "grad_x", "grad_lam"):
             torch.testing.assert_close(
-                getattr(found, part), getattr(wanted, part), rtol=1e-10, atol=1e-13
+                getattr(chunked, field), getattr(expected, field), rtol=1e-10, atol=1e-13
             )
 
 
@@ -332,24 +332,24 @@ def test_a_forward_that_vmap_cannot_transform_runs_one_run_after_the_other() -> 
             return super().forward(x) * (2.0 if float(x.detach().mean()) > 9 else 1.0)
 
     torch.manual_seed(0)
-    whole = problem(Branch(F.mish).eval(), MulticlassKKT())
+    complete_problem = problem(Branch(F.mish).eval(), MulticlassKKT())
     x, lam = points(2, 3)
-    wanted = whole.evaluate(x, lam)
-    whole.generic.side_by_side = True
-    found = whole.evaluate(x, lam)
-    assert not whole.generic.side_by_side
-    assert torch.equal(found.grad_x, wanted.grad_x)
+    expected = complete_problem.evaluate(x, lam)
+    complete_problem.generic.side_by_side = True
+    evaluation = complete_problem.evaluate(x, lam)
+    assert not complete_problem.generic.side_by_side
+    assert torch.equal(evaluation.grad_x, expected.grad_x)
 
 
 def test_an_all_relu_convnet_is_attacked_as_its_string() -> None:
     torch.manual_seed(0)
     model = ConvNet((1, 4, 4), (3, 4), 1)
     config = rs.attacks.Auto(steps=100, restarts=1, candidates=5, dtype="float64")
-    one = rs.attack(_wrap_module(model, (1, 4, 4)), SHAPE, config)
+    wrapped_result = rs.attack(wrap_module(model, (1, 4, 4)), SHAPE, config)
     other = rs.attack(model, SHAPE, config)
     assert rs.checkpoint_from_module(model).arch == "convnet:1x4x4-3-4-1"
-    torch.testing.assert_close(one.loss, other.loss, rtol=1e-8, atol=0)
-    torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-8)
+    torch.testing.assert_close(wrapped_result.loss, other.loss, rtol=1e-8, atol=0)
+    torch.testing.assert_close(wrapped_result.x, other.x, rtol=0, atol=1e-8)
 
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "silu", "tanh", "sigmoid", "elu"])
@@ -357,23 +357,23 @@ def test_the_engine_equals_the_generic_path_for_every_activation(name: str) -> N
     torch.manual_seed(0)
     model = rs.Architecture.parse(f"mlp:16-7-5-1,bias=all,activation={name}").build()
     assert dense_chain(model) is not None
-    parts = [part for layer in model.linears for part in (layer, model.activation)][:-1]
-    kept = _wrap_module(nn.Sequential(*parts), (16,))
-    assert dense_chain(kept.copy_module()) is None
+    modules = [module for layer in model.linears for module in (layer, model.activation)][:-1]
+    wrapped = wrap_module(nn.Sequential(*modules), (16,))
+    assert dense_chain(wrapped.copy_module()) is None
     config = rs.attacks.Auto(steps=100, restarts=1, candidates=5, layers="all", dtype="float64")
-    one = rs.attack(kept, None, config)
+    wrapped_result = rs.attack(wrapped, None, config)
     other = rs.attack(model, None, config)
-    torch.testing.assert_close(one.loss, other.loss, rtol=1e-8, atol=0)
-    torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-8)
+    torch.testing.assert_close(wrapped_result.loss, other.loss, rtol=1e-8, atol=0)
+    torch.testing.assert_close(wrapped_result.x, other.x, rtol=0, atol=1e-8)
 
 
 def test_a_network_with_attention_is_attacked_in_one_file_as_it_is() -> None:
     torch.manual_seed(0)
     model, steps = ViT().eval(), {"candidates": 4, "steps": 25, "layers": "all"}
-    wanted = plain.attack(model, MulticlassKKT(), SHAPE, **steps)
-    found = rs.attack(model, SHAPE, rs.attacks.Auto(restarts=1, dtype="float64", **steps))
-    torch.testing.assert_close(found.loss, wanted.loss, rtol=1e-10, atol=0)
-    torch.testing.assert_close(found.x, wanted.x, rtol=0, atol=1e-9)
+    expected = plain.attack(model, MulticlassKKT(), SHAPE, **steps)
+    reconstruction = rs.attack(model, SHAPE, rs.attacks.Auto(restarts=1, dtype="float64", **steps))
+    torch.testing.assert_close(reconstruction.loss, expected.loss, rtol=1e-10, atol=0)
+    torch.testing.assert_close(reconstruction.x, expected.x, rtol=0, atol=1e-9)
 
 
 # Kinks
@@ -441,7 +441,7 @@ def test_kinks_without_a_surrogate_stay_and_are_named(true: Any) -> None:
 
 
 def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> None:
-    """One neuron in use: theta = lam y grad Phi(x) has one solution up to scale, whoever calls relu."""
+    """One neuron in use: theta = lam y grad Phi(x) has one solution up to scale."""
     torch.manual_seed(0)
     x = torch.rand(1, 1, 4, 4) + 0.1
 
@@ -457,10 +457,10 @@ def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> Non
     config = rs.attacks.Auto(
         steps=600, restarts=1, candidates=1, lr_x=0.03, layers="all", priors=()
     )
-    known = SHAPE.replace(label_balance=(0.0, 1.0))
-    found = rs.attack(_wrap_module(One(), (1, 4, 4)), known, config)
-    assert float(F.cosine_similarity(found.x.flatten(1), x.double().flatten(1))) > 0.999
-    assert BinaryKKT.name == found.attack
+    knowledge = SHAPE.replace(label_balance=(0.0, 1.0))
+    reconstruction = rs.attack(wrap_module(One(), (1, 4, 4)), knowledge, config)
+    assert float(F.cosine_similarity(reconstruction.x.flatten(1), x.double().flatten(1))) > 0.999
+    assert BinaryKKT.name == reconstruction.attack
 
 
 # Files of them
@@ -506,7 +506,7 @@ def test_a_file_of_weights_with_the_code_of_its_network_is_audited_and_repeated(
     files: Path,
 ) -> None:
     code = f"{(files / 'name').read_text()}:build"
-    how = [
+    options = [
         "--data",
         "data.npz",
         "--holdout",
@@ -520,16 +520,16 @@ def test_a_file_of_weights_with_the_code_of_its_network_is_audited_and_repeated(
         "200",
         "--exit-zero",
     ]
-    said = ["audit", "w.pt", "--model", code, *how]
-    assert main([*said, "--out", "a"]) == 4
+    arguments = ["audit", "w.pt", "--model", code, *options]
+    assert main([*arguments, "--out", "a"]) == 4
     assert not Path("a").exists()
-    assert main([*said, "--trust-code", "--out", "a"]) == 0
+    assert main([*arguments, "--trust-code", "--out", "a"]) == 0
     result = json.loads(Path("a/result.json").read_text())
     assert result["network"]["arch"] == "module:1x4x4-2,class=Sequential"
     assert any("BatchNorm2d" in line for line in result["assumptions"])
-    again = ["audit", "--config", "a/config.toml", "--out", "b", "--quiet", "--exit-zero"]
-    assert main(again) == 4
-    assert main([*again, "--trust-code"]) == 0
+    command = ["audit", "--config", "a/config.toml", "--out", "b", "--quiet", "--exit-zero"]
+    assert main(command) == 4
+    assert main([*command, "--trust-code"]) == 0
     assert json.loads(Path("b/result.json").read_text())["scores"] == result["scores"]
     grant = ["--shape", "1,4,4", "--init", "w.pt"]
     run = [
@@ -566,10 +566,10 @@ def test_code_that_makes_no_network_says_so(files: Path, factory: str, words: st
 def test_weights_of_another_network_are_refused(files: Path) -> None:
     name = (files / "name").read_text()
     state = torch.load("w.pt")
-    one = load_with_code("w.pt", f"{name}:network", (1, 4, 4), trusted=True)
-    assert torch.equal(one.theta["0.weight"], state["0.weight"])
-    assert one.module is not None
-    assert torch.equal(one.module[1].running_mean, state["1.running_mean"])  # type: ignore[index]
+    checkpoint = load_with_code("w.pt", f"{name}:network", (1, 4, 4), trusted=True)
+    assert torch.equal(checkpoint.theta["0.weight"], state["0.weight"])
+    assert checkpoint.module is not None
+    assert torch.equal(checkpoint.module[1].running_mean, state["1.running_mean"])  # type: ignore[index]
     for change, words in (
         ({"0.weight": None}, "these weights lack 0.weight"),
         ({"9.weight": torch.ones(1)}, "these weights also hold 9.weight"),
@@ -593,8 +593,10 @@ class Sequence(nn.Module):
 
 def test_recurrent_layers_are_attacked() -> None:
     torch.manual_seed(0)
-    found = rs.attack(Sequence(), SHAPE, rs.attacks.Auto(steps=25, restarts=1, candidates=4))
-    assert float(found.loss[0, -1]) < float(found.loss[0, 0])
+    reconstruction = rs.attack(
+        Sequence(), SHAPE, rs.attacks.Auto(steps=25, restarts=1, candidates=4)
+    )
+    assert float(reconstruction.loss[0, -1]) < float(reconstruction.loss[0, 0])
 
 
 def test_a_forward_of_one_type_is_refused_where_its_remedy_is_not() -> None:
@@ -634,9 +636,9 @@ def test_gradients_of_all_samples_are_not_held_for_a_certificate_of_a_large_netw
     net = rs.checkpoint_from_module(moved(resnet()), input_shape=(1, 4, 4))
     parameters = sum(t.numel() for t in net.theta.values())
     assert kkt_certificate(net, train, (), 1.0)[0] is not None
-    none, why = kkt_certificate(net, train, (), 1.0, max_bytes=8 * 20 * parameters - 1)
+    none, reason = kkt_certificate(net, train, (), 1.0, max_bytes=8 * 20 * parameters - 1)
     assert none is None
-    assert "the gradients of 20 samples take" in why
+    assert "the gradients of 20 samples take" in reason
     chain = rs.checkpoint_from_module(Net())
     assert kkt_certificate(chain, train, (), 1.0)[0] is not None  # in closed form
 
@@ -645,8 +647,8 @@ def test_images_may_be_given_to_a_network_that_takes_them_flat() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(16, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
     model(torch.randn(9, 16))
-    found = rs.attack(model, SHAPE, SHORT)
-    assert found.x.shape[1:] == (1, 4, 4)
+    reconstruction = rs.attack(model, SHAPE, SHORT)
+    assert reconstruction.x.shape[1:] == (1, 4, 4)
     checkpoint = rs.checkpoint_from_module(model, fallback_shape=(1, 4, 4))
     x = torch.randn(3, 1, 4, 4)
     assert torch.equal(checkpoint.copy_module()(x), model.eval()(x.flatten(1)))
@@ -664,13 +666,13 @@ def test_a_forward_that_fails_where_the_attack_runs_is_no_internal_error() -> No
             return super().forward(x)
 
     torch.manual_seed(0)
-    whole = problem(Elsewhere(F.mish).eval(), MulticlassKKT())
-    whole.points[0].broken = True  # type: ignore[assignment]
+    complete_problem = problem(Elsewhere(F.mish).eval(), MulticlassKKT())
+    complete_problem.points[0].broken = True  # type: ignore[assignment]
     with pytest.raises(
         ArchitectureError,
         match=r"must run on the device 'cpu' in the number format float64; the network's forward",
     ):
-        whole.evaluate(*points(1, 3))
+        complete_problem.evaluate(*points(1, 3))
 
 
 @pytest.mark.filterwarnings("ignore")

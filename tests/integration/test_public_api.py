@@ -72,17 +72,21 @@ def test_type_checkers_see_the_names_that_are_loaded_on_first_use() -> None:
 
 def test_every_name_is_there_and_documented() -> None:
     for name in NAMES:
-        found = getattr(residuum, name)
+        public_object = getattr(residuum, name)
         if name.isupper():  # a table, documented where it stands
-            assert isinstance(found, dict)
+            assert isinstance(public_object, dict)
             continue
-        if inspect.ismodule(found):
-            assert found.__doc__
+        if inspect.ismodule(public_object):
+            assert public_object.__doc__
             continue
-        assert found.__name__ == name
-        own = found.__dict__.get("__doc__") if inspect.isclass(found) else found.__doc__
-        assert own
-        assert not own.startswith(f"{name}("), "a dataclass without a docstring of its own"
+        assert public_object.__name__ == name
+        docstring = (
+            public_object.__dict__.get("__doc__")
+            if inspect.isclass(public_object)
+            else public_object.__doc__
+        )
+        assert docstring
+        assert not docstring.startswith(f"{name}("), "a dataclass without a docstring of its own"
 
 
 def test_an_attack_takes_what_an_audit_takes(tmp_path: Path) -> None:
@@ -91,17 +95,17 @@ def test_an_attack_takes_what_an_audit_takes(tmp_path: Path) -> None:
     checkpoint = residuum.checkpoint_from_module(model)
     file = residuum.save_checkpoint(checkpoint, tmp_path / "m.safetensors")
     settings = residuum.attacks.Auto(steps=5, restarts=1)
-    wanted = residuum.attack(checkpoint, attack=settings)
-    for given in (model, file, str(file), model.state_dict()):
-        assert torch.equal(residuum.attack(given, attack=settings).x, wanted.x)
+    expected = residuum.attack(checkpoint, attack=settings)
+    for network in (model, file, str(file), model.state_dict()):
+        assert torch.equal(residuum.attack(network, attack=settings).x, expected.x)
 
 
-@pytest.mark.parametrize("given", [nn.ModuleList([nn.Linear(4, 1)]), {"w": 3}, None])
-def test_an_attack_on_anything_else_says_what_to_do(given: Any) -> None:
+@pytest.mark.parametrize("network", [nn.ModuleList([nn.Linear(4, 1)]), {"w": 3}, None])
+def test_an_attack_on_anything_else_says_what_to_do(network: Any) -> None:
     with pytest.raises(
         residuum.ResiduumError, match=r"the forward method of ModuleList raised|state_dict\(\)"
     ):
-        residuum.attack(given)
+        residuum.attack(network)
 
 
 def names(folder: Path) -> set[str]:
@@ -115,7 +119,7 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
     state = rs.train(arch, split.train, rs.TrainingConfig(steps=30))
     checkpoint = rs.Network(state.theta, arch, task="binary")
     attack = rs.attacks.Auto(steps=6, restarts=1, candidates=8)
-    found = attack.run(checkpoint)
+    reconstruction = attack.run(checkpoint)
     cubic = rs.Network(
         {"weight": torch.eye(3).double(), "coefficient": torch.ones(3).double()},
         "polynomial:3-3-1,coefficients=0/0/0/1",
@@ -151,14 +155,14 @@ def test_every_verb_can_be_called_twice_and_writes_what_its_command_writes(tmp_p
             lambda out: rs.identify(cubic, out=out),
             {"identify.json", "identification.safetensors"},
         ),
-        "score": (lambda out: rs.score(found.x, split.train, split.holdout), set()),
+        "score": (lambda out: rs.score(reconstruction.x, split.train, split.holdout), set()),
         "sweep": (
             lambda out: rs.sweep(checkpoint, trials=2, attack=attack, out=out),
             {"sweep.json", "report.html", "attack.json", "reconstruction.safetensors"},
         ),
         "train": (lambda out: rs.train(arch, split.train, rs.TrainingConfig(steps=3)), set()),
         "uniqueness": (
-            lambda out: rs.uniqueness(checkpoint, found, candidates="best", out=out),
+            lambda out: rs.uniqueness(checkpoint, reconstruction, candidates="best", out=out),
             {"uniqueness.json", "uniqueness.safetensors"},
         ),
     }

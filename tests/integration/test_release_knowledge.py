@@ -1,4 +1,4 @@
-"""What lies beside the weights in a file, and that attacks on the file use it."""
+"""What is stored with the weights in a file, and that attacks on the file use it."""
 
 from __future__ import annotations
 
@@ -81,13 +81,13 @@ def test_the_moment_in_a_file_is_that_of_the_live_optimizer(tmp_path: Path, name
                 if "param_names" in group:
                     group["param_names"] = [f"{prefix}{n}" for n in group["param_names"]]
         torch.save({"model": weights, "optimizer": state}, tmp_path / "m.pt")
-        found = read_stored_knowledge(
+        knowledge = read_stored_knowledge(
             open_release(tmp_path / "m.pt"), rs.load_checkpoint(tmp_path / "m.pt")
         ).moment
         live = rs.read_moment(optimizer, model)
-        assert found is not None
-        assert {*found} == {*live}
-        assert all(torch.allclose(found[n], live[n], atol=1e-7) for n in live)
+        assert knowledge is not None
+        assert {*knowledge} == {*live}
+        assert all(torch.allclose(knowledge[n], live[n], atol=1e-7) for n in live)
 
 
 def test_layers_that_were_frozen_have_no_equation(tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_a_bare_or_foreign_file_grants_nothing(tmp_path: Path) -> None:
     assert read_stored_knowledge(open_release(tmp_path / "m.pt"), released).moment is None
 
 
-def estimator(**how: Any) -> tuple[Any, np.ndarray]:
+def estimator(**settings: Any) -> tuple[Any, np.ndarray]:
     from sklearn.neural_network import MLPClassifier
 
     x = np.random.default_rng(0).normal(size=(40, 6))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return MLPClassifier((9, 4), max_iter=5, **how).fit(x, np.arange(40) % 3), x
+        return MLPClassifier((9, 4), max_iter=5, **settings).fit(x, np.arange(40) % 3), x
 
 
 @pytest.mark.parametrize("solver", ["adam", "sgd"])
@@ -156,8 +156,8 @@ def test_steps_before_a_network_are_said(tmp_path: Path) -> None:
     from sklearn.preprocessing import StandardScaler
 
     model, x = estimator()
-    whole = make_pipeline(StandardScaler().fit(x), model)
-    (tmp_path / "m.pkl").write_bytes(pickle.dumps(whole))
+    pipeline = make_pipeline(StandardScaler().fit(x), model)
+    (tmp_path / "m.pkl").write_bytes(pickle.dumps(pipeline))
     assert "StandardScaler" in " ".join(rs.load_checkpoint(tmp_path / "m.pkl").assumptions)
 
 
@@ -188,8 +188,8 @@ def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() 
             nn.functional.cross_entropy(z, y, reduction="sum").backward()
             labels, lam = y, z.detach().softmax(1)
         checkpoint = rs.checkpoint_from_module(model)
-        own = dict(model.named_parameters())
-        moment = {n: own[checkpoint.source_names[n]].grad for n in checkpoint.theta}
+        own_parameters = dict(model.named_parameters())
+        moment = {n: own_parameters[checkpoint.source_names[n]].grad for n in checkpoint.theta}
         problem = Problem(
             checkpoint.copy_module(),
             Moment(),
@@ -202,16 +202,18 @@ def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() 
         assert float(problem.evaluate(-x[None], lam[None]).loss) > 1e-2
 
 
-def test_attacks_on_a_file_use_what_lies_beside_the_weights(
+def test_attacks_on_a_file_use_what_is_stored_with_the_weights(
     tmp_path: Path, capsys: Capture
 ) -> None:
     model = network()
     optimizer = trained(model, OPTIMIZERS["adam"](model))
     torch.save({"model": model.state_dict(), "o": optimizer.state_dict()}, tmp_path / "m.pt")
     config = OptimizerState(steps=5, restarts=1, candidates=4)
-    found = rs.attack(tmp_path / "m.pt", None, rs.attacks.Auto.like(config), surface="moment")
-    assert found.attack == "moment"
-    assert found.knowledge.provenance["moment"] == "release"
+    reconstruction = rs.attack(
+        tmp_path / "m.pt", None, rs.attacks.Auto.like(config), surface="moment"
+    )
+    assert reconstruction.attack == "moment"
+    assert reconstruction.knowledge.provenance["moment"] == "release"
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     with pytest.raises(InputError, match="optimizer"):
         rs.attack(tmp_path / "bare.pt", None, config)
@@ -231,7 +233,7 @@ def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> 
     model, _ = estimator(random_state=3)
     saved = network()
     state = trained(saved, OPTIMIZERS["adam"](saved)).state_dict()
-    whole: dict[str, Any] = {"model": saved.state_dict(), "optimizer": state}
+    content: dict[str, Any] = {"model": saved.state_dict(), "optimizer": state}
     names = ["coefs_", "intercepts_", "_optimizer", "activation", "classes_", "random_state"]
     names += ["_best_coefs", "t_", "n_iter_", "batch_size", "alpha"]
     for i, name in enumerate(names):
@@ -245,9 +247,9 @@ def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> 
                 add_stored_knowledge(open_release(file), rs.load_checkpoint(file), rs.Knowledge())
     for place in ("state", "param_groups"):
         for odd in ODD:
-            inner = {**whole["optimizer"], place: odd}
+            inner = {**content["optimizer"], place: odd}
             file = tmp_path / "m.pt"
-            torch.save({**whole, "optimizer": inner}, file)
+            torch.save({**content, "optimizer": inner}, file)
             assert main(["scan", str(file), "--quiet"]) in (0, 2, 4), (place, odd)
             with suppress(rs.ResiduumError):
                 add_stored_knowledge(open_release(file), rs.load_checkpoint(file), rs.Knowledge())

@@ -21,7 +21,9 @@ from tests.documents import ROOT
 pytestmark = pytest.mark.browser
 FIGURES = ROOT / "docs" / "figures"
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-whole = partial(pages.audited, every=1)  # every sample came back, so that every one has a card
+all_recovered = partial(
+    pages.audited, recovered_every=1
+)  # every sample came back, so that every one has a card
 VISIBLE = "[...document.querySelectorAll('.card')].filter(c => c.checkVisibility())"
 
 
@@ -40,9 +42,9 @@ def browser() -> Iterator[Any]:
         pytest.skip(reason)
     with sync_playwright() as driver:
         # The sandbox needs rights that containers lack; pages are our own files.
-        found = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield found
-        found.close()
+        browser_found = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield browser_found
+        browser_found.close()
 
 
 class Reports:
@@ -77,8 +79,8 @@ class Reports:
             tab.evaluate("document.querySelectorAll('details').forEach(d => { d.open = true; })")
         return tab
 
-    def _asked_for(self, address: str, own: str) -> None:
-        if address != own and not address.startswith("data:"):
+    def _asked_for(self, address: str, own_address: str) -> None:
+        if address != own_address and not address.startswith("data:"):
             self.problems.append(f"request: {address}")
 
 
@@ -105,7 +107,7 @@ def numbers(tab: Any, name: str) -> list[float]:
 
 
 def test_policy_blocks_scripts_that_are_not_ours(opened: Reports) -> None:
-    tab = opened(whole(3))
+    tab = opened(all_recovered(3))
     assert "default-src 'none'" in tab.get_attribute("meta[http-equiv]", "content")
     added = tab.evaluate(
         """() => { const s = document.createElement('script'); s.textContent = 'window.ran = 1';
@@ -120,12 +122,12 @@ def test_policy_blocks_scripts_that_are_not_ours(opened: Reports) -> None:
 
 
 def test_requests_and_errors_would_be_noticed(opened: Reports) -> None:
-    tab = opened(whole(1))
+    tab = opened(all_recovered(1))
     tab.evaluate("console.error('one'); setTimeout(() => { throw new Error('two'); })")
     tab.evaluate("location.href = 'file:///nowhere.html'")
     tab.wait_for_timeout(200)
-    for part in ("console: one", "two", "request: file:///nowhere.html"):
-        assert any(part in line for line in opened.problems), part
+    for problem in ("console: one", "two", "request: file:///nowhere.html"):
+        assert any(problem in line for line in opened.problems), problem
     opened.problems.clear()
 
 
@@ -160,7 +162,7 @@ def test_slider_changes_both_counts_and_reset_brings_them_back(opened: Reports) 
 
 
 def test_badges_follow_the_slider(opened: Reports) -> None:
-    tab = opened(whole(20))
+    tab = opened(all_recovered(20))
     badges = "[...document.querySelectorAll('.badge')].filter(b => !b.hidden).length"
     assert tab.evaluate(badges) == int(counts(tab)[0])
     tab.focus("#threshold")
@@ -185,45 +187,47 @@ def test_badges_follow_the_slider(opened: Reports) -> None:
     ],
 )
 def test_sorting(opened: Reports, key: str, name: str, descending: bool) -> None:
-    tab = opened(whole(20))
+    tab = opened(all_recovered(20))
     tab.select_option("#sort", key)
-    found = numbers(tab, name)
-    assert len(found) >= 10
-    assert found == sorted(found, reverse=descending)
-    assert len(set(found)) > 5
+    values = numbers(tab, name)
+    assert len(values) >= 10
+    assert values == sorted(values, reverse=descending)
+    assert len(set(values)) > 5
     tab.click("#direction")
-    assert numbers(tab, name) == sorted(found, reverse=not descending)
+    assert numbers(tab, name) == sorted(values, reverse=not descending)
     tab.click("#reset-gallery")
     assert tab.get_attribute("#direction", "aria-pressed") == "false"
 
 
 def test_filters(opened: Reports) -> None:
-    page = whole(24)
+    page = all_recovered(24)
     tab = opened(page)
-    shown = f"{VISIBLE}.length"
-    assert tab.evaluate(shown) == 24
+    visible = f"{VISIBLE}.length"
+    assert tab.evaluate(visible) == 24
     tab.check("#recovered")
-    assert tab.evaluate(shown) == page.verdict.recovered
+    assert tab.evaluate(visible) == page.verdict.recovered
     tab.uncheck("#recovered")
     label = sorted({item.label for item in items_of(page)})[0]
     tab.select_option("#label", label=label)
-    assert tab.evaluate(shown) == sum(item.label == label for item in items_of(page))
+    assert tab.evaluate(visible) == sum(item.label == label for item in items_of(page))
     tab.select_option("#label", "")
     tab.select_option("#certificate-filter", label=DETERMINED)
     expected = sum(item.certificate == DETERMINED for item in items_of(page))
-    assert 0 < tab.evaluate(shown) == expected < 24
+    assert 0 < tab.evaluate(visible) == expected < 24
     tab.select_option("#certificate-filter", "none")
-    assert tab.evaluate(shown) == sum(not item.certificate for item in items_of(page))
+    assert tab.evaluate(visible) == sum(not item.certificate for item in items_of(page))
     tab.select_option("#certificate-filter", "")
     tab.fill("#confidence", "0.9")
-    assert tab.evaluate(shown) == sum((item.confidence or 0) >= 0.9 for item in items_of(page)) > 0
-    assert tab.inner_text("#count-shown") == f"{tab.evaluate(shown)} of 24 cards"
+    assert (
+        tab.evaluate(visible) == sum((item.confidence or 0) >= 0.9 for item in items_of(page)) > 0
+    )
+    assert tab.inner_text("#count-shown") == f"{tab.evaluate(visible)} of 24 cards"
     tab.click("#reset-gallery")
-    assert tab.evaluate(shown) == 24
+    assert tab.evaluate(visible) == 24
 
 
 def test_filters_that_nothing_passes_say_so(opened: Reports) -> None:
-    tab = opened(whole(9))
+    tab = opened(all_recovered(9))
     tab.focus("#threshold")
     tab.keyboard.press("End")
     tab.check("#recovered")
@@ -232,7 +236,7 @@ def test_filters_that_nothing_passes_say_so(opened: Reports) -> None:
 
 
 def test_more_cards_come_when_asked_for(opened: Reports) -> None:
-    tab = opened(whole(60))
+    tab = opened(all_recovered(60))
     seen = []
     for _ in range(2):
         seen.append(tab.evaluate(f"{VISIBLE}.length"))
@@ -243,7 +247,7 @@ def test_more_cards_come_when_asked_for(opened: Reports) -> None:
 
 
 def test_keyboard_alone(opened: Reports) -> None:
-    page = pages.audited(60, every=2)
+    page = pages.audited(60, recovered_every=2)
     tab = opened(page)
     order = []
     for _ in range(150):
@@ -284,7 +288,7 @@ def test_keyboard_alone(opened: Reports) -> None:
 
 
 def test_every_control_has_a_name_and_counts_are_announced(opened: Reports) -> None:
-    tab = opened(whole(4), blur=True)
+    tab = opened(all_recovered(4), blur=True)
     unnamed = tab.evaluate(
         """[...document.querySelectorAll('input, select, button')].filter(e =>
         !(e.labels && e.labels.length) && !e.textContent.trim()).length"""
@@ -297,7 +301,7 @@ def test_every_control_has_a_name_and_counts_are_announced(opened: Reports) -> N
 
 
 def test_injected_names_stay_text(opened: Reports) -> None:
-    page = whole(14, names=pages.HOSTILE)
+    page = all_recovered(14, names=pages.HOSTILE)
     tab = opened(page)
     assert "pwned" not in tab.evaluate("document.title.replace(/<.*>/, '')")
     assert tab.evaluate("document.scripts.length") == 2
@@ -314,7 +318,7 @@ def test_injected_names_stay_text(opened: Reports) -> None:
 
 
 def test_blurred_until_asked_for(opened: Reports) -> None:
-    tab = opened(whole(6), blur=True)
+    tab = opened(all_recovered(6), blur=True)
     sharp = """[...document.querySelectorAll('.card')].map(
         c => getComputedStyle(c.querySelector('img')).filter === 'none')"""
     assert not any(tab.evaluate(sharp))
@@ -326,7 +330,7 @@ def test_blurred_until_asked_for(opened: Reports) -> None:
 
 
 def test_redacted_report_shows_no_image(opened: Reports) -> None:
-    tab = opened(whole(6), redact=True)
+    tab = opened(all_recovered(6), redact=True)
     assert tab.evaluate("document.images.length") == 0
     assert tab.evaluate(f"{VISIBLE}.length") == 6
     tab.focus("#threshold")
@@ -338,19 +342,19 @@ def test_redacted_report_shows_no_image(opened: Reports) -> None:
 def test_nothing_sticks_out(opened: Reports, kind: str) -> None:
     for width in [360, 768, 1280]:
         page, options = {
-            "hostile": (whole(14, names=(*pages.HOSTILE, "w" * 300)), {}),
+            "hostile": (all_recovered(14, names=(*pages.HOSTILE, "w" * 300)), {}),
             "without data": (pages.without_data(5), {}),
-            "points": (whole(5, (2,)), {}),
-            "color": (whole(3, (3, 32, 32)), {}),
-            "empty": (whole(0), {}),
-            "blurred": (whole(3), {"blur": True}),
+            "points": (all_recovered(5, (2,)), {}),
+            "color": (all_recovered(3, (3, 32, 32)), {}),
+            "empty": (all_recovered(0), {}),
+            "blurred": (all_recovered(3), {"blur": True}),
         }[kind]
         tab = opened(page, width, **options)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_readable_without_scripts(opened: Reports) -> None:
-    page = whole(30)
+    page = all_recovered(30)
     tab = opened(page, scripts=False)
     assert tab.locator(".card:visible").count() == 30
     assert tab.locator("#controls").is_hidden()
@@ -359,7 +363,7 @@ def test_readable_without_scripts(opened: Reports) -> None:
 
 
 def test_dark_and_print(opened: Reports) -> None:
-    tab = opened(whole(6))
+    tab = opened(all_recovered(6))
     ground = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).map(Number)"
     assert min(tab.evaluate(ground)) > 200
     tab.emulate_media(color_scheme="dark")
@@ -375,7 +379,7 @@ def test_dark_and_print(opened: Reports) -> None:
 @pytest.mark.parametrize("outcome", ["leak", "no-leak-found", "inconclusive"])
 def test_text_has_enough_contrast(opened: Reports, outcome: str, scheme: str) -> None:
     """At least 4.5 to 1 (WCAG 2, AA) for every piece of text against what lies behind it."""
-    tab = opened(whole(3, outcome=outcome), blur=True)
+    tab = opened(all_recovered(3, outcome=outcome), blur=True)
     tab.emulate_media(color_scheme=scheme)
     worst = tab.evaluate(CONTRAST)
     assert worst[0] >= 4.5, worst
@@ -383,11 +387,16 @@ def test_text_has_enough_contrast(opened: Reports, outcome: str, scheme: str) ->
 
 def table_page() -> AuditResult:
     """Rows of a table instead of images."""
-    result = whole(8, (6,))
+    result = all_recovered(8, (6,))
     assert result.evidence is not None
-    known = {"nearest_holdout": result.evidence.x + 1, "spread": torch.ones(6, dtype=torch.float64)}
+    known_arrays = {
+        "nearest_holdout": result.evidence.x + 1,
+        "spread": torch.ones(6, dtype=torch.float64),
+    }
     named = {"features": ("age", "height", *"cdef"), "units": ("years", "cm", *[""] * 4)}
-    return result.replace(evidence=result.evidence.replace(**known, **named), knowledge=Knowledge())
+    return result.replace(
+        evidence=result.evidence.replace(**known_arrays, **named), knowledge=Knowledge()
+    )
 
 
 PAGES = {outcome: partial(pages.example, outcome) for outcome in pages.OUTCOMES}
@@ -437,8 +446,10 @@ def test_axe_finds_nothing_to_complain_about(opened: Reports, kind: str, scheme:
         pytest.skip(reason)
     tab = opened(PAGES[kind]())
     tab.emulate_media(color_scheme=scheme)
-    found = Axe().run(tab).response["violations"]
-    assert [(one["id"], one["nodes"][0]["html"][:120]) for one in found] == []
+    violations = Axe().run(tab).response["violations"]
+    assert [
+        (violation["id"], violation["nodes"][0]["html"][:120]) for violation in violations
+    ] == []
 
 
 def test_the_next_command_can_be_copied(opened: Reports) -> None:
@@ -478,8 +489,10 @@ def test_answers_keep_their_contrast_on_every_ground(opened: Reports, scheme: st
 
 def test_a_narrow_screen_stacks_answers(opened: Reports) -> None:
     tab = opened(pages.members(60, 40), width=400, unfolded=False)
-    left = "[...document.querySelectorAll('.question > *')].map(e => e.getBoundingClientRect().x)"
-    assert len(set(tab.evaluate(left))) == 1
+    left_edges = (
+        "[...document.querySelectorAll('.question > *')].map(e => e.getBoundingClientRect().x)"
+    )
+    assert len(set(tab.evaluate(left_edges))) == 1
     assert tab.evaluate("document.documentElement.scrollWidth") <= 400
 
 

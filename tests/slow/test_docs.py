@@ -54,7 +54,7 @@ NOTHING_TO_RUN = {
 
 
 def trained_digits() -> dict[str, Any]:
-    """The names that the audit's page takes for granted."""
+    """The names that the audit's page uses without defining them."""
     split = load_dataset("digits", 20)
     state = train("mlp:64-50-1", split.train, TrainingConfig(steps=300))
     model = make_release(state, "mlp:64-50-1", split.train, "binary")
@@ -62,7 +62,7 @@ def trained_digits() -> dict[str, Any]:
 
 
 def exact_point() -> dict[str, Any]:
-    """The names that the page about other training sets takes for granted."""
+    """The names that the page about other training sets uses without defining them."""
     point = relu_point()
     return {"model": point.model, "x": point.x, "y": point.y}
 
@@ -109,12 +109,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_blocks_run(page: Path, elsewhere: None, capsys: pytest.CaptureFixture[str]) -> None:
-    found = [b for b in documents.blocks(page) if b.language in RUNNERS and not b.reason]
-    if not found:
+    runnable = [b for b in documents.blocks(page) if b.language in RUNNERS and not b.reason]
+    if not runnable:
         assert page.name in NOTHING_TO_RUN, f"{page.name} has no block that is run"
         return
     namespace = {"__name__": "__main__", **GIVEN.get(page.name, dict)()}
-    for block in found:
+    for block in runnable:
         if block.language == "python":
             documents.run_python(page, block, namespace)
         else:
@@ -130,9 +130,11 @@ def test_command_lines_name_commands_and_options_that_exist() -> None:
                     continue
                 assert command in COMMANDS, f"{page.name}:{block.line}: no command {command}"
                 attack = arguments[:1] if command == "attack" and arguments[0] in MODELS else []
-                known = options_of(command, *attack)
+                known_options = options_of(command, *attack)
                 options = {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)}
-                assert options <= known | {"--help"}, f"{page.name}:{block.line}: {options - known}"
+                assert options <= known_options | {"--help"}, (
+                    f"{page.name}:{block.line}: {options - known_options}"
+                )
 
 
 def test_links_lead_somewhere() -> None:
@@ -174,21 +176,21 @@ def test_tables_are_what_the_files_of_results_say() -> None:
         assert results.filled(text) == text, "run: python -m experiments.pages"
 
 
-def test_every_table_stands_on_a_page() -> None:
-    shown = {
+def test_every_table_is_on_a_page() -> None:
+    tables_shown = {
         n for page in PAGES for n in re.findall(r"<!-- table: (\S+) -->", page.read_text("utf-8"))
     }
-    assert shown == {*results.TABLES}
+    assert tables_shown == {*results.TABLES}
 
 
 def test_a_number_that_no_file_has_is_written_over() -> None:
-    said = "Before.\n\n<!-- table: quick -->\n\n| 500 | 9.99 |\n\n<!-- /table -->\n\nAfter."
-    made = results.filled(said)
+    text = "Before.\n\n<!-- table: quick -->\n\n| 500 | 9.99 |\n\n<!-- /table -->\n\nAfter."
+    filled = results.filled(text)
     assert (
-        made
+        filled
         == f"Before.\n\n<!-- table: quick -->\n\n{results.TABLES['quick']()}\n\n<!-- /table -->\n\nAfter."
     )
-    assert "9.99" not in made
+    assert "9.99" not in filled
 
 
 PROGRAMS = [
@@ -220,8 +222,8 @@ def test_a_number_in_running_text_is_the_one_that_its_file_has() -> None:
     assert results.value(path, "each=d") == ", ".join(map(str, counts))
     assert results.value(path, "max=") == str(max(counts))
     seeds = [read(f"papers/shen2026-fig5{end}")["seconds"] for end in ("", "-seed1", "-seed2")]
-    found = results.value("papers/shen2026-fig5+:seconds", "each=.3f")
-    assert found == ", ".join(f"{one:.3f}" for one in seeds)
+    value = results.value("papers/shen2026-fig5+:seconds", "each=.3f")
+    assert value == ", ".join(f"{seconds:.3f}" for seconds in seeds)
     with pytest.raises(KeyError, match="nothing at"):
         results.value("surfaces-h200:victims:no-such-victim")
 
@@ -250,8 +252,10 @@ def headlines() -> dict[str, list[float]]:
     def ends(name: str, key: str, *values: Any) -> list[float]:
         """The least and the largest count of each value of an experiment about uniqueness."""
         rows = read(f"uniqueness-{name}")["rows"]
-        own = [[row["recovered"] for row in rows if row[key] == value] for value in values]
-        return [end for counts in own for end in (min(counts), max(counts))]
+        recovered_counts = [
+            [row["recovered"] for row in rows if row[key] == value] for value in values
+        ]
+        return [end for counts in recovered_counts for end in (min(counts), max(counts))]
 
     flat = {(r["factor"], r["seed"]): r["recovered"] for r in read("uniqueness-flat")["rows"]}
     neurons = [f"{share} of the neurons" for share in ("0.1", "1", "0.02")]
@@ -273,20 +277,20 @@ def headlines() -> dict[str, list[float]]:
 
 def test_headlines_of_the_readme_are_those_of_the_field() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    shown = re.findall(r"<!-- value: field-h200:\S+:(\w+):\S+ \S+ -->(\d+)<!-- / -->", text)
-    assert {"together", "haim2022"} <= {arm for arm, _ in shown}
+    values_shown = re.findall(r"<!-- value: field-h200:\S+:(\w+):\S+ \S+ -->(\d+)<!-- / -->", text)
+    assert {"together", "haim2022"} <= {arm for arm, _ in values_shown}
 
 
 def test_headlines_are_those_of_the_files() -> None:
     pages = [" ".join(page.read_text(encoding="utf-8").split()) for page in PAGES]
-    for said, values in headlines().items():
-        found = [match for text in pages for match in re.findall(said, text)]
-        assert found, said
-        for match in found:
+    for pattern, values in headlines().items():
+        matches = [match for text in pages for match in re.findall(pattern, text)]
+        assert matches, pattern
+        for match in matches:
             figures = [match] if isinstance(match, str) else match
-            for shown, value in zip(figures, values, strict=True):
-                digits = len(shown.partition(".")[2])
-                assert shown == f"{value:.{digits}f}", (said, shown, value)
+            for figure, value in zip(figures, values, strict=True):
+                digits = len(figure.partition(".")[2])
+                assert figure == f"{value:.{digits}f}", (pattern, figure, value)
 
 
 # Theory to code.
@@ -320,17 +324,17 @@ def test_every_equation_has_its_function_and_its_test() -> None:
 
 def resolve(name: str) -> Any:
     """The object that a dotted name means, below residuum unless it is one of the papers."""
-    parts = name.split(".")
-    root = [] if parts[0] == "papers" else ["residuum"]
-    for cut in range(len(parts), 0, -1):
+    components = name.split(".")
+    root = [] if components[0] == "papers" else ["residuum"]
+    for cut in range(len(components), 0, -1):
         try:
-            found: Any = importlib.import_module(".".join([*root, *parts[:cut]]))
+            target: Any = importlib.import_module(".".join([*root, *components[:cut]]))
         except ModuleNotFoundError:
             continue
-        for part in parts[cut:]:
-            found = getattr(found, part)
-        return found
-    raise AssertionError(f"no module residuum.{parts[0]}")
+        for component in components[cut:]:
+            target = getattr(target, component)
+        return target
+    raise AssertionError(f"no module residuum.{components[0]}")
 
 
 def test_names_that_do_not_exist_are_noticed() -> None:
@@ -418,8 +422,8 @@ def test_a_fault_in_a_page_stops_the_build(
 def test_the_site_builds_without_warnings_and_asks_nothing_of_the_network(tmp_path: Path) -> None:
     site = tmp_path / "site"
     build_site(ROOT, site)
-    made = {path.stem for path in site.glob("*.html")}
-    assert {page.stem for page in PAGES[1:]} <= made
+    pages_made = {path.stem for path in site.glob("*.html")}
+    assert {page.stem for page in PAGES[1:]} <= pages_made
     assert "A complete attack in one file" in (site / "algorithm.html").read_text(encoding="utf-8")
     assert "max_i |&lt;nu, x_i&gt;|" in (site / "theory.html").read_text(encoding="utf-8")
     words = html.unescape((site / "glossary.html").read_text(encoding="utf-8"))

@@ -55,10 +55,10 @@ READ = {  # of every kind, as what; a word of the refusal where it is refused
 )  # scikit-learn's, of too few epochs; TorchScript's, of its age
 def test_every_kind_of_network_is_attacked_or_refused_with_the_reason_and_none_is_another() -> None:
     rows = example("any_network").main(["--quick", "--epochs", "2"])
-    found = {kind: [row for row in rows if row[0] == kind] for kind in READ}
-    assert sum(map(len, found.values())) == len(rows)
-    for kind, wanted in READ.items():
-        for (_, _, read, ended), word in zip(found[kind], wanted, strict=True):
+    rows_of_kind = {kind: [row for row in rows if row[0] == kind] for kind in READ}
+    assert sum(map(len, rows_of_kind.values())) == len(rows)
+    for kind, expected in READ.items():
+        for (_, _, read, ended), word in zip(rows_of_kind[kind], expected, strict=True):
             if ":" in word and not word.startswith("--"):
                 assert read == word
                 assert "loss" in ended
@@ -67,7 +67,7 @@ def test_every_kind_of_network_is_attacked_or_refused_with_the_reason_and_none_i
                 assert ended.startswith("refused")
                 # The advice works.
                 assert "as advised" in ended or kind == "k"
-    assert found["e"][1][3].startswith("weight-decay")
+    assert rows_of_kind["e"][1][3].startswith("weight-decay")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -82,9 +82,9 @@ def test_a_trained_network_leaks_and_one_never_trained_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignore_the_clock(monkeypatch)
-    found = example("audit_digits").main(["--out", str(tmp_path)])
-    assert found["trained"].verdict.outcome == "leak"
-    assert found["never trained"].verdict.outcome == "inconclusive"
+    result = example("audit_digits").main(["--out", str(tmp_path)])
+    assert result["trained"].verdict.outcome == "leak"
+    assert result["never trained"].verdict.outcome == "inconclusive"
     for name in ("trained", "never-trained"):
         assert (tmp_path / name / "report.html").stat().st_size > 10_000
 
@@ -93,18 +93,18 @@ def test_a_network_of_ones_own_is_recognized_and_audited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignore_the_clock(monkeypatch)
-    found = example("own_network").main(["--training-steps", "1500", "--out", str(tmp_path)])
-    assert found.checkpoint.arch == "mlp:64-100-1"
-    assert found.inspection.directions is None
-    assert "initialization is visible" in found.inspection.directions_of  # PyTorch's own
-    assert found.knowledge.known_names == ("shape", "value_range", "mean")
+    result = example("own_network").main(["--training-steps", "1500", "--out", str(tmp_path)])
+    assert result.checkpoint.arch == "mlp:64-100-1"
+    assert result.inspection.directions is None
+    assert "initialization is visible" in result.inspection.directions_of  # PyTorch's own
+    assert result.knowledge.known_names == ("shape", "value_range", "mean")
     published = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["verdict"]
-    assert (published["n"], published["outcome"]) == (30, found.verdict.outcome)
+    assert (published["n"], published["outcome"]) == (30, result.verdict.outcome)
 
 
 def test_other_training_sets_explain_the_weights_and_random_ones_do_not() -> None:
-    found = example("other_training_sets").main(["--steps", "300"])
-    assert found.other == pytest.approx(found.true, rel=1e-6)
-    assert found.distance > 10
-    assert found.beyond > 1.5 * found.true
-    assert found.sizes[1] == 2 * found.sizes[0]
+    result = example("other_training_sets").main(["--steps", "300"])
+    assert result.other == pytest.approx(result.true, rel=1e-6)
+    assert result.distance > 10
+    assert result.beyond > 1.5 * result.true
+    assert result.sizes[1] == 2 * result.sizes[0]

@@ -38,9 +38,9 @@ from tests.slow.test_plugins import brought_attack, install, install_example
 
 @pytest.fixture
 def digits() -> Victim:
-    own, held, _ = images(ROWS["digits-20"], 0, 1, "")
+    train, held, _ = images(ROWS["digits-20"], 0, 1, "")
     checkpoint = rs.Network({}, "mlp:64-1")
-    return Victim(checkpoint, own.x.float(), held.float(), own.mean, {}, Knowledge())
+    return Victim(checkpoint, train.x.float(), held.float(), train.mean, {}, Knowledge())
 
 
 def test_the_samples_themselves_score_fully_and_those_of_others_as_chance(digits: Victim) -> None:
@@ -50,31 +50,31 @@ def test_the_samples_themselves_score_fully_and_those_of_others_as_chance(digits
     assert exact["right"] == 3
     assert exact["right held out"] == 0
     swapped = Victim(digits.network, digits.held[:n], digits.x, None, {}, Knowledge())
-    others, mirrored = (
+    other_figures, mirrored = (
         field.figures(digits.held[n : 3 * n], nothing, v, "cpu") for v in (digits, swapped)
     )
-    assert others["0.9"] < n / 4
-    assert "right" not in others
+    assert other_figures["0.9"] < n / 4
+    assert "right" not in other_figures
     for level in field.LEVELS:  # the control is the same count on the other set
-        assert others[f"{level} held out"] == mirrored[f"{level}"]
+        assert other_figures[f"{level} held out"] == mirrored[f"{level}"]
 
 
 def test_a_row_of_a_table_counts_by_its_worst_column() -> None:
     row, span = torch.tensor([[0.2, 0.5]]), torch.tensor([1.0, 2.0])
-    near = torch.tensor([[0.25, 0.9], [0.2, 1.5]])
-    assert field.similarity(near, row, span)[:, 0].tolist() == pytest.approx([0.8, 0.5])
+    similarity = torch.tensor([[0.25, 0.9], [0.2, 1.5]])
+    assert field.similarity(similarity, row, span)[:, 0].tolist() == pytest.approx([0.8, 0.5])
 
 
 def test_victims_of_a_row_share_no_image() -> None:
     row = ROWS["photos-20"]
     sets = [images(row, k, 5, "") for k in range(row.victims)]
-    raw = [(own.x + own.mean).flatten(1) for own, _, _ in sets]
+    raw = [(train.x + train.mean).flatten(1) for train, _, _ in sets]
     for a, b in ((0, 1), (0, 2), (1, 2)):
         assert torch.cdist(raw[a], raw[b]).min() > 0.1
-    own, held, again = sets[0]
-    assert again == 0
-    assert torch.cdist(raw[0], (held + own.mean).flatten(1)).min() > 0
-    assert [int((own.y == label).sum()) for label in (-1, 1)] == [10, 10]
+    first, held, other_seed = sets[0]
+    assert other_seed == 0
+    assert torch.cdist(raw[0], (held + first.mean).flatten(1)).min() > 0
+    assert [int((first.y == label).sum()) for label in (-1, 1)] == [10, 10]
 
 
 def test_published_settings_are_as_released_and_every_row_has_a_control() -> None:
@@ -87,11 +87,11 @@ def test_published_settings_are_as_released_and_every_row_has_a_control() -> Non
                 assert settings(row, arm).steps >= 50_000
                 assert settings(row, arm).restarts == 1
     seeds = json.loads(field.SEEDS_FILE.read_text())["victims"]
-    assert {name: len(drawn) for name, drawn in seeds.items()} == {
+    assert {name: len(seeds_drawn) for name, seeds_drawn in seeds.items()} == {
         n: r.victims for n, r in ROWS.items()
     }
-    own = [(ROWS[name], arm) for name in WITHOUT_DATA for arm in BINARY]
-    assert len({frozen(*one) for one in own}) == len(own)
+    arms = [(ROWS[name], arm) for name in WITHOUT_DATA for arm in BINARY]
+    assert len({frozen(*arm) for arm in arms}) == len(arms)
 
 
 def test_a_wrong_command_line_is_refused(
@@ -99,7 +99,7 @@ def test_a_wrong_command_line_is_refused(
 ) -> None:
     out = str(tmp_path / "out")
     (tmp_path / "file").write_text("")
-    for words, said in (
+    for words, message in (
         ([out, "--rows", "cifar-50"], "cifar-50 needs images; there is no FOLDER."),
         ([str(tmp_path), out], "claim/cifar10.npz. Make it by python -m experiments.image_data"),
         ([out, "--attacks", "unmixed"], "No attack 'unmixed'. Did you mean"),
@@ -108,7 +108,7 @@ def test_a_wrong_command_line_is_refused(
         ([out, "--workers", "0"], "At least one process is needed"),
     ):
         assert field.main(["run", *words]) == 2
-        assert said in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert field.main(["run", str(tmp_path / "file")]) == 2
     assert "Not a directory" in capsys.readouterr().err
@@ -138,23 +138,23 @@ def program(site: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
+def test_an_attack_of_another_package_is_run_and_shown_on_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its entry point and one command, beside the attacks of the table; what is done is not done again."""
+    """By its entry point and one command, with the attacks of the table. Nothing is computed twice."""
     install_example(tmp_path / "site", "first-directions")
     install(tmp_path / "site", "broken", "broken", "import nowhere_to_be_found")
-    told = ("run", str(tmp_path / "out"), "--rows", "digits-20", "--tiny", "--workers", "1")
-    told += ("--attacks", "first-directions", "first-layer-weights")
-    said = program(tmp_path / "site", *told)
-    assert "digits-20-0 first-directions:" in said
-    assert "plug-in broken 0.1 is left out, ModuleNotFoundError: No module named" in said
+    arguments = ("run", str(tmp_path / "out"), "--rows", "digits-20", "--tiny", "--workers", "1")
+    arguments += ("--attacks", "first-directions", "first-layer-weights")
+    output = program(tmp_path / "site", *arguments)
+    assert "digits-20-0 first-directions:" in output
+    assert "plug-in broken 0.1 is left out, ModuleNotFoundError: No module named" in output
     out = tmp_path / "out" / "tiny"
     done: dict[str, Any] = json.loads((out / "field.json").read_text())
     arms = done["victims"]["digits-20/0"]["arms"]
     assert [*arms] == ["first-layer-weights", "first-directions"]
     assert arms["first-directions"]["candidates"] == 20
-    assert [len(one) for one in done["sha256"]["package"]] == [64]
+    assert [len(digest) for digest in done["sha256"]["package"]] == [64]
     row = ROWS["digits-20"].tiny
     assert done["sha256"]["settings"] == {"digits-20": {arm: [frozen(row, arm)] for arm in arms}}
     assert not {*arms} & {*POOLED}
@@ -173,8 +173,10 @@ def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
     job = ("digits-20", 0, seeds, ["first-layer-weights"], "", str(out), "cpu", True, float("inf"))
     assert field.job(*job) == []
     assert capsys.readouterr().out == ""
-    part = out / "parts" / "digits-20-0-first-layer-weights.json"
-    part.write_text(json.dumps({**json.loads(part.read_text()), "settings": "before"}))
+    result_file = out / "parts" / "digits-20-0-first-layer-weights.json"
+    result_file.write_text(
+        json.dumps({**json.loads(result_file.read_text()), "settings": "before"})
+    )
     field.job(*job)
     assert [line.split()[1:3] for line in capsys.readouterr().out.splitlines()] == [
         ["digits-20-0", "first-layer-weights:"]
@@ -189,46 +191,59 @@ def test_an_attack_of_another_package_has_what_its_surface_needs_and_harms_no_ot
     monkeypatch.setitem(ATTACKS, "late", needs_start)
     assert arm_of("late").grants == "start"
     monkeypatch.setitem(ATTACKS, "brought", brought_attack(SystemExit(0)))
-    for part in ("parts", "victims"):
-        (tmp_path / part).mkdir()
+    for folder in ("parts", "victims"):
+        (tmp_path / folder).mkdir()
     arms = ["brought", "first-layer-weights"]
     for _ in range(2):  # what failed is tried again
-        told = ("digits-20", 0, [1], arms, "", str(tmp_path), "cpu", True, float("inf"))
-        assert field.job(*told) == ["brought on digits-20-0"]
-        said = capsys.readouterr().out
-        assert "brought: FAILED, PluginError: The plug-in attack brought failed: SystemExit" in said
-    assert "first-layer-weights" not in said
-    (part,) = (tmp_path / "parts").glob("*.json")
-    assert part.stem == "digits-20-0-first-layer-weights"
+        arguments = ("digits-20", 0, [1], arms, "", str(tmp_path), "cpu", True, float("inf"))
+        assert field.job(*arguments) == ["brought on digits-20-0"]
+        output = capsys.readouterr().out
+        assert (
+            "brought: FAILED, PluginError: The plug-in attack brought failed: SystemExit" in output
+        )
+    assert "first-layer-weights" not in output
+    (folder,) = (tmp_path / "parts").glob("*.json")
+    assert folder.stem == "digits-20-0-first-layer-weights"
     for damaged in (tmp_path / "victims").iterdir():
         damaged.write_bytes(b"half a file")
-    part.unlink()
-    assert field.job(*told) == ["brought on digits-20-0"]
-    assert part.exists()
+    folder.unlink()
+    assert field.job(*arguments) == ["brought on digits-20-0"]
+    assert folder.exists()
 
 
-def test_parts_from_before_a_change_of_settings_are_told_from_those_after_it(
+def test_results_from_before_a_change_of_settings_are_distinguished_from_those_after_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "parts").mkdir()
-    part = {"row": "digits-20", "arm": "unmix", "package": "p", "plugins": ["mine 1"], "found": {}}
-    part["environment"] = environment("cpu")
+    stored_result = {
+        "row": "digits-20",
+        "arm": "unmix",
+        "package": "p",
+        "plugins": ["mine 1"],
+        "found": {},
+    }
+    stored_result["environment"] = environment("cpu")
     now = frozen(ROWS["digits-20"], "unmix")
     for k, then in enumerate((now, "before", now)):
-        told = {**part, "of": {"sha256": "v"}, "victim": k, "settings": then}
-        (tmp_path / "parts" / f"{k}.json").write_text(json.dumps(told))
+        result_with_settings = {
+            **stored_result,
+            "of": {"sha256": "v"},
+            "victim": k,
+            "settings": then,
+        }
+        (tmp_path / "parts" / f"{k}.json").write_text(json.dumps(result_with_settings))
     done = field.collect(tmp_path)
     assert done["sha256"] == {
         "package": ["p"],
         "settings": {"digits-20": {"unmix": [now, "before"]}},
     }
-    said = "run with other settings than today's | unmix on digits-20"
-    assert said in tables_of_field.field_provenance(done)
+    sentence = "run with other settings than today's | unmix on digits-20"
+    assert sentence in tables_of_field.field_provenance(done)
     done["sha256"]["settings"]["digits-20"]["unmix"].remove("before")
-    assert said not in tables_of_field.field_provenance(done)
+    assert sentence not in tables_of_field.field_provenance(done)
 
 
-def made(**counts: tuple[int, int]) -> dict[str, Any]:
+def make_result(**counts: tuple[int, int]) -> dict[str, Any]:
     """Results of one row, count above 0.8 and that of held-out samples by attack."""
     arms = {
         arm: {"seconds": 1.0, "chosen": 0}
@@ -243,16 +258,16 @@ def made(**counts: tuple[int, int]) -> dict[str, Any]:
 
 
 def test_where_published_settings_find_more_than_chance_more_the_page_says_so_in_bold() -> None:
-    worse = made(together=(10, 1), haim2022=(14, 2))
+    worse = make_result(together=(10, 1), haim2022=(14, 2))
     assert tables_of_field.below(worse) == {"cifar-50": (9, 12)}
     assert "**below published settings**" in tables_of_field.field(worse)
     assert "**On CIFAR n=50 it finds fewer: 9 against 12.**" in tables_of_field.field_verdict(worse)
     # Many held-out samples above the level are no license: 18 against 29, of which 8 are chance.
-    assert tables_of_field.below(made(together=(80, 62), haim2022=(30, 1)))
+    assert tables_of_field.below(make_result(together=(80, 62), haim2022=(30, 1)))
     for fine in (
-        made(together=(80, 62), haim2022=(26, 1)),
-        made(together=(10, 1), haim2022=(12, 2)),
-        made(together=(20, 1), haim2022=(14, 2)),
+        make_result(together=(80, 62), haim2022=(26, 1)),
+        make_result(together=(10, 1), haim2022=(12, 2)),
+        make_result(together=(20, 1), haim2022=(14, 2)),
     ):
         assert tables_of_field.below(fine) == {}
         assert "**below" not in tables_of_field.field(fine)
@@ -261,9 +276,9 @@ def test_where_published_settings_find_more_than_chance_more_the_page_says_so_in
 def test_the_committed_table_has_every_row_and_residuum_is_nowhere_far_below() -> None:
     done = read("field-h200")
     for name, row in ROWS.items():
-        found = tables_of_field.entries_of(done, name)
-        assert {*row.arms} <= {*found}, name
-        assert {len(found[arm]) for arm in row.arms} == {row.victims}, name
+        entries = tables_of_field.entries_of(done, name)
+        assert {*row.arms} <= {*entries}, name
+        assert {len(entries[arm]) for arm in row.arms} == {row.victims}, name
     assert len(tables_of_field.below(done)) <= 2
     sums = [entry["victim"]["sha256"] for entry in done["victims"].values()]
     assert len({*sums}) == len(sums) == sum(row.victims for row in ROWS.values())

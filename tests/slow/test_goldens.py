@@ -25,12 +25,12 @@ def pinned(package):
 
 def test_nothing_that_users_see_changed_unnoticed(tmp_path):
     """`python -m tests.goldens` writes the new texts: a commit of its own, with its reason."""
-    made, stored = goldens.make(tmp_path), goldens.stored()
+    goldens_made, stored = goldens.make(tmp_path), goldens.stored()
     changes = []
-    for name in sorted({*made, *stored}):
+    for name in sorted({*goldens_made, *stored}):
         if name.startswith("help/") and not pinned("cyclopts"):
             continue
-        old, new = (texts.get(name, "").splitlines() for texts in (stored, made))
+        old, new = (texts.get(name, "").splitlines() for texts in (stored, goldens_made))
         changes += difflib.unified_diff(old, new, name, f"{name}, made now", lineterm="", n=1)
     advice = "If this is meant, run python -m tests.goldens and commit the difference."
     assert not changes, "\n".join([*changes, advice])
@@ -99,9 +99,9 @@ def test_a_tolerance_is_relative_and_for_numbers_that_are_not_counts():
     assert versions.compare(result([float("nan")]), result([float("nan")])) == {"a": ""}
 
 
-def test_scenarios_run_under_the_code_that_they_are_told():
+def test_scenarios_run_with_the_code_that_is_passed():
     chosen = ["--only", "mlp: grown by curvature", "--steps", "60"]
-    ((name, found),) = versions.run(ROOT, chosen).items()
+    ((name, output),) = versions.run(ROOT, chosen).items()
     assert name == "mlp: grown by curvature"
-    assert json.loads(found["words"])["events"]
-    assert found["numbers"]["steps"].tolist() == [0, 25, 30, 55, 60]
+    assert json.loads(output["words"])["events"]
+    assert output["numbers"]["steps"].tolist() == [0, 25, 30, 55, 60]

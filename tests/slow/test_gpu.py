@@ -40,9 +40,9 @@ def solved(config: Attack, objective: Objective | None = None) -> Solver:
 @pytest.mark.parametrize("layers", ["first", "all"])
 def test_replayed_graphs_equal_the_loop_on_the_cpu(layers):
     config = CONFIG.changed(layers=layers)
-    here, there = solved(config), solved(config.changed(device="cuda"))
-    assert torch.allclose(here.best_x, there.best_x.cpu(), rtol=1e-6, atol=1e-9)
-    assert torch.allclose(here.best_loss, there.best_loss.cpu(), rtol=1e-6)
+    here, on_gpu = solved(config), solved(config.changed(device="cuda"))
+    assert torch.allclose(here.best_x, on_gpu.best_x.cpu(), rtol=1e-6, atol=1e-9)
+    assert torch.allclose(here.best_loss, on_gpu.best_loss.cpu(), rtol=1e-6)
 
 
 def test_graphs_hold_a_derivative_by_autograd_too():
@@ -54,28 +54,28 @@ def test_graphs_hold_a_derivative_by_autograd_too():
 @pytest.mark.parametrize("dtype", ["float32", "tf32", "bf16"])
 def test_faster_products_reach_the_same_loss(dtype):
     exact = solved(CONFIG).best_loss
-    found = solved(CONFIG.changed(device="cuda", dtype=dtype)).best_loss.cpu().double()
-    assert torch.allclose(found, exact, rtol=0.05)
+    loss = solved(CONFIG.changed(device="cuda", dtype=dtype)).best_loss.cpu().double()
+    assert torch.allclose(loss, exact, rtol=0.05)
 
 
 @pytest.mark.parametrize(("dtype", "within"), [("float32", 1e-5), ("tf32", 1e-4), ("bf16", 2e-3)])
 def test_the_first_steps_agree_before_rounding_has_grown(dtype, within):
     short = CONFIG.changed(steps=3, polish=0.0)
     exact = solved(short).loss
-    found = solved(short.changed(device="cuda", dtype=dtype)).loss
-    for one, other in zip(exact, found, strict=True):
-        assert torch.allclose(other.cpu().double(), one, rtol=within, atol=0)
+    losses = solved(short.changed(device="cuda", dtype=dtype)).loss
+    for loss, other in zip(exact, losses, strict=True):
+        assert torch.allclose(other.cpu().double(), loss, rtol=within, atol=0)
 
 
 @pytest.mark.parametrize("method", ["gd", "margin"])
 def test_replayed_training_equals_the_loop_on_the_cpu(method):
     data = Dataset(torch.randn(10, 6).double(), torch.arange(10) % 2 * 2.0 - 1)
     config = TrainingConfig(method=method, steps=400, lr=0.05)
-    here, there = (train("mlp:6-20-1", data, config, device=where) for where in ("cpu", "cuda"))
-    assert here.step == there.step == 400
-    assert here.scalars == pytest.approx(there.scalars, rel=1e-6)
+    here, on_gpu = (train("mlp:6-20-1", data, config, device=where) for where in ("cpu", "cuda"))
+    assert here.step == on_gpu.step == 400
+    assert here.scalars == pytest.approx(on_gpu.scalars, rel=1e-6)
     for name, value in here.theta.items():
-        assert torch.allclose(value, there.theta[name], rtol=1e-6, atol=1e-9)
+        assert torch.allclose(value, on_gpu.theta[name], rtol=1e-6, atol=1e-9)
 
 
 def counting() -> tuple[torch.Tensor, Repeater]:

@@ -39,16 +39,18 @@ FAULTS = """
 def test_all_rules_apply_and_none_to_messages(tmp_path, monkeypatch):
     monkeypatch.setattr(mutations, "PACKAGE", tmp_path)
     (tmp_path / "least.py").write_text(SOURCE)
-    found = [f"{one.line}: {one.before} -> {one.after}" for one in mutants_of("least.py")]
-    assert sorted(found) == sorted(FAULTS.strip().replace("\n", " | ").split(" | "))
+    mutants = [
+        f"{mutant.line}: {mutant.before} -> {mutant.after}" for mutant in mutants_of("least.py")
+    ]
+    assert sorted(mutants) == sorted(FAULTS.strip().replace("\n", " | ").split(" | "))
 
 
 @pytest.mark.parametrize("file", ["evaluation/matching.py", "stationarity.py"])
 def test_every_mutant_is_a_program_of_its_own(file):
     source = (PACKAGE / file).read_text(encoding="utf-8")
-    found = mutants_of(file)
-    programs = {ast.dump(ast.parse(mutant.mutated())) for mutant in found}
-    assert len(programs) == len({mutant.key for mutant in found}) == len(found) > 20
+    mutants = mutants_of(file)
+    programs = {ast.dump(ast.parse(mutant.mutated())) for mutant in mutants}
+    assert len(programs) == len({mutant.key for mutant in mutants}) == len(mutants) > 20
     assert ast.dump(ast.parse(source)) not in programs
 
 

@@ -86,31 +86,31 @@ def context(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def made(context):
+def make_figure(context):
     """A figure at the tiny scale."""
-    out, known = context.cache.parent, {}
+    out, figures_made = context.cache.parent, {}
 
     def run(name: str) -> dict:
-        if name not in known:
-            known[name] = done = reproduce(name, out, "tiny", seed=SEED)
+        if name not in figures_made:
+            figures_made[name] = done = reproduce(name, out, "tiny", seed=SEED)
             folder = Path(done["folder"])
             assert done["measured"].keys() == load(folder)[0].column("measured").keys() > set()
             assert {"published", "chance", "seconds", "environment", "cache_bytes"} <= done.keys()
             assert (folder / "table.md").read_text().count("|") > 8
             assert (done["picture"] is None) == (FIGURES[name].draw is None)
             assert done["picture"] is None or is_png(Path(done["picture"]).read_bytes())
-        return known[name]
+        return figures_made[name]
 
     return run
 
 
 def test_all_means_every_figure_and_no_names(monkeypatch, capsys):
-    asked = []
+    names_asked = []
     monkeypatch.setattr(
-        "papers.__main__.performed", lambda wanted, _: asked.extend(wanted) or iter(())
+        "papers.__main__.performed", lambda names, _: names_asked.extend(names) or iter(())
     )
     assert main(["--all", "--scale", "tiny"]) == 0
-    assert {name for name, _ in asked} == WANTED
+    assert {name for name, _ in names_asked} == WANTED
     assert main(["--all", next(iter(WANTED))]) == 2
     assert "Omit --all or the names" in capsys.readouterr().err
 
@@ -144,8 +144,8 @@ def test_the_list_names_every_figure_and_table(capsys):
 # Haim et al. 2022
 
 
-def test_the_circle_comes_back_and_a_turned_one_does_not(made):
-    done = made("haim2022:fig2")
+def test_the_circle_is_recovered_and_a_turned_one_is_not(make_figure):
+    done = make_figure("haim2022:fig2")
     assert done["published"]["recovered"] == 20
     assert done["recovered"] == done["measured"]["recovered"] >= 18
     assert done["chance"]["recovered"] <= 1
@@ -159,42 +159,42 @@ def test_matching_is_one_to_one():
 
 
 def test_the_multiplier_filter_counts_duplicates_together():
-    ten, one, light = [[0.0, 0.001 * k] for k in range(10)], [[1.0, 0.0]], [[0.0, 1.0]]
+    ten, sample, light = [[0.0, 0.001 * k] for k in range(10)], [[1.0, 0.0]], [[0.0, 1.0]]
     weight = torch.tensor([0.1] * 10 + [1.0, 0.1]).double()
-    heavy = heavy_enough(torch.tensor([*ten, *one, *light]).double(), weight)
+    heavy = heavy_enough(torch.tensor([*ten, *sample, *light]).double(), weight)
     assert heavy.tolist() == [True] * 11 + [False]
 
 
-def test_images_come_back_beyond_chance(made):
-    done = made("haim2022:fig1")
+def test_more_images_are_recovered_than_by_chance(make_figure):
+    done = make_figure("haim2022:fig1")
     (run,) = runs_of(done).values()
-    found = run["attacks"]["residuum"]["ncc"]
-    assert found["p_value"] < SIGNIFICANT
-    assert found["recovered"] > found["expected_by_chance"] + 1
-    assert found["recovered"] == done["measured"]["n=50: recovered (NCC beyond 99% of chance)"]
+    ncc = run["attacks"]["residuum"]["ncc"]
+    assert ncc["p_value"] < SIGNIFICANT
+    assert ncc["recovered"] > ncc["expected_by_chance"] + 1
+    assert ncc["recovered"] == done["measured"]["n=50: recovered (NCC beyond 99% of chance)"]
 
 
 def test_samples_far_from_the_margin_are_not_recovered_and_victims_fit_their_data(context):
-    some = ("n=50", "n=100", "n=500")
-    outcome = haim2022.images(context, some, show="scatter")
+    sizes = ("n=50", "n=100", "n=500")
+    outcome = haim2022.images(context, sizes, show="scatter")
     measured = outcome.column("measured")
-    near, far = (
-        [v for what, v in measured.items() if what.endswith(part)]
-        for part in ("quarter nearest the margin", "quarter farthest from it")
+    near_margin, far_from_margin = (
+        [v for what, v in measured.items() if what.endswith(name_part)]
+        for name_part in ("quarter nearest the margin", "quarter farthest from it")
     )
-    assert len(near) == len(far) == len(some)
-    assert np.mean(near) > np.mean(far) + 0.05
+    assert len(near_margin) == len(far_from_margin) == len(sizes)
+    assert np.mean(near_margin) > np.mean(far_from_margin) + 0.05
     assert is_png(drawing.picture(drawing.outputs, outcome))
-    table = haim2022.training_table(context, {name: TABLE1[name] for name in some})
-    for name in some:
+    table = haim2022.training_table(context, {name: TABLE1[name] for name in sizes})
+    for name in sizes:
         assert table.column("measured")[f"{name}: train accuracy"] == 1.0
         assert table.column("measured")[f"{name}: test accuracy"] > 0.55
         assert table.column("published")[f"{name}: train loss"] == TABLE1[name][1][0]
 
 
-def test_the_attack_beats_model_inversion(made):
+def test_the_attack_beats_model_inversion(make_figure):
     # Inverted images are class means of sorts, which can be nearer to the samples than to others: no p.
-    attacks = next(iter(runs_of(made("haim2022:fig5")).values()))["attacks"]
+    attacks = next(iter(runs_of(make_figure("haim2022:fig5")).values()))["attacks"]
     assert attacks["residuum"]["ncc"]["p_value"] < SIGNIFICANT
     for what, more in (("best", 0.2), ("recovered", 0)):
         assert attacks["residuum"]["ncc"][what] > attacks["model-inversion"]["ncc"][what] + more
@@ -219,16 +219,16 @@ def test_settings_are_valid_at_every_scale(tmp_path, scale):
 # Refael et al. 2025
 
 
-def test_merge_and_split_keep_the_residual_until_the_budget_ends(made):
-    measured = made("refael2025:fig1")["measured"]
+def test_merge_and_split_keep_the_residual_until_the_budget_ends(make_figure):
+    measured = make_figure("refael2025:fig1")["measured"]
     for what in ("a merge", "a split inside the budget"):
         assert measured[f"residual after {what}"] < 1e-12
     assert measured["residual after a split beyond the budget"] > 1e-2
     assert measured["margin after the split"] == pytest.approx(1)
 
 
-def test_distance_grows_with_the_radius_unless_projected(made):
-    measured = made("refael2025:fig2a")["measured"]
+def test_distance_grows_with_the_radius_unless_projected(make_figure):
+    measured = make_figure("refael2025:fig2a")["measured"]
 
     def growth(kind: str) -> float:
         ends = [
@@ -241,8 +241,8 @@ def test_distance_grows_with_the_radius_unless_projected(made):
     assert growth("projected") < growth("raw") / 2
 
 
-def test_a_rewritten_bias_is_not_a_shifted_training_set(made):
-    done = made("refael2025:fig2b")
+def test_a_rewritten_bias_is_not_a_shifted_training_set(make_figure):
+    done = make_figure("refael2025:fig2b")
     residual = {
         k: done["measured"][f"{k}: KKT residual at the data"] for k in ("no shift", "rewrite 5")
     }
@@ -252,14 +252,14 @@ def test_a_rewritten_bias_is_not_a_shifted_training_set(made):
     assert ncc["no shift"] > done["chance"]["no shift: NCC of the five best"] + 0.1
 
 
-def test_the_table_of_theorems_tells_printed_from_exact(made):
-    all_rows = made("refael2025:theorems")["rows"]
+def test_the_table_of_theorems_tells_printed_from_exact(make_figure):
+    all_rows = make_figure("refael2025:theorems")["rows"]
     rows = {row["what"].partition(":")[0]: row for row in all_rows}
     for exact in ("Lemma 2", "Lemma 3", "Theorem 4"):
         assert rows[exact]["measured"] < 1e-10
     assert rows["Lemma 6"]["measured"] > 1e-2  # printed: 0
-    one = rows["Theorem 1"]
-    assert one["corrected"] < one["measured"] < one["published"]
+    theorem = rows["Theorem 1"]
+    assert theorem["corrected"] < theorem["measured"] < theorem["published"]
     five = rows["Theorem 5"]
     assert five["corrected"] <= five["measured"] * (1 + 1e-9) < five["published"]
     eight = rows["Theorem 8"]
@@ -285,14 +285,14 @@ def test_closed_form_points_are_kkt_points(point):
     """Naive: gradients sample by sample, weighted and summed, are the parameters."""
     model = copy.deepcopy(point.model)
     weights = list(model.parameters())
-    left = [w.detach().clone() for w in weights]
+    weights_left = [w.detach().clone() for w in weights]
     for x, y, lam in zip(point.x, point.y, point.lam, strict=True):
         gradients = torch.autograd.grad(y * model(x[None])[0, 0], weights)
-        for rest, gradient in zip(left, gradients, strict=True):
-            rest -= lam * gradient
+        for weight_left, gradient in zip(weights_left, gradients, strict=True):
+            weight_left -= lam * gradient
     assert (point.lam > 0).all()
     largest = max(float(w.detach().norm()) for w in weights)
-    assert max(float(rest.norm()) for rest in left) < 1e-12 * largest
+    assert max(float(residual_weight.norm()) for residual_weight in weights_left) < 1e-12 * largest
     margins = (point.y * point.model(point.x)[:, 0]).detach()
     assert margins.numpy() == pytest.approx(np.ones(len(point.x)))
 
@@ -307,9 +307,9 @@ def spare(samples) -> int:
 
 
 def test_repeats_are_counted_inside_each_restart():
-    found = count_repeats(WHICH, RUN, 10)
-    assert found["matched_per_restart"] == [3, 4]
-    assert found["repeats"] == 1 + 2  # pooled they would be 4
+    repeats = count_repeats(WHICH, RUN, 10)
+    assert repeats["matched_per_restart"] == [3, 4]
+    assert repeats["repeats"] == 1 + 2  # pooled they would be 4
     assert count_repeats(WHICH, torch.zeros(7), 10)["repeats"] == 4
 
 
@@ -336,18 +336,18 @@ def test_samples_found_once_by_every_restart_are_no_repeats():
     """Pooled counting calls these 20 matches of ten easy samples ten repeats."""
     easy = torch.arange(10).repeat(2)
     run = torch.arange(2).repeat_interleave(10)
-    found = count_repeats(easy, run, 100)
-    assert found["repeats"] == 0
+    repeats = count_repeats(easy, run, 100)
+    assert repeats["repeats"] == 0
     assert count_repeats(easy, torch.zeros(20), 100)["repeats"] == 10
-    assert found["repeats_if_exchanged"] > 4  # restarts that avoid repeats are below this chance
+    assert repeats["repeats_if_exchanged"] > 4  # restarts that avoid repeats are below this chance
 
 
 def test_planted_repeats_exceed_both_chances():
     which = torch.tensor([0] * 5 + [1] * 5)
-    found = count_repeats(which, torch.arange(2).repeat_interleave(5), 100)
-    assert found["repeats"] == 8
-    assert found["repeats_by_chance"] < 0.3
-    assert found["repeats_if_exchanged"] < 8  # 7: both restarts would find both samples
+    repeats = count_repeats(which, torch.arange(2).repeat_interleave(5), 100)
+    assert repeats["repeats"] == 8
+    assert repeats["repeats_by_chance"] < 0.3
+    assert repeats["repeats_if_exchanged"] < 8  # 7: both restarts would find both samples
 
 
 def test_matches_drawn_independently_agree_with_the_exchanged_chance_alone():
@@ -356,9 +356,9 @@ def test_matches_drawn_independently_agree_with_the_exchanged_chance_alone():
     gap = []
     for _ in range(200):
         which = torch.randint(3, (12,), generator=rng)
-        found = count_repeats(which, torch.arange(2).repeat_interleave(6), 100)
-        assert found["repeats"] > found["repeats_by_chance"]
-        gap.append(found["repeats"] - found["repeats_if_exchanged"])
+        repeats = count_repeats(which, torch.arange(2).repeat_interleave(6), 100)
+        assert repeats["repeats"] > repeats["repeats_by_chance"]
+        gap.append(repeats["repeats"] - repeats["repeats_if_exchanged"])
     mean, error = torch.tensor(gap).mean(), torch.tensor(gap).std() / 200**0.5
     assert abs(mean) < 3 * error
 
@@ -423,8 +423,8 @@ def test_the_top_rule_counts_improvements_of_the_best():
     assert top_rule(before, before, 2.5) == "0 of 3"
 
 
-def test_recovery_is_exact_where_the_rank_condition_holds_and_trained_networks_miss_it(made):
-    measured = made("shen2026:theorem41")["measured"]
+def test_recovery_is_exact_where_the_rank_condition_holds_and_trained_networks_miss_it(make_figure):
+    measured = make_figure("shen2026:theorem41")["measured"]
     errors = [v for what, v in measured.items() if what.endswith("largest error of a sample")]
     assert len(errors) == 2
     assert max(errors) < 1e-12
@@ -434,8 +434,8 @@ def test_recovery_is_exact_where_the_rank_condition_holds_and_trained_networks_m
     assert measured[f"{trained}: samples certified"] == 0
 
 
-def test_aggregates_are_exact_and_shared_by_other_samples(made):
-    measured = made("shen2026:aggregates")["measured"]
+def test_aggregates_are_exact_and_shared_by_other_samples(make_figure):
+    measured = make_figure("shen2026:aggregates")["measured"]
     small = [v for what, v in measured.items() if "differs" not in what]
     assert len(small) == 6
     assert max(small) < 1e-12
@@ -457,11 +457,11 @@ def test_polynomial_points_are_kkt_points(alpha):
 # Buzaglo et al. 2023, Loo et al. 2024
 
 
-def test_classes_come_back_and_one_multiplier_per_sample_fits_them_worse(made):
-    done = made("buzaglo2023:multiclass")
+def test_classes_are_recovered_and_one_multiplier_per_sample_fits_them_worse(make_figure):
+    done = make_figure("buzaglo2023:multiclass")
     (run,) = runs_of(done).values()
     assert len(run["attacks"]) == 2
-    assert all(part["ncc"]["p_value"] < SIGNIFICANT for part in run["attacks"].values())
+    assert all(attack["ncc"]["p_value"] < SIGNIFICANT for attack in run["attacks"].values())
     best, tied = (
         done["measured"][f"{name}: relative residual of the first layer"]
         for name in ("best rival (published)", "tied rivals")
@@ -469,50 +469,54 @@ def test_classes_come_back_and_one_multiplier_per_sample_fits_them_worse(made):
     assert tied < best
 
 
-def test_a_known_weight_decay_helps(made):
-    (run,) = runs_of(made("buzaglo2023:weight-decay")).values()
-    free, tied = (part["ncc"] for part in run["attacks"].values())
+def test_a_known_weight_decay_helps(make_figure):
+    (run,) = runs_of(make_figure("buzaglo2023:weight-decay")).values()
+    free, tied = (attack["ncc"] for attack in run["attacks"].values())
     assert tied["p_value"] < SIGNIFICANT
     assert tied["recovered"] >= free["recovered"]
 
 
-def test_initial_weights_bring_images_back(made):
-    found = [run["attacks"]["residuum"]["ncc"] for run in runs_of(made("loo2024:ntk")).values()]
-    assert len(found) == 2
-    assert all(part["p_value"] < SIGNIFICANT for part in found)
+def test_initial_weights_allow_recovery_of_images(make_figure):
+    scores = [
+        run["attacks"]["residuum"]["ncc"] for run in runs_of(make_figure("loo2024:ntk")).values()
+    ]
+    assert len(scores) == 2
+    assert all(score["p_value"] < SIGNIFICANT for score in scores)
 
 
 # Uniqueness
 
 
-def test_a_convnets_split_keeps_the_residual_until_the_budget_ends(made):
-    rows = made("uniqueness:convnet")["details"]["rows"]
+def test_a_convnets_split_keeps_the_residual_until_the_budget_ends(make_figure):
+    rows = make_figure("uniqueness:convnet")["details"]["rows"]
     for row in rows:
         assert row["change"] < 1e-12 if row["share"] < 1 else row["change"] > 0
         assert row["merge_error"] < 1e-12
     assert {row["share"] < 1 for row in rows} == {True, False}
 
 
-def test_a_part_of_an_exact_point_is_one(made):
+def test_a_part_of_an_exact_point_is_one(make_figure):
     """Balance gives the output weights back, and some neurons alone have the same equations."""
     point = relu_point(groups=4, size=2)
-    whole = rs.checkpoint_from_module(point.model)
-    same = rebuild_from_balance(whole, None)
-    for name, weight in whole.theta.items():
+    checkpoint = rs.checkpoint_from_module(point.model)
+    same = rebuild_from_balance(checkpoint, None)
+    for name, weight in checkpoint.theta.items():
         assert torch.allclose(same.theta[name], weight, rtol=1e-12)
-    guessed = rebuild_from_balance(whole, 0).theta["layers.1.weight"]
-    assert torch.allclose(guessed.abs(), whole.theta["layers.1.weight"].abs(), rtol=1e-12)
-    half = select_neurons(whole, 0.5, seed=0).copy_module()
-    kept = (half(point.x)[:, 0] != 0).nonzero()[:, 0]
-    assert len(kept) == 4
-    part = KKTSet.from_samples(half, point.x[kept], point.y[kept], point.lam[kept])
-    assert part.residual < 1e-12
-    accesses = [row["access"] for row in made("uniqueness:partial")["details"]["rows"]]
+    guessed = rebuild_from_balance(checkpoint, 0).theta["layers.1.weight"]
+    assert torch.allclose(guessed.abs(), checkpoint.theta["layers.1.weight"].abs(), rtol=1e-12)
+    half = select_neurons(checkpoint, 0.5, seed=0).copy_module()
+    kept_rows = (half(point.x)[:, 0] != 0).nonzero()[:, 0]
+    assert len(kept_rows) == 4
+    kkt_part = KKTSet.from_samples(
+        half, point.x[kept_rows], point.y[kept_rows], point.lam[kept_rows]
+    )
+    assert kkt_part.residual < 1e-12
+    accesses = [row["access"] for row in make_figure("uniqueness:partial")["details"]["rows"]]
     assert len(accesses) == len(set(accesses)) == 8
 
 
-def test_the_printed_theorem_8_never_exceeds_the_exact_budget(made):
-    for row in made("uniqueness:spectrum")["details"]["rows"]:
+def test_the_printed_theorem_8_never_exceeds_the_exact_budget(make_figure):
+    for row in make_figure("uniqueness:spectrum")["details"]["rows"]:
         assert row["theorem8_beyond_exact"] == 0
         assert row["theorem8_median"] <= row["exact_median"]
 
@@ -533,10 +537,10 @@ def test_pictures_are_made_smaller_and_keep_their_colors(colors, mode, off):
     pixels = palette[np.arange(64 * 64) % len(palette)].reshape(64, 64, 3)
     before = png(pixels.repeat(3, 0).repeat(3, 1))
     after = drawing.picture(lambda outcome: before, Outcome())
-    made = Image.open(io.BytesIO(after))
-    assert made.mode == mode  # a palette of 256 would change the hues of a photograph
-    found = np.asarray(made.convert("RGB"))[::3, ::3].astype(int)
-    assert np.abs(found - pixels).max() <= off
+    image = Image.open(io.BytesIO(after))
+    assert image.mode == mode  # a palette of 256 would change the hues of a photograph
+    pixels_after = np.asarray(image.convert("RGB"))[::3, ::3].astype(int)
+    assert np.abs(pixels_after - pixels).max() <= off
     assert len(after) < len(before)
 
 
@@ -546,8 +550,8 @@ def test_bands_of_a_sheet_keep_their_places():
     for bands, across in (([band], 1), ([band, None, band, band], 2), ([band, band], 1)):
         sheet = drawing.stacked(bands, across=across)
         sizes.append(Image.open(io.BytesIO(sheet)).size)
-    (w, h), *others = sizes
-    assert others == [(2 * w, 2 * h), (w, 2 * h)]
+    (w, h), *other_sizes = sizes
+    assert other_sizes == [(2 * w, 2 * h), (w, 2 * h)]
     sheet = drawing.stacked([band, None, band, band], across=2)
     pixels = np.asarray(Image.open(io.BytesIO(sheet)))
     assert (pixels[:h, w:] == 255).all()
@@ -574,16 +578,16 @@ def trained(folder: Path):
 def test_nothing_is_computed_twice(tmp_path, monkeypatch):
     context, first = trained(tmp_path)
     config = rs.attacks.Auto(candidates=4, restarts=1, steps=50)
-    found = context.attack(first.checkpoint, rs.Knowledge(), config)
+    reconstruction = context.attack(first.checkpoint, rs.Knowledge(), config)
     with monkeypatch.context() as patch:
         for verb in ("train", "attack"):
             patch.setattr(rs, verb, lambda *a, **k: pytest.fail("computed again"), raising=False)
-        context, again = trained(tmp_path)
-        assert rs.same(again, first)
-        assert rs.same(context.attack(first.checkpoint, rs.Knowledge(), config), found)
+        context, second = trained(tmp_path)
+        assert rs.same(second, first)
+        assert rs.same(context.attack(first.checkpoint, rs.Knowledge(), config), reconstruction)
     for changed in (config.changed(steps=51), config.changed(seed=1)):
         other = context.attack(first.checkpoint, rs.Knowledge(), changed)
-        assert not rs.same(other, found)
+        assert not rs.same(other, reconstruction)
     assert not list(tmp_path.rglob("*.partial"))
 
 
@@ -594,30 +598,30 @@ def test_an_attack_is_known_by_the_defaults_that_it_chooses(monkeypatch):
     arch, theta = "mlp:64-4-1", {"layers.0.weight": rows, "layers.0.bias": torch.zeros(4).double()}
     theta["layers.1.weight"] = torch.ones(1, 4).double()
     target = rs.Network(arch=arch, theta=theta)
-    known = rs.Knowledge(shape=(1, 8, 8), theta0={k: 0.1 * v for k, v in theta.items()})
+    knowledge = rs.Knowledge(shape=(1, 8, 8), theta0={k: 0.1 * v for k, v in theta.items()})
     free = rs.attacks.Auto(candidates=4)
-    said = free.changed(priors=(), lr_lam=0.01)
+    settings = free.changed(priors=(), lr_lam=0.01)
 
     def keys() -> list[str]:
-        configs = (free, rs.attacks.NTK.like(free), said)
-        return [digest(*attack_identity(target, known, config)) for config in configs]
+        configs = (free, rs.attacks.NTK.like(free), settings)
+        return [digest(*attack_identity(target, knowledge, config)) for config in configs]
 
     before = keys()
     chosen_by = {"SPARSE": (0,), "SIGNED_SPARSE": (1,)}
-    for name, others in chosen_by.items():  # what was said outright follows no default
+    for name, other_choices in chosen_by.items():  # what was said outright follows no default
         with monkeypatch.context() as patch:
             patch.setattr(f"residuum.attacks.stationarity.defaults.{name}", 0.5)
             changed = [i for i, (a, b) in enumerate(zip(before, keys(), strict=True)) if a != b]
-        assert tuple(changed) == others, name
+        assert tuple(changed) == other_choices, name
     assert keys() == before
 
 
 def test_of_two_that_want_the_same_work_one_does_it(tmp_path):
     context, net = trained(tmp_path)
-    made = []
+    runs_made = []
 
     def slow(partial: Path):
-        made.append(partial)
+        runs_made.append(partial)
         time.sleep(0.3)
         return net
 
@@ -625,23 +629,23 @@ def test_of_two_that_want_the_same_work_one_does_it(tmp_path):
         first, second = pool.map(
             lambda _: context.load_or_make(type(net), slow, "the same"), range(2)
         )
-    assert len(made) == 1
+    assert len(runs_made) == 1
     assert rs.same(first, second)
     assert not list(tmp_path.rglob("*.lock"))
 
 
 def stopped(step: int):
-    """An attack that somebody ends at a step, after whoever watches was told."""
+    """An attack that is interrupted at a step, after its progress was reported."""
     attack = rs.attack
 
-    def impatient(*arguments, watch, **rest):
+    def impatient(*arguments, watch, **options):
         def stop(progress):
             if watch:
                 watch(progress)
             if progress.step >= step:
                 raise KeyboardInterrupt
 
-        return attack(*arguments, watch=stop, **rest)
+        return attack(*arguments, watch=stop, **options)
 
     return impatient
 
@@ -654,7 +658,7 @@ def test_a_watched_attack_that_was_killed_goes_on_and_has_seen_the_same(tmp_path
         splitting = {"split": "curvature", "split_every": 100, "split_threshold": 0.0}
         return trace_attack(context, case.prepared(context), restarts=1, **splitting)
 
-    whole = seen(tmp_path / "whole")
+    uninterrupted = seen(tmp_path / "whole")
     for step in (150, 300):
         with monkeypatch.context() as patch:
             patch.setattr(rs, "attack", stopped(step), raising=False)
@@ -668,12 +672,12 @@ def test_a_watched_attack_that_was_killed_goes_on_and_has_seen_the_same(tmp_path
     for kind in ("looks", "frames"):
         with state.with_suffix(f".partial-{kind}").open("ab") as stream:
             stream.write(b"half a row")
-    again = seen(tmp_path / "killed")
-    assert len(whole.curves) > len(whole.frames) > 2
-    same = whole.replace(
-        reconstruction=whole.reconstruction.replace(seconds=again.reconstruction.seconds)
+    resumed = seen(tmp_path / "killed")
+    assert len(uninterrupted.curves) > len(uninterrupted.frames) > 2
+    same = uninterrupted.replace(
+        reconstruction=uninterrupted.reconstruction.replace(seconds=resumed.reconstruction.seconds)
     )
-    assert rs.same(again, same)
+    assert rs.same(resumed, same)
     assert not list(tmp_path.rglob("*.partial*"))
 
 
@@ -698,9 +702,9 @@ def test_results_keep_no_infinities(tmp_path):
     outcome.row("a", math.inf, 1.0)
     outcome.row("b", [1, math.nan])
     save(outcome, tmp_path, {"title": "t"})
-    again, summary = load(tmp_path)
+    second, summary = load(tmp_path)
     assert summary["measured"] == {"a": None, "b": [1, None]}
-    assert again.column("published") == {"a": 1.0}
+    assert second.column("published") == {"a": 1.0}
 
 
 def test_what_the_command_refuses(tmp_path, capsys, monkeypatch):
@@ -715,8 +719,10 @@ def test_what_the_command_refuses(tmp_path, capsys, monkeypatch):
     assert main(["haim2022:fig3", "--scale", "paper", "--root", str(tmp_path), *out]) == 2
     assert "Pass the folder with --root, or set RESIDUUM_DATA." in capsys.readouterr().err
     assert main(["haim2022:fig3", "--scale", "paper", *out]) == 2
-    said = capsys.readouterr().err
-    assert "no data folder was given. Pass the folder with --root, or set RESIDUUM_DATA." in said
+    error_text = capsys.readouterr().err
+    assert (
+        "no data folder was given. Pass the folder with --root, or set RESIDUUM_DATA." in error_text
+    )
 
 
 WRONG = [
@@ -731,16 +737,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "said"), WRONG, ids=lambda one: str(one)[:40])
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda parameter: str(parameter)[:40])
 def test_a_wrong_word_is_refused_in_one_line_before_any_work(
-    tmp_path, capsys, monkeypatch, arguments, said
+    tmp_path, capsys, monkeypatch, arguments, message
 ):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert main([*arguments, "--scale", "tiny", "--out", str(tmp_path / "out")]) == 2
-    found = capsys.readouterr()
-    assert found.err.count("\n") == 1
-    assert said in found.err
-    assert not found.out
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+    assert not captured.out
     assert not (tmp_path / "out").exists()
 
 
@@ -756,11 +762,11 @@ def test_the_command_prints_published_against_measured(tmp_path, capsys):
     assert done["measured"].keys() >= done["published"].keys()
     assert (tmp_path / "refael2025-fig1-tiny" / "figure.png").exists()
     assert main([*arguments, "--no-draw", "--seed", "1", "2"]) == 0
-    made = {
+    summaries = {
         path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")
     }
-    assert {f"refael2025-fig1-tiny-seed{k}" for k in (1, 2)} < {*made}
-    assert made["refael2025-fig1-tiny-seed2"]["seed"] == 2
+    assert {f"refael2025-fig1-tiny-seed{k}" for k in (1, 2)} < {*summaries}
+    assert summaries["refael2025-fig1-tiny-seed2"]["seed"] == 2
 
 
 def none_published(context: Context) -> Outcome:
@@ -771,19 +777,21 @@ def none_published(context: Context) -> Outcome:
     return outcome
 
 
-def test_results_of_other_scales_stay_and_say_what_stands_for_images(tmp_path, capsys, monkeypatch):
+def test_results_of_other_scales_stay_and_say_what_replaces_images(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("RESIDUUM_DATA", raising=False)
     monkeypatch.setitem(FIGURES, "haim2022:fig1", Figure("CIFAR", none_published))
     for more in (["tiny"], ["small"], ["small", "--root", "data"], ["paper", "--root", "data"]):
         assert main(["haim2022:fig1", "--out", str(tmp_path), "--scale", *more]) == 0
-    found = {
+    summaries = {
         path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/result.json")
     }
     ends = {"-tiny": 10, "-small": 20, "-small-images": 20, "": 50}
-    assert {n: r["measured"]["n"] for n, r in found.items()} == {
+    assert {n: r["measured"]["n"] for n, r in summaries.items()} == {
         f"haim2022-fig1{end}": n for end, n in ends.items()
     }
-    notes = {name.removeprefix("haim2022-fig1"): " ".join(r["notes"]) for name, r in found.items()}
+    notes = {
+        name.removeprefix("haim2022-fig1"): " ".join(r["notes"]) for name, r in summaries.items()
+    }
     assert ["digits stand for it" in notes[end] for end in ends] == [True, True, False, False]
     assert ["fewer than published" in notes[end] for end in ends] == [True, True, True, False]
     assert "digits stand for it" in (tmp_path / "haim2022-fig1-small" / "table.md").read_text()
@@ -793,16 +801,16 @@ def test_a_result_of_another_scale_is_neither_drawn_nor_overwritten(tmp_path, ca
     arguments = ["refael2025:fig1", "--out", str(tmp_path)]
     assert main([*arguments, "--scale", "tiny", "--no-draw"]) == 0
     assert main([*arguments, "--scale", "paper", "--draw-only"]) == 2
-    said = capsys.readouterr().err
-    assert "refael2025-fig1'" in said
-    assert "--scale" in said
+    error_text = capsys.readouterr().err
+    assert "refael2025-fig1'" in error_text
+    assert "--scale" in error_text
     assert not list(tmp_path.rglob("*.png"))
     (tmp_path / "refael2025-fig1-tiny").rename(
         tmp_path / "refael2025-fig1"
     )  # as they once were named
     before = (tmp_path / "refael2025-fig1" / "result.json").read_bytes()
-    for how in ("--draw-only", "--no-draw"):
-        assert main([*arguments, "--scale", "paper", how]) == 2
+    for option in ("--draw-only", "--no-draw"):
+        assert main([*arguments, "--scale", "paper", option]) == 2
         assert "holds a result of scale tiny, not paper. Move the folder" in capsys.readouterr().err
     assert (tmp_path / "refael2025-fig1" / "result.json").read_bytes() == before
     (tmp_path / "refael2025-fig1").rename(tmp_path / "refael2025-fig1-tiny")

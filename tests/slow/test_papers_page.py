@@ -43,13 +43,17 @@ def test_what_was_not_run_is_named() -> None:
     stated = re.search("Not run at this scale: ([^\n]+)", text)
     missing = {*re.findall(r"`(\w+:[\w-]+)`", stated[1])} if stated else set()
     here = {result["id"] for result in results().values()}
-    kept = (ROOT / "experiments" / "results").glob("uniqueness-*.json")
-    elsewhere = {path.stem.replace("-", ":") for path in kept} - here
+    stored_files = (ROOT / "experiments" / "results").glob("uniqueness-*.json")
+    elsewhere = {path.stem.replace("-", ":") for path in stored_files} - here
     elsewhere |= {"shen2026:growth-ntk", "shen2026:growth-kkt"}  # growth-*.json
     # Figures that draw, in another way, cases which the file of another figure has.
-    there = [{*result["details"].get("cases", {})} for result in results().values()]
-    asked = {f"shen2026:{name}": {run.name for run in runs} for name, (*_, runs) in CASES.items()}
-    elsewhere |= {name for name, runs in asked.items() if any(runs <= one for one in there)} - here
+    cases_run = [{*result["details"].get("cases", {})} for result in results().values()]
+    runs_asked = {
+        f"shen2026:{name}": {run.name for run in runs} for name, (*_, runs) in CASES.items()
+    }
+    elsewhere |= {
+        name for name, runs in runs_asked.items() if any(runs <= cases for cases in cases_run)
+    } - here
     assert {*FIGURES} == here | missing | elsewhere
     assert len(FIGURES) == len(here) + len(missing) + len(elsewhere)
 
@@ -62,14 +66,14 @@ def test_every_published_picture_is_shown_and_small() -> None:
 
 def test_a_figure_without_a_file_has_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """A published accuracy alone is no measurement."""
-    made, victims = tables_of_papers.paper_training(), tables_of_papers.victims
+    table_text, victims = tables_of_papers.paper_training(), tables_of_papers.victims
 
     def without(*missing: str) -> Any:
         return lambda figure: [] if figure in missing else victims(figure)
 
     monkeypatch.setattr(tables_of_papers, "victims", without("haim2022-fig19", "haim2022-fig4"))
     assert tables_of_papers.accuracies("haim2022-fig19", "SGD batch 50", "haim2022-table2") == ""
-    kept = [line for line in made.splitlines() if "SGD batch 50" not in line]
-    assert len(kept) == len(made.splitlines()) - 1
-    assert tables_of_papers.paper_training().splitlines() == kept
+    lines_left = [line for line in table_text.splitlines() if "SGD batch 50" not in line]
+    assert len(lines_left) == len(table_text.splitlines()) - 1
+    assert tables_of_papers.paper_training().splitlines() == lines_left
     assert len(tables_of_papers.paper_who().splitlines()) == 2  # head and dashes

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -158,8 +159,8 @@ def test_an_audit_runs_an_objective_and_an_attack_of_other_packages(
         install_example(tmp_path / "site", name)
     install(tmp_path / "site", "broken", "broken_import", RAISES)
     install(tmp_path / "site", "nonsense", "nonsense", NONSENSE)
-    found = audit(tmp_path / "site", victims, "mlp.safetensors", tmp_path / "run")
-    rows = {row["name"]: row for row in found["attacks"]}
+    output = audit(tmp_path / "site", victims, "mlp.safetensors", tmp_path / "run")
+    rows = {row["name"]: row for row in output["attacks"]}
     assert rows["equal-kkt"]["ran"]
     assert rows["equal-kkt"]["residual"] > 0
     assert rows["first-directions"]["ran"]
@@ -174,15 +175,15 @@ def test_an_audit_runs_an_objective_and_an_attack_of_other_packages(
     ):
         assert not rows[name]["ran"], name
         assert words in rows[name]["reason"], rows[name]["reason"]
-    (said,) = (one for one in found["warnings"] if one.startswith("Plug-ins that failed"))
-    assert {*re.findall(r"[a-z-]+(?=[,.])", said)} == {"flat", "refuses", "wide", "broken"}
+    (warning,) = (text for text in output["warnings"] if text.startswith("Plug-ins that failed"))
+    assert {*re.findall(r"[a-z-]+(?=[,.])", warning)} == {"flat", "refuses", "wide", "broken"}
     assert rows["binary-kkt"]["ran"]
-    wanted = {"broken": "0.1", "equal-kkt": "0.1", "first-directions": "0.1", "nonsense": "0.1"}
-    assert found["settings"]["plugins"] == wanted
+    expected = {"broken": "0.1", "equal-kkt": "0.1", "first-directions": "0.1", "nonsense": "0.1"}
+    assert output["settings"]["plugins"] == expected
 
     alone = audit(tmp_path / "site", victims, "mlp.safetensors", tmp_path / "alone", "--no-plugins")
     assert alone["settings"]["plugins"] == {}
-    assert not {*wanted, "flat", "refuses", "wide"} & {row["name"] for row in alone["attacks"]}
+    assert not {*expected, "flat", "refuses", "wide"} & {row["name"] for row in alone["attacks"]}
 
 
 def test_an_audit_runs_a_network_kind_of_another_package(victims: Path, tmp_path: Path) -> None:
@@ -190,9 +191,9 @@ def test_an_audit_runs_a_network_kind_of_another_package(victims: Path, tmp_path
     knows = (EXAMPLES / "skip-network" / "skip_network.py").read_text() + KNOWS
     install(tmp_path / "site", "blind", "blind_kind", BLIND)
     install(tmp_path / "site", "skip-network", "skip_network", knows)
-    found = audit(tmp_path / "site", victims, "skip.pt", tmp_path / "run")
-    assert found["network"]["arch"] == "skip:64-30-1"
-    rows = {row["name"]: row for row in found["attacks"]}
+    output = audit(tmp_path / "site", victims, "skip.pt", tmp_path / "run")
+    assert output["network"]["arch"] == "skip:64-30-1"
+    rows = {row["name"]: row for row in output["attacks"]}
     assert rows["binary-kkt"]["ran"]
     assert [*rows["binary-kkt"]["residuals"]] == ["first", "last", "around"]
     assert "no such tensor" in rows["blind"]["reason"]
@@ -211,7 +212,7 @@ def test_a_network_kind_that_cannot_recognize_its_own_is_named(
     assert "must begin with a known network kind" in unknown.stderr
 
 
-def test_an_attack_by_name_finds_a_plug_in_unless_told_not_to(
+def test_an_attack_by_name_finds_a_plug_in_unless_plug_ins_are_off(
     victims: Path, tmp_path: Path
 ) -> None:
     install_example(tmp_path / "site", "equal-kkt")
@@ -226,9 +227,9 @@ def test_an_attack_by_name_finds_a_plug_in_unless_told_not_to(
         "--json",
         "--out",
     )
-    found = program(tmp_path / "site", *words, str(tmp_path / "run"))
-    assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["attack"] == "equal-kkt"
+    output = program(tmp_path / "site", *words, str(tmp_path / "run"))
+    assert output.returncode == 0, output.stderr
+    assert json.loads(output.stdout)["attack"] == "equal-kkt"
     refused = program(tmp_path / "site", *words, str(tmp_path / "other"), "--no-plugins")
     assert refused.returncode == 2
     assert "no attack 'equal-kkt'" in refused.stderr
@@ -255,7 +256,7 @@ def candidates(value: float) -> Reconstruction:
 
 
 @pytest.mark.parametrize(
-    ("brought", "said"),
+    ("brought", "message"),
     [
         ((ValueError("on purpose"),), "The plug-in attack brought failed: ValueError: on"),
         ((SystemExit("bye"),), "The plug-in attack brought failed: SystemExit: bye."),
@@ -270,7 +271,7 @@ def candidates(value: float) -> Reconstruction:
 def test_whatever_an_attack_of_another_package_does_the_command_names_it(
     base: type[Attack],
     brought: tuple[Any, ...],
-    said: str,
+    message: str,
     victims: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -278,21 +279,29 @@ def test_whatever_an_attack_of_another_package_does_the_command_names_it(
 ) -> None:
     monkeypatch.setitem(ATTACKS, "brought", brought_attack(*brought, base=base))
     words = ["attack", "brought", str(victims / "mlp.safetensors"), "--out"]
-    assert main([*words, str(tmp_path / "run")]) == (2 if said else 0)
-    assert said in capsys.readouterr().err
-    assert (tmp_path / "run" / "attack.json").exists() == (not said)
+    assert main([*words, str(tmp_path / "run")]) == (2 if message else 0)
+    assert message in capsys.readouterr().err
+    assert (tmp_path / "run" / "attack.json").exists() == (not message)
 
 
+@pytest.fixture
+def fresh_plugins() -> Iterator[None]:
+    """Import the installed plug-ins anew, in the test and after it."""
+    plugins.forget()
+    yield
+    plugins.forget()
+
+
+@pytest.mark.usefixtures("fresh_plugins")
 def test_plug_ins_are_imported_once_and_the_variable_turns_them_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = "import pathlib; f = pathlib.Path(__file__).with_suffix('.n'); f.open('a').write('x')"
     install(tmp_path, "counted", "counted_import", count, version="2.5")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "_loaded", None)
     monkeypatch.setenv(plugins.OFF, "1")
     assert plugins.load() == ()
-    monkeypatch.setattr(plugins, "_loaded", None)
+    plugins.forget()
     monkeypatch.delenv(plugins.OFF)
     assert plugins.Plugin("counted", "2.5") in plugins.load()
     plugins.load()
@@ -314,8 +323,9 @@ PARTS = {  # these tables take classes of their own alone
 }
 
 
+@pytest.mark.usefixtures("fresh_plugins")
 @pytest.mark.parametrize(
-    ("sort", "how"),
+    ("sort", "registration"),
     [
         *zip(
             BUILT_IN, cycle(["[{!r}] = object()", ".update({{{!r}: object()}})", " |= {{{!r}: 1}}"])
@@ -323,32 +333,32 @@ PARTS = {  # these tables take classes of their own alone
     ],
 )
 def test_a_plug_in_that_would_replace_a_built_in_part_fails_and_leaves_nothing(
-    sort: str, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sort: str, registration: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, table, name = BUILT_IN[sort]
-    parts = getattr(importlib.import_module(f"residuum.{module}"), table)
-    before = dict(parts)
-    part = PARTS.get(sort, "object()")
-    source = REPLACES.format(module=module, table=table, how=how.format(name), part=part)
-    own = f"takes_{table.lower()}_{len(how)}"
-    install(tmp_path, "taker", own, source)
+    registry = getattr(importlib.import_module(f"residuum.{module}"), table)
+    before = dict(registry)
+    code = PARTS.get(sort, "object()")
+    source = REPLACES.format(module=module, table=table, how=registration.format(name), part=code)
+    module_name = f"takes_{table.lower()}_{len(registration)}"
+    install(tmp_path, "taker", module_name, source)
     install(
         tmp_path,
         "other",
-        f"{own}_other",
-        f"from residuum.{module} import {table}\n{table}['another'] = {part}",
+        f"{module_name}_other",
+        f"from residuum.{module} import {table}\n{table}['another'] = {code}",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "_loaded", None)
-    found = {one.name: one.error for one in plugins.load()}
-    assert "'taker'" in found["taker"]
-    assert f"{sort} {name!r} of residuum." in found["taker"]
-    assert found["other"] == ""
-    assert "another" in parts
-    del parts["another"]
-    assert dict(parts) == before
+    errors = {plugin.name: plugin.error for plugin in plugins.load()}
+    assert "'taker'" in errors["taker"]
+    assert f"{sort} {name!r} of residuum." in errors["taker"]
+    assert errors["other"] == ""
+    assert "another" in registry
+    del registry["another"]
+    assert dict(registry) == before
 
 
+@pytest.mark.usefixtures("fresh_plugins")
 def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,12 +367,12 @@ def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
     install(tmp_path, "one", "takes_one", source.format("ATTACKS", "ntk"))
     install(tmp_path, "two", "takes_two", source.format("OBJECTIVES", "polynomial"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "_loaded", None)
-    found = {one.name: one.error for one in plugins.load()}
-    assert "'ntk'" in found["one"]
-    assert "'polynomial'" in found["two"]
+    errors = {plugin.name: plugin.error for plugin in plugins.load()}
+    assert "'ntk'" in errors["one"]
+    assert "'polynomial'" in errors["two"]
 
 
+@pytest.mark.usefixtures("fresh_plugins")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -379,8 +389,7 @@ def test_a_plug_in_that_registers_no_class_of_attacks_is_left_out(
     source = f"from residuum.attacks import ATTACKS, OBJECTIVES, OneShotAttack; {wrong}"
     install(tmp_path, "old", f"old_{len(wrong)}_{wrong[0]}", source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "_loaded", None)
-    (error,) = [one.error for one in plugins.load() if one.name == "old"]
+    (error,) = [plugin.error for plugin in plugins.load() if plugin.name == "old"]
     assert "must be a subclass of" in error
     assert "register the class" in error
     assert before == {**ATTACKS, **OBJECTIVES}
@@ -400,15 +409,15 @@ WRONG = {
 }
 
 
-def test_what_an_attack_of_another_package_returns_is_looked_at() -> None:
+def test_what_an_attack_of_another_package_returns_is_validated() -> None:
     surface = build_weights_surface(CHECKPOINT, Knowledge())
     assert validate_output(GOOD, surface, Knowledge()) is GOOD
     for name, (value, words) in WRONG.items():
         with pytest.raises(InputError, match=words):
             validate_output(GOOD.replace(**{name: value}), surface, Knowledge())
-    for found in (None, GOOD.replace(x=GOOD.x.long()), GOOD.replace(x=torch.ones(0, 4))):
+    for returned in (None, GOOD.replace(x=GOOD.x.long()), GOOD.replace(x=torch.ones(0, 4))):
         with pytest.raises(InputError, match="must return"):
-            validate_output(found, surface, Knowledge())  # type: ignore[arg-type]
+            validate_output(returned, surface, Knowledge())  # type: ignore[arg-type]
 
 
 def test_a_metric_of_another_package_that_raises_is_left_out(
@@ -419,9 +428,9 @@ def test_a_metric_of_another_package_that_raises_is_left_out(
 
     monkeypatch.setitem(METRICS, "mine", Metric("mine", True, None, score, score, "raises"))
     split = rs.load_dataset("digits", 20)
-    found = rs.score(split.train.x, split.train, split.holdout, metrics=("ncc", "mine", "l2"))
-    assert {*found.metrics} == {"ncc", "l2"}
-    assert any("mine failed: ValueError: wrong library" in note for note in found.notes)
+    scores = rs.score(split.train.x, split.train, split.holdout, metrics=("ncc", "mine", "l2"))
+    assert {*scores.metrics} == {"ncc", "l2"}
+    assert any("mine failed: ValueError: wrong library" in note for note in scores.notes)
     assert not any(metric.is_plugin for name, metric in METRICS.items() if name != "mine")
 
 
@@ -429,7 +438,7 @@ def test_parts_of_this_package_are_not_from_outside() -> None:
     from residuum.attacks import every_attack
 
     assert {*every_attack()} == {*OBJECTIVES, *ATTACKS}
-    assert not any(one().is_plugin for one in every_attack().values())
+    assert not any(kind().is_plugin for kind in every_attack().values())
 
     class Mine(Attack):
         pass

@@ -34,9 +34,9 @@ def released(arch: str, data: Dataset, config: TrainingConfig) -> Network:
 
 def matched(points: torch.Tensor, truth: torch.Tensor, within: float = 0.05) -> int:
     """Largest one-to-one matching of truth to points closer than ``within``."""
-    near = (torch.cdist(truth, points) < within).numpy().astype(float)
-    rows, columns = linear_sum_assignment(-near)
-    return int(near[rows, columns].sum())
+    is_near = (torch.cdist(truth, points) < within).numpy().astype(float)
+    rows, columns = linear_sum_assignment(-is_near)
+    return int(is_near[rows, columns].sum())
 
 
 @lru_cache
@@ -48,8 +48,8 @@ def circle_victim(seed: int) -> tuple[Network, Dataset]:
 @pytest.mark.parametrize("seed", CIRCLE_SEEDS)
 def test_circle_is_recovered_whole(seed):
     checkpoint, data = circle_victim(seed)
-    found = attack(checkpoint, Knowledge(), CIRCLE_ATTACK)
-    chosen = select(found, radius=0.03)
+    reconstruction = attack(checkpoint, Knowledge(), CIRCLE_ATTACK)
+    chosen = select(reconstruction, radius=0.03)
     points = chosen.x[chosen.lam.argsort(descending=True)[:CIRCLE_KEPT]]  # no data in this choice
     angle = math.radians(9)  # half the spacing: as far from the truth as the circle allows
     turn = torch.tensor(
@@ -76,7 +76,7 @@ def knowledge_of(split: Split) -> Knowledge:
 
 
 def found_by(checkpoint: Network, split: Split) -> torch.Tensor:
-    """Candidates of the attack with what ``split`` grants."""
+    """Candidates of the attack with the knowledge that ``split`` gives."""
     return attack(checkpoint, knowledge_of(split), DIGITS_ATTACK).x
 
 
@@ -143,9 +143,9 @@ def test_a_small_convnet_is_attacked_for_real():
     split = load_dataset("digits", 10, seed=3)
     checkpoint = released("convnet:1x8x8-8-16-1", split.train, TrainingConfig(steps=400, seed=3))
     knowledge = Knowledge(value_range=(0.0, 1.0), mean=split.train.mean)
-    found = attack(checkpoint, knowledge, Auto(candidates=20, restarts=1, steps=60))
-    scores = score(found.x, split.train, split.holdout, metrics=("ncc",))
-    assert found.status == ("finished",)
-    assert found.loss[0, -1] < 0.9 * found.loss[0, 0]
+    reconstruction = attack(checkpoint, knowledge, Auto(candidates=20, restarts=1, steps=60))
+    scores = score(reconstruction.x, split.train, split.holdout, metrics=("ncc",))
+    assert reconstruction.status == ("finished",)
+    assert reconstruction.loss[0, -1] < 0.9 * reconstruction.loss[0, 0]
     assert scores.calibrated
     assert 0 <= scores.recovered <= 10

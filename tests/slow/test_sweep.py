@@ -28,13 +28,13 @@ from residuum.sweeping.study import Study, open_storage
 from tests.sweeps import (
     KNOWLEDGE,
     Deadly,
-    facts,
     killed_and_resumed,
     plan,
     some_jobs,
     stored_numbers,
     sweep_victim,
     task,
+    trial_facts,
     victim,
 )
 
@@ -52,23 +52,24 @@ def stop_after(count: int) -> Any:
 def test_processes_compute_what_this_one_computes_and_one_that_dies_takes_its_own_job_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, marker = plan(7, sampler="sobol", batch=2), tmp_path / "deaths"
-    here = sweep_victim(tmp_path / "a", wanted)
+    sweep_plan, marker = plan(7, sampler="sobol", batch=2), tmp_path / "deaths"
+    here = sweep_victim(tmp_path / "a", sweep_plan)
     assert [t.number for t in here.trials] == list(range(7))
     assert {t.state for t in here.trials} == {COMPLETE}
+    # The worker must die in the middle of a job, which no setting of a sweep can bring about.
     monkeypatch.setattr(
-        "residuum.sweeping.run.Task", lambda *parts: Deadly(Task(*parts), marker, 1)
+        "residuum.sweeping.run.Task", lambda *arguments: Deadly(Task(*arguments), marker, 1)
     )
-    there = sweep_victim(tmp_path / "b", wanted, engine="processes", workers=2, retries=0)
-    lost = [t for t in there.trials if t.state == FAILED]
+    elsewhere = sweep_victim(tmp_path / "b", sweep_plan, engine="processes", workers=2, retries=0)
+    lost = [t for t in elsewhere.trials if t.state == FAILED]
     assert {t.reason for t in lost} == {"the worker process died 1 times: exit code 3"}
     assert len({t.number // 2 for t in lost}) == 1, "the trials of one job"
-    for mine, its in zip(here.trials, there.trials, strict=True):
+    for trial, its in zip(here.trials, elsewhere.trials, strict=True):
         if its not in lost:
-            assert facts(mine) == facts(its)
-            name = f"trials/{mine.number:06d}.safetensors"
-            kept = [Reconstruction.load(tmp_path / part / name) for part in "ab"]
-            assert same(*(found.replace(seconds=0.0) for found in kept))
+            assert trial_facts(trial) == trial_facts(its)
+            name = f"trials/{trial.number:06d}.safetensors"
+            stored = [Reconstruction.load(tmp_path / folder / name) for folder in "ab"]
+            assert same(*(reconstruction.replace(seconds=0.0) for reconstruction in stored))
 
 
 class Mortal(Local):
@@ -101,12 +102,12 @@ def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
     from residuum.attacks import attack
 
     done = sweep_victim(tmp_path / "s")
-    kept = Reconstruction.load(tmp_path / "s/trials/000002.safetensors")
-    again = attack(victim(), KNOWLEDGE, rebuild_attack(kept))
-    assert same(again.replace(seconds=0.0), kept.replace(seconds=0.0))
-    norms = again.layers[torch.arange(2), again.loss.argmin(1), 0].sqrt()
+    stored = Reconstruction.load(tmp_path / "s/trials/000002.safetensors")
+    repeated = attack(victim(), KNOWLEDGE, rebuild_attack(stored))
+    assert same(repeated.replace(seconds=0.0), stored.replace(seconds=0.0))
+    norms = repeated.layers[torch.arange(2), repeated.loss.argmin(1), 0].sqrt()
     assert done.trials[2].residual == float(norms.median())
-    assert done.trials[2].params["lr_x"] == kept.settings["lr_x"]
+    assert done.trials[2].params["lr_x"] == stored.settings["lr_x"]
 
 
 def test_ranking_is_by_residual_and_the_front_by_both(tmp_path: Path) -> None:
@@ -119,7 +120,7 @@ def test_ranking_is_by_residual_and_the_front_by_both(tmp_path: Path) -> None:
         if any(
             o.residual <= t.residual
             and o.agreement >= t.agreement
-            and facts(o) != facts(t)
+            and trial_facts(o) != trial_facts(t)
             and (o.residual < t.residual or o.agreement > t.agreement)
             for o in done.trials
         )
@@ -129,21 +130,25 @@ def test_ranking_is_by_residual_and_the_front_by_both(tmp_path: Path) -> None:
 
 def test_trials_that_share_a_program_are_those_that_run_alone(tmp_path: Path) -> None:
     """Nearly: rounding differs, and the random start, which is why the batch is part of the plan."""
-    wanted = plan(4, batch=2)
-    done = sweep_victim(tmp_path / "b", wanted)
+    sweep_plan = plan(4, batch=2)
+    done = sweep_victim(tmp_path / "b", sweep_plan)
     alone = sweep_victim(tmp_path / "a", plan(4))
     for n in (0, 2):  # the first of each block starts from the same random numbers
         assert done.trials[n].residual == pytest.approx(alone.trials[n].residual, rel=1e-6)
-    kept = [Reconstruction.load(tmp_path / f"b/trials/00000{n}.safetensors") for n in range(4)]
-    assert [part.settings["lr_x"] for part in kept] == [t.params["lr_x"] for t in done.trials]
-    assert all(part.restarts == 2 and len(part.x) == 24 for part in kept)
+    stored = [Reconstruction.load(tmp_path / f"b/trials/00000{n}.safetensors") for n in range(4)]
+    assert [reconstruction.settings["lr_x"] for reconstruction in stored] == [
+        t.params["lr_x"] for t in done.trials
+    ]
+    assert all(
+        reconstruction.restarts == 2 and len(reconstruction.x) == 24 for reconstruction in stored
+    )
 
 
 def test_successive_halving_ends_the_worst_and_changes_nothing_else(tmp_path: Path) -> None:
-    whole = sweep_victim(tmp_path / "whole", plan(9, 225))
-    wanted = plan(9, 225, rungs=2)
-    assert wanted.pauses == [25, 75]
-    halved = sweep_victim(tmp_path / "halved", wanted)
+    uninterrupted = sweep_victim(tmp_path / "whole", plan(9, 225))
+    sweep_plan = plan(9, 225, rungs=2)
+    assert sweep_plan.pauses == [25, 75]
+    halved = sweep_victim(tmp_path / "halved", sweep_plan)
     ended = {t.number: t for t in halved.trials}
     stopped = {
         step: [t.number for t in halved.trials if t.state == PRUNED and t.step == step]
@@ -151,60 +156,64 @@ def test_successive_halving_ends_the_worst_and_changes_nothing_else(tmp_path: Pa
     }
     assert [len(stopped[25]), len(stopped[75]), len(halved.order)] == [6, 2, 1]
     last = halved.order[0].number
-    assert facts(ended[last]) == facts(whole.trials[last]), (
+    assert trial_facts(ended[last]) == trial_facts(uninterrupted.trials[last]), (
         "a paused trial goes on as if nothing was"
     )
     worst = min(ended[n].residual for n in stopped[25])
     history = {
         n: Reconstruction.load(tmp_path / f"whole/trials/{n:06d}.safetensors") for n in range(9)
     }
-    at = {
+    residual_at_rung = {
         n: executors.first_layer_residual(h.loss[:, :2], h.layers[:, :2])
         for n, h in history.items()
     }
-    assert {n for n, value in at.items() if value < worst} == set(range(9)) - set(stopped[25])
+    assert {n for n, value in residual_at_rung.items() if value < worst} == set(range(9)) - set(
+        stopped[25]
+    )
     assert not list((tmp_path / "halved/trials").glob("*.state.*"))
     assert ETA == 3
 
 
 def test_halving_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    wanted = plan(9, 225, rungs=2)
-    whole = sweep_victim(tmp_path / "whole", wanted)
+    sweep_plan = plan(9, 225, rungs=2)
+    uninterrupted = sweep_victim(tmp_path / "whole", sweep_plan)
     for count in (3, 4):  # within the first rung's ends, and past them
         with pytest.raises(KeyboardInterrupt):
-            sweep_victim(tmp_path / "cut", wanted, watch=stop_after(count))
-    assert [facts(t) for t in sweep_victim(tmp_path / "cut", wanted).trials] == [
-        facts(t) for t in whole.trials
+            sweep_victim(tmp_path / "cut", sweep_plan, watch=stop_after(count))
+    assert [trial_facts(t) for t in sweep_victim(tmp_path / "cut", sweep_plan).trials] == [
+        trial_facts(t) for t in uninterrupted.trials
     ]
 
 
 @pytest.mark.parametrize("sampler", list(SAMPLERS))
 def test_ctrl_c_and_go_on(sampler: str, tmp_path: Path) -> None:
-    wanted = plan(6, sampler=sampler, wave=4)
-    whole = sweep_victim(tmp_path / "whole", wanted)
+    sweep_plan = plan(6, sampler=sampler, wave=4)
+    uninterrupted = sweep_victim(tmp_path / "whole", sweep_plan)
     with pytest.raises(KeyboardInterrupt):
-        sweep_victim(tmp_path / "cut", wanted, watch=stop_after(2))
+        sweep_victim(tmp_path / "cut", sweep_plan, watch=stop_after(2))
     first = {p: p.stat().st_mtime_ns for p in (tmp_path / "cut/trials").iterdir()}
     assert len(first) == 2
-    done = sweep_victim(tmp_path / "cut", wanted)
+    done = sweep_victim(tmp_path / "cut", sweep_plan)
     assert done.fresh == 4
-    assert [facts(t) for t in done.trials] == [facts(t) for t in whole.trials]
+    assert [trial_facts(t) for t in done.trials] == [trial_facts(t) for t in uninterrupted.trials]
     assert {p: p.stat().st_mtime_ns for p in first} == first
-    assert sweep_victim(tmp_path / "cut", wanted).fresh == 0
+    assert sweep_victim(tmp_path / "cut", sweep_plan).fresh == 0
 
 
 def test_candidates_without_their_line_get_it(tmp_path: Path) -> None:
     """As after a kill between the two writes, or a power cut within the second."""
-    whole, journal = sweep_victim(tmp_path / "s"), tmp_path / "s" / JOURNAL
+    uninterrupted, journal = sweep_victim(tmp_path / "s"), tmp_path / "s" / JOURNAL
     for spoil in (journal.unlink, lambda: os.truncate(journal, journal.stat().st_size - 20)):
         spoil()
-        again = sweep_victim(tmp_path / "s")
-        assert again.fresh == 0
-        assert [facts(t) for t in again.trials] == [facts(t) for t in whole.trials]
+        resumed = sweep_victim(tmp_path / "s")
+        assert resumed.fresh == 0
+        assert [trial_facts(t) for t in resumed.trials] == [
+            trial_facts(t) for t in uninterrupted.trials
+        ]
         assert stored_numbers(tmp_path / "s") == list(range(6))
     path = tmp_path / "s/trials/000002.safetensors"
-    kept = Reconstruction.load(path)
-    kept.replace(settings=kept.settings | {"lr_x": 0.125}).save(path)
+    stored = Reconstruction.load(path)
+    stored.replace(settings=stored.settings | {"lr_x": 0.125}).save(path)
     journal.unlink()
     assert sweep_victim(tmp_path / "s").trials[2].params["lr_x"] == 0.125, (
         "as found, not as drawn again"
@@ -224,6 +233,7 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
             raise RuntimeError("a bad day\nfor sums")
         return real(attack, *target, **options)
 
+    # No setting makes an attack raise an error that depends on its seed.
     monkeypatch.setattr(Attack, "run", sometimes)
     diverging = Auto(
         restarts=2, steps=50, candidates=12, optimizer="sgd", lr_x=1e-6, constraint="penalty"
@@ -251,6 +261,7 @@ def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
             raise torch.OutOfMemoryError("no more")
         return real(attack, *target, **options)
 
+    # The memory of a test machine is not known, so the error is raised by hand.
     monkeypatch.setattr(Attack, "run", small)
     done = sweep_victim(tmp_path / "s", plan(4, batch=4))
     assert sizes == [8, 4, 4]
@@ -259,7 +270,7 @@ def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
     assert {t.reason for t in alone.trials} == {"out of memory: no more"}
 
 
-def test_a_driver_killed_outright_goes_on(tmp_path: Path) -> None:
+def test_a_killed_driver_continues(tmp_path: Path) -> None:
     done, summary = killed_and_resumed(tmp_path, "--engine", "processes", "--workers", "1")
     assert 12 - summary["session"]["trials"] in (done - 1, done, done + 1)
 
@@ -268,9 +279,9 @@ def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:
     sweep_victim(tmp_path / "s", plan(2))
     with pytest.raises(InputError, match="other settings"):
         sweep_victim(tmp_path / "s", plan(3))
-    told = KNOWLEDGE.replace(sample_count=7)
+    other_knowledge = KNOWLEDGE.replace(sample_count=7)
     with pytest.raises(InputError, match="other settings"):
-        sweep(victim(), told, out=tmp_path / "s", **dict(plan(2)))
+        sweep(victim(), other_knowledge, out=tmp_path / "s", **dict(plan(2)))
     with SweepRun.open(tmp_path / "s"), pytest.raises(OutputError, match="Another sweep"):
         sweep_victim(tmp_path / "s", plan(2))
     (tmp_path / "f").mkdir()
@@ -330,21 +341,21 @@ def test_two_sweeps_share_a_storage(tmp_path: Path) -> None:
     assert (first.fresh, second.fresh) == (2, 3)
     with open_storage(tmp_path, url) as storage:
         held = Study(plan(2), storage, json.loads((tmp_path / "a/request.json").read_text()))
-    assert [facts(t) for t in held.trials.values()] == [facts(t) for t in first.trials]
+    assert [trial_facts(t) for t in held.trials.values()] == [trial_facts(t) for t in first.trials]
 
 
 def test_nothing_heavy_is_imported_before_it_is_needed_and_what_is_missing_is_said_in_a_line(
     tmp_path: Path,
 ) -> None:
     model = save_checkpoint(victim(), tmp_path / "model.safetensors")
-    said = ["sweep", str(model), "--engine", "ray", "--out", str(tmp_path / "s")]
+    arguments = ["sweep", str(model), "--engine", "ray", "--out", str(tmp_path / "s")]
     code = f"""
 import sys, residuum.cli.main, residuum.sweeping.run
 print(sorted({{"ray", "optuna", "sqlalchemy"}} & sys.modules.keys()))
 sys.modules["ray"] = None
-print(residuum.cli.main.main({said}))
+print(residuum.cli.main.main({arguments}))
 del sys.modules["ray"]
-print(residuum.cli.main.main({[*said, "--address", "nonsense"]}))
+print(residuum.cli.main.main({[*arguments, "--address", "nonsense"]}))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split("\n")[:3] == ["[]", "2", "2"], done.stderr

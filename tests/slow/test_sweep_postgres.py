@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.sweeps import facts, plan, sweep_victim
+from tests.sweeps import plan, sweep_victim, trial_facts
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +44,16 @@ def postgres() -> Iterator[str]:
 
 @pytest.mark.postgres
 def test_a_server_remembers_what_a_file_does(postgres: str, tmp_path: Path) -> None:
-    wanted = plan(5, objectives=("residual", "agreement"))
+    sweep_plan = plan(5, objectives=("residual", "agreement"))
 
     def stop(progress: Any) -> None:
         if progress.fresh == 2:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        sweep_victim(tmp_path / "a", wanted, storage=postgres, watch=stop)
-    there = sweep_victim(tmp_path / "a", wanted, storage=postgres)
-    here = sweep_victim(tmp_path / "b", wanted)
-    assert there.fresh == 3
-    assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
+        sweep_victim(tmp_path / "a", sweep_plan, storage=postgres, watch=stop)
+    on_server = sweep_victim(tmp_path / "a", sweep_plan, storage=postgres)
+    here = sweep_victim(tmp_path / "b", sweep_plan)
+    assert on_server.fresh == 3
+    assert [trial_facts(t) for t in on_server.trials] == [trial_facts(t) for t in here.trials]
     assert not (tmp_path / "a/study.journal").exists()

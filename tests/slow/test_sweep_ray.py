@@ -13,13 +13,13 @@ from residuum.records import same
 from residuum.sweeping.executors import LOOPBACK, QUIET, Ray, run_jobs
 from tests.sweeps import (
     Deadly,
-    facts,
     killed_and_resumed,
     plan,
     some_jobs,
     stored_numbers,
     sweep_victim,
     task,
+    trial_facts,
 )
 
 pytestmark = pytest.mark.ray
@@ -38,29 +38,29 @@ def cluster() -> Iterator[Any]:
         pytest.skip(reason)
     node = {"num_cpus": 1, "object_store_memory": 100 * 2**20, "node_ip_address": "127.0.0.1"}
     head = {**node, "include_dashboard": False}
-    made = Cluster(initialize_head=True, head_node_args=head)
-    made.node_args = node
-    made.second = made.add_node(**node)
+    ray_cluster = Cluster(initialize_head=True, head_node_args=head)
+    ray_cluster.node_args = node
+    ray_cluster.second = ray_cluster.add_node(**node)
     import ray
 
     # One connection for the module: its workers have imported everything after the first test.
-    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-    yield made
+    ray.init(address=ray_cluster.address, log_to_driver=False, logging_level="ERROR")
+    yield ray_cluster
     ray.shutdown()
-    made.shutdown()
+    ray_cluster.shutdown()
 
 
 def test_a_cluster_computes_what_this_process_computes(cluster: Any, tmp_path: Path) -> None:
-    wanted = plan(6, sampler="tpe", wave=4, batch=2)
-    here = sweep_victim(tmp_path / "here", wanted)
-    there = sweep_victim(tmp_path / "there", wanted, engine="ray", address=cluster.address)
-    assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
-    assert there.order[0].number == here.order[0].number
-    assert same(there.reconstruction, here.reconstruction)
+    sweep_plan = plan(6, sampler="tpe", wave=4, batch=2)
+    here = sweep_victim(tmp_path / "here", sweep_plan)
+    on_cluster = sweep_victim(tmp_path / "there", sweep_plan, engine="ray", address=cluster.address)
+    assert [trial_facts(t) for t in on_cluster.trials] == [trial_facts(t) for t in here.trials]
+    assert on_cluster.order[0].number == here.order[0].number
+    assert same(on_cluster.reconstruction, here.reconstruction)
 
 
 def test_a_node_that_dies_and_one_that_comes(cluster: Any, tmp_path: Path) -> None:
-    wanted = plan(15, 400)
+    sweep_plan = plan(15, 400)
     seen: list[int] = []
 
     def watch(progress: Any) -> None:
@@ -70,7 +70,9 @@ def test_a_node_that_dies_and_one_that_comes(cluster: Any, tmp_path: Path) -> No
         if progress.done == 10:
             cluster.second = cluster.add_node(**cluster.node_args)
 
-    done = sweep_victim(tmp_path / "s", wanted, watch=watch, engine="ray", address=cluster.address)
+    done = sweep_victim(
+        tmp_path / "s", sweep_plan, watch=watch, engine="ray", address=cluster.address
+    )
     assert seen == list(range(1, 16))
     assert [t.number for t in done.trials] == list(range(15))
     assert {t.state for t in done.trials} == {"complete"}

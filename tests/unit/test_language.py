@@ -27,6 +27,8 @@ SCRIPTS = [
     for folder in ("benchmarks", "experiments", "papers", "tools")
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
+TESTS = Path(__file__).parents[1]
+TEST_FOLDERS = sorted({path.parent for path in TESTS.rglob("*.py")})
 
 
 def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -98,6 +100,12 @@ def test_public_functions_document_parameters_and_results(path: Path) -> None:
         if (missing := gaps(function))
     }
     assert not lacking
+
+
+@pytest.mark.parametrize("folder", TEST_FOLDERS, ids=lambda path: str(path.relative_to(TESTS)))
+def test_names_in_tests_say_what_they_name(folder: Path) -> None:
+    vague = {path.name: names for path in folder.glob("*.py") if (names := vague_names(path))}
+    assert not vague
 
 
 def test_the_checks_notice_a_vague_name_and_a_gap(tmp_path: Path) -> None:

@@ -26,23 +26,23 @@ NAMES = ["comparison", "dry-run", "exposure", "result", "scan"]
 def test_the_files_are_what_the_records_give() -> None:
     """After a record changed: `python -m residuum.schemas`."""
     folder = files("residuum").joinpath("schemas")
-    kept = {
+    stored = {
         file.name: file.read_text("utf-8")
         for file in folder.iterdir()
         if file.name.endswith("json")
     }
-    assert kept == derive_schemas()
+    assert stored == derive_schemas()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_file_is_a_schema_with_a_version(name: str) -> None:
-    found = schema(name)
-    jsonschema.Draft202012Validator.check_schema(found)
-    kind, version = found["$id"].removeprefix("urn:residuum:").split(":")
+    document = schema(name)
+    jsonschema.Draft202012Validator.check_schema(document)
+    kind, version = document["$id"].removeprefix("urn:residuum:").split(":")
     assert kind == name
     assert float(version) >= 1
-    assert found["additionalProperties"] is False
-    stated = found["properties"].get("schema_version")
+    assert document["additionalProperties"] is False
+    stated = document["properties"].get("schema_version")
     assert stated is None or stated["enum"] == [version]
 
 
@@ -93,7 +93,7 @@ class Outer(Record):
 
     derived = ("count",)
 
-    one: Inner | None
+    inner: Inner | None
     several: tuple[Inner, ...]
     named: dict[str, Inner]
     anything: dict[str, Any]
@@ -108,7 +108,7 @@ def test_records_inside_records_have_one_definition_each() -> None:
     record = Outer(Inner(1), (Inner(2), Inner(3)), {"a": Inner(4)}, {"b": [1, None]})
     values = record.to_json()
     assert values == {
-        "one": {"size": 1},
+        "inner": {"size": 1},
         "several": [{"size": 2}, {"size": 3}],
         "named": {"a": {"size": 4}},
         "anything": {"b": [1, None]},

@@ -128,7 +128,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         # This option is only listed for the help. ``main`` reads it and loads the plug-ins before this call.
         no_plugins: options.NoPlugins = False,
     ) -> None:
-        from residuum.attacks import estimate, make_attack
+        from residuum.attacks import Attack, estimate, make_attack
         from residuum.attacks.registry import adapt_to_surface
         from residuum.attacks.trees.forest import ForestAttack, read_forest
         from residuum.errors import InconclusiveError
@@ -165,6 +165,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
             release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
         )
         knowledge = build_knowledge(release, network, base=base, **vars(knowledge_options))
+        assert isinstance(attack, Attack)
         attack = adapt_to_surface(surface or "", knowledge, attack)
         if dry_run:
             cost = estimate(network, knowledge, attack)

@@ -118,7 +118,11 @@ def score(
                 verdicts[deciding.name] = _judge(metric, data, gain, calibration)
                 subset_count = len(calibration.chance)
                 continue
-            cost = _cost(metric, data, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
+            cost = (
+                _cost(metric, data, gain, seed)
+                if seconds < math.inf
+                else PermutationTestCost(0.0, 0.0)
+            )
             remaining_seconds = seconds - (time.monotonic() - start_time)
             if metric.name == deciding.name:
                 subset_count = cost.count_subsets(subsets, remaining_seconds)
@@ -162,7 +166,7 @@ def score(
 
 
 @dataclass(frozen=True)
-class _Cost:
+class PermutationTestCost:
     """The time that a permutation test takes.
 
     A test with B random subsets matches 2 B sets: B random subsets of all samples and B random held-out sets.
@@ -176,10 +180,19 @@ class _Cost:
     per_set: float
 
     def seconds_for(self, subsets: int) -> float:
+        """Return the seconds that a test with this number of random subsets takes."""
         return self.setup + 2 * subsets * self.per_set
 
     def count_subsets(self, subsets: int, seconds: float) -> int:
-        """Return how many random subsets fit into a time budget, but never fewer than a test needs."""
+        """Return how many random subsets fit into a time budget, but never fewer than a test needs.
+
+        Args:
+            subsets: Maximum number of subsets.
+            seconds: Time budget.
+
+        Returns:
+            The number of subsets.
+        """
         if self.seconds_for(subsets) <= seconds:
             return subsets
         # On a busy machine a few sets may take no longer than one set. Then the time per set is unknown.
@@ -210,14 +223,16 @@ def count_affordable_subsets(
     if seconds == math.inf:
         return subsets
     costs = [_cost(metric, data, gain, seed) for metric, data, gain in problems]
-    total_cost = _Cost(sum(cost.setup for cost in costs), sum(cost.per_set for cost in costs))
+    total_cost = PermutationTestCost(
+        sum(cost.setup for cost in costs), sum(cost.per_set for cost in costs)
+    )
     return total_cost.count_subsets(subsets, seconds)
 
 
-def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> _Cost:
+def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> PermutationTestCost:
     """Estimate how long a permutation test takes, by measuring the time for a few random held-out sets."""
     if not data.holdout_size:
-        return _Cost(0.0, 0.0)
+        return PermutationTestCost(0.0, 0.0)
     rng, durations = np.random.default_rng((seed, 3)), []
     value, similarity_floor = data.value_of(metric), -np.inf
     # The time is measured for one set, and then for 1 + ``PILOT`` sets. The difference gives the time per
@@ -229,7 +244,7 @@ def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> _Cost:
         similarity_floor = estimate_floor(gain, value, sets) if count == 1 else similarity_floor
         score_matches(gain, value, match_greedily_in_sets(gain, sets, similarity_floor), sets)
         durations.append(time.monotonic() - start_time)
-    return _Cost(durations[0], max(0.0, durations[1] - durations[0]) / PILOT)
+    return PermutationTestCost(durations[0], max(0.0, durations[1] - durations[0]) / PILOT)
 
 
 def calibrate_metric(

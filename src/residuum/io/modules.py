@@ -59,7 +59,7 @@ def checkpoint_from_module(
     except (ArchitectureError, CheckpointError):  # no architecture string describes this module
         description = None
     if description is None:
-        wrapped = _wrap_module(model, sample_shape)
+        wrapped = wrap_module(model, sample_shape)
         return wrapped.replace(labels=tuple(labels), task=task)
     arch, state = description
     theta, _, notes = clean_state(state)
@@ -105,8 +105,20 @@ def _describe(
     return same_function(model, shape)
 
 
-def _wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
-    """Return a network that runs a copy of a module, which can be of any class, on samples of ``shape``."""
+def wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
+    """Return a network that runs a copy of a module of any class.
+
+    Args:
+        model: The module.
+        shape: Shape of one sample, or () if the first layer is Linear and receives the input.
+
+    Returns:
+        The network, without an architecture string that describes its layers.
+
+    Raises:
+        ArchitectureError: If the module has no weights, or if its samples have another shape.
+        CheckpointError: If a weight is not a finite real number.
+    """
     class_name = type(model).__name__
     theta = {n: p.detach() for n, p in model.named_parameters()}
     if not any(p.ndim > 1 for p in theta.values()):

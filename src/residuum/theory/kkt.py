@@ -470,7 +470,9 @@ def _output_slopes(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
     return signals[layer + 1] @ model.linears[layer + 1].weight.detach()
 
 
-def _columns(model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs) -> tuple[Tensor, list[Tensor]]:
+def compute_kink_columns(
+    model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs
+) -> tuple[Tensor, list[Tensor]]:
     """Return the columns of the quadratic program over multipliers and gates at kinks, as backward signals.
 
     A gate is the derivative of a ReLU, and mu_j is the product of gate j and the multiplier of its
@@ -518,7 +520,7 @@ def _solve_freed(
     Returns:
         The residual, and whether the quadratic program was solved.
     """
-    index, signals = _columns(model, trace, rows, pairs)
+    index, signals = compute_kink_columns(model, trace, rows, pairs)
     theta = parameters(model)
     factor = _factor(model, trace, index, signals)
     z, is_solved = _solve_quadratic_program(factor, len(rows), pairs.row, end - time.monotonic())

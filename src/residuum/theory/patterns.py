@@ -106,7 +106,7 @@ def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
     layers, values = [], []
     for i, model in enumerate(models):
         copy_prefix = f"point {i}: " if len(models) > 1 else ""
-        for name, value in _record_switches(model, x):
+        for name, value in record_switches(model, x):
             layers.append((copy_prefix + name, value.shape[1]))
             values.append(value)
     return Switches(tuple(layers), torch.cat([x.new_zeros(len(x), 0), *values], 1).detach())
@@ -125,7 +125,7 @@ def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) ->
     """
 
     def values(z: Tensor) -> Tensor:
-        switch_values = [value for model in models for _, value in _record_switches(model, z)]
+        switch_values = [value for model in models for _, value in record_switches(model, z)]
         return torch.cat([z.new_zeros(len(z), 0), *switch_values], 1)
 
     return jvp(values, (x,), (direction.expand_as(x).contiguous(),))[1].detach()
@@ -216,8 +216,16 @@ def check_piecewise_linear(model: nn.Module) -> None:
     )
 
 
-def _record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
-    """Return each layer's name and the (n, units) values of its switches, first layer first."""
+def record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
+    """Record the values of all switches (activation boundaries) in a forward pass.
+
+    Args:
+        model: The network.
+        x: (n, *shape) samples.
+
+    Returns:
+        Each layer's name and the (n, units) values of its switches, first layer first.
+    """
     if (chain := dense_chain(model)) is not None:
         if isinstance(chain.activation, Linear):
             return []

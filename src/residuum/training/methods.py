@@ -150,7 +150,7 @@ class GradientDescent:
 
     def step(self, count: int) -> None:
         """Take a gradient step on all samples or on the next mini-batch."""
-        x, y = self._batch(count)
+        x, y = self.select_batch(count)
         names, weights = zip(*self.model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(self.loss(self.model(x), y), weights)
         with torch.no_grad():
@@ -167,8 +167,15 @@ class GradientDescent:
                     self.buffers[name] = update
                 p.sub_(update, alpha=self.config.lr)
 
-    def _batch(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the samples of a step: all samples, or the next mini-batch."""
+    def select_batch(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the samples of a step: all samples, or the next mini-batch.
+
+        Args:
+            count: Number of steps before this one.
+
+        Returns:
+            The samples and their labels.
+        """
         size, n = self.config.batch, len(self.x)
         if self.config.method == "gd" or not 0 < size < n:
             return self.x, self.y
@@ -274,7 +281,7 @@ class MarginMaximization:
             c *= self.UNDO
         c *= self.GROW if after < before else self.SHRINK
         self.scalars["c"] = min(max(c, self.MIN_C), self.MAX_C)
-        self._rescale(lowest)
+        self.rescale(lowest)
 
     def _objective(self) -> list[float]:
         """Return the objective F, the lowest margin, ||grad F||^2 and ||theta||^2, and store the gradient."""
@@ -301,8 +308,12 @@ class MarginMaximization:
         )
         self._figures = torch.stack(measured_values)
 
-    def _rescale(self, lowest: float) -> None:
-        """Rescale a homogeneous network if its margin exceeds ``MARGIN_CAP``. This avoids overflow."""
+    def rescale(self, lowest: float) -> None:
+        """Rescale a homogeneous network if its margin exceeds ``MARGIN_CAP``. This avoids overflow.
+
+        Args:
+            lowest: Lowest margin of all samples.
+        """
         # Multiplying the weights by a factor c multiplies all margins by c^L. The velocity and tau are
         # rescaled too, so the course of the descent does not change.
         if self.order is None or not self.MARGIN_CAP < lowest < math.inf:

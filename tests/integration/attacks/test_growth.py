@@ -98,18 +98,18 @@ def test_a_candidate_that_is_known_to_be_unstable_is_followed_through_its_events
     state = search(Solver(model, BinaryKKT(), Knowledge(), config, (6,), 1, 2))
     splits = [e for e in state.population.events if e["kind"] == "split"]
     assert len(splits) >= 2
-    known = set(range(2))
+    candidates_seen = set(range(2))
     for event in splits:
         assert event["step"] % 200 == 0
-        assert event["parent"] in known
-        known |= set(event["children"])
+        assert event["parent"] in candidates_seen
+        candidates_seen |= set(event["children"])
         assert event["eigenvalue"] < 0
         assert event["eta"] > 0
         assert event["predicted"] < 0
         assert event["obtained"] == event["loss_after"] - event["loss_before"] < 0
         # one split a round here: L = L0 + 2g (eta/eta*)^2 - g (eta/eta*)^4 at its minimum, half of it
         assert event["obtained"] / event["predicted"] == pytest.approx(0.5, abs=1e-6)
-    assert set(state.population.ident[0][state.population.active[0]].tolist()) <= known
+    assert set(state.population.ident[0][state.population.active[0]].tolist()) <= candidates_seen
 
 
 OBJECTIVES = [
@@ -163,16 +163,16 @@ def check_runs_of_a_batch(folder, tolerance, strategy=SPLITTING, **settings):
             make_grower(together, strategy).create_generator,
         )
         grower.create_generator = lambda step, _, f=own_numbers, run=run: f(step, run)
-        one = alone.start()
+        start_state = alone.start()
         x, lam = start.x[[run]], start.lam[[run]]
         path = folder / f"{run}-{'-'.join(settings)}"
-        one.replace(x=x, lam=lam, best_x=x, best_lam=lam).save(path)
-        own = search(alone, path, grower=grower)
-        assert int(own.population.active.sum()) == sizes[run]
-        found = end.x[run][end.population.active[run]]
-        wanted = own.x[0][own.population.active[0]]
-        assert torch.allclose(found, wanted, atol=tolerance)
-        history = torch.stack(end.loss)[:, run], torch.stack(own.loss)[:, 0]
+        start_state.replace(x=x, lam=lam, best_x=x, best_lam=lam).save(path)
+        separate_end = search(alone, path, grower=grower)
+        assert int(separate_end.population.active.sum()) == sizes[run]
+        actual = end.x[run][end.population.active[run]]
+        expected = separate_end.x[0][separate_end.population.active[0]]
+        assert torch.allclose(actual, expected, atol=tolerance)
+        history = torch.stack(end.loss)[:, run], torch.stack(separate_end.loss)[:, 0]
         assert torch.allclose(*history, rtol=tolerance)
 
 
@@ -188,13 +188,13 @@ def test_each_run_of_a_batch_ends_as_it_does_alone(tmp_path):
 
 
 def test_a_grown_attack_goes_on_from_where_it_was_stopped(tmp_path):
-    whole = search(small_solver())
+    uninterrupted = search(small_solver())
     paused = search(small_solver(), tmp_path / "state", until=70)
     assert paused.population.events
     assert not paused.stopped
-    assert 70 <= paused.step < whole.step
+    assert 70 <= paused.step < uninterrupted.step
     resumed = search(small_solver(), tmp_path / "state")
-    assert same(resumed, whole)
+    assert same(resumed, uninterrupted)
     changed = SMALL.changed(split_every=31)
     with pytest.raises(InputError, match="other settings"):
         search(small_solver(changed), tmp_path / "state")
@@ -231,30 +231,36 @@ def test_the_reconstruction_holds_the_living_alone_and_says_how_it_ended(tmp_pat
         split_every=25,
         split_eps=1e-9,
     )
-    found = attack(released(1), None, config)
-    assert len(found.x) == len(found.labels) == len(found.lam) == len(found.run) == len(found.ident)
-    assert (found.lam.abs() > 0).any()
-    assert len(found.x) > 8
+    reconstruction = attack(released(1), None, config)
+    assert (
+        len(reconstruction.x)
+        == len(reconstruction.labels)
+        == len(reconstruction.lam)
+        == len(reconstruction.run)
+        == len(reconstruction.ident)
+    )
+    assert (reconstruction.lam.abs() > 0).any()
+    assert len(reconstruction.x) > 8
     for run in range(2):
-        own = found.ident[found.run == run]
-        assert len(own.unique()) == len(own)
-    assert len(found.second_order) == 2
-    for part in found.second_order:
-        assert part["gradient"] > 0
-        wanted = part["gradient"] <= 1e-9 and part["lowest_curvature"] >= -(1e-9**0.5)
-        assert part["stationary"] == wanted
+        identities = reconstruction.ident[reconstruction.run == run]
+        assert len(identities.unique()) == len(identities)
+    assert len(reconstruction.second_order) == 2
+    for row in reconstruction.second_order:
+        assert row["gradient"] > 0
+        expected = row["gradient"] <= 1e-9 and row["lowest_curvature"] >= -(1e-9**0.5)
+        assert row["stationary"] == expected
     loose = attack(released(1), None, config.changed(split_eps=1e9))
-    assert all(part["stationary"] for part in loose.second_order)
-    assert same(Reconstruction.load(found.save(tmp_path / "r")), found)
-    summary = found.to_json()
-    assert summary["events"] == [dict(event) for event in found.events]
-    assert summary["candidates"] == len(found.x)
+    assert all(group["stationary"] for group in loose.second_order)
+    assert same(Reconstruction.load(reconstruction.save(tmp_path / "r")), reconstruction)
+    summary = reconstruction.to_json()
+    assert summary["events"] == [dict(event) for event in reconstruction.events]
+    assert summary["candidates"] == len(reconstruction.x)
 
 
 def test_growth_stops_at_its_limit_and_says_when_no_round_was_due():
-    found = attack(released(), None, SMALL.changed(split_limit=5))
-    assert all(int((found.run == run).sum()) <= 5 for run in range(2))
-    assert any("limit of candidates" in note for note in found.notes)
+    reconstruction = attack(released(), None, SMALL.changed(split_limit=5))
+    assert all(int((reconstruction.run == run).sum()) <= 5 for run in range(2))
+    assert any("limit of candidates" in note for note in reconstruction.notes)
     quiet = attack(released(), None, SMALL.changed(split_every=500))
     assert any("no round was due" in note for note in quiet.notes)
     assert len(quiet.x) == 8
@@ -296,11 +302,11 @@ def test_the_command_line_grows_and_says_so(tmp_path, capsys):
     common = ["attack", str(path), "--steps", "120", "--restarts", "2", "--candidates", "4"]
     grow = ["--split", "curvature", "--split-every", "25", "--split-threshold", "0", "--sharpness"]
     code = main([*common, *grow, "10", "--out", str(tmp_path / "a"), "--json"])
-    said = json.loads(capsys.readouterr().out)
+    output = json.loads(capsys.readouterr().out)
     assert code == 0
-    assert said["settings"]["split"] == "curvature"
-    assert {event["kind"] for event in said["events"]} & {"split", "stable"}
-    assert len(said["second_order"]) == 2
+    assert output["settings"]["split"] == "curvature"
+    assert {event["kind"] for event in output["events"]} & {"split", "stable"}
+    assert len(output["second_order"]) == 2
     assert (tmp_path / "a" / "family.png").read_bytes().startswith(b"\x89PNG")
     assert main([*common, "--preset", "shen2026", "--out", str(tmp_path / "b")]) == 0
     assert not (tmp_path / "b" / "family.png").exists()  # nothing changed, so there is no tree

@@ -56,14 +56,14 @@ class Loss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, lam, problem, sharpness):
-        found = problem.evaluate(x, lam, sharpness)
-        ctx.save_for_backward(found.grad_x, found.grad_lam)
-        return found.loss
+        evaluation = problem.evaluate(x, lam, sharpness)
+        ctx.save_for_backward(evaluation.grad_x, evaluation.grad_lam)
+        return evaluation.loss
 
     @staticmethod
     def backward(ctx, g):
         gx, gl = ctx.saved_tensors
-        spread = [g.view(-1, *[1] * (part.ndim - 1)) * part for part in (gx, gl)]
+        spread = [g.view(-1, *[1] * (gradient.ndim - 1)) * gradient for gradient in (gx, gl)]
         return (*spread, None, None)
 
 
@@ -93,8 +93,8 @@ def test_a_pullback_written_by_hand_is_that_of_the_covectors(objective, outputs)
     case = attack_case(MLP((4, 5, outputs)), objective, outputs, (4,), 3)
     z, ubar = (torch.randn(2, 3, outputs, dtype=torch.float64) for _ in range(2))
     for point in range(len(objective.gradient_points())):
-        known = (point, z, case.labels, case.lam, ubar)
-        by_hand, by_autograd = objective.pullback(*known), Objective.pullback(objective, *known)
+        inputs = (point, z, case.labels, case.lam, ubar)
+        by_hand, by_autograd = objective.pullback(*inputs), Objective.pullback(objective, *inputs)
         assert close(by_hand[1], by_autograd[1], 1e-14)
         assert close(
             torch.zeros_like(z) if by_hand[0] is None else by_hand[0], by_autograd[0], 1e-14
@@ -174,8 +174,8 @@ def test_any_network_equals_the_naive_loop(objective, outputs):
                 case.model, objective, case.knowledge, case.labels, surrogate=surrogate
             )
             assert problem.explicit is None
-            found = problem.evaluate(case.x, case.lam, SHARPNESS)
-            assert_same(found, naive(case, problem, surrogate, forward=forward))
+            evaluation = problem.evaluate(case.x, case.lam, SHARPNESS)
+            assert_same(evaluation, naive(case, problem, surrogate, forward=forward))
             first = AllLayers(
                 case.model,
                 objective,
@@ -185,8 +185,8 @@ def test_any_network_equals_the_naive_loop(objective, outputs):
                 normalize=False,
                 layers="first",
             )
-            found = first.evaluate(case.x, case.lam, SHARPNESS)
-            assert_same(found, naive(case, first, surrogate, False, "first", forward))
+            evaluation = first.evaluate(case.x, case.lam, SHARPNESS)
+            assert_same(evaluation, naive(case, first, surrogate, False, "first", forward))
 
 
 @pytest.mark.parametrize("objective", [BinaryKKT(), WeightDecay(tied=0.7, loss="squared"), NTK()])
@@ -194,8 +194,8 @@ def test_polynomial_networks_equal_the_naive_loop(objective):
     case = attack_case(PolynomialNetwork(4, 5, Polynomial(CUBIC)), objective, 1, (4,))
     for surrogate in ("none", "sigmoid"):  # no ReLU, so nothing for a surrogate to stand for
         problem = AllLayers(case.model, objective, case.knowledge, case.labels, surrogate=surrogate)
-        found = problem.evaluate(case.x, case.lam)
-        assert_same(found, naive(case, problem, "none", forward=cubic_forward))
+        evaluation = problem.evaluate(case.x, case.lam)
+        assert_same(evaluation, naive(case, problem, "none", forward=cubic_forward))
 
 
 def test_a_surrogate_has_a_name():
@@ -211,33 +211,35 @@ def test_a_surrogate_has_a_name():
 def test_the_order_of_candidates_does_not_matter(objective, outputs):
     case = attack_case(MLP((5, 6, 4, outputs)), objective, outputs, (5,), 6)
     order = torch.tensor([3, 0, 5, 1, 4, 2])
-    known = (case.model, objective, case.knowledge)
-    before = AllLayers(*known, case.labels).evaluate(case.x, case.lam, SHARPNESS)
-    after = AllLayers(*known, case.labels[order]).evaluate(
+    inputs = (case.model, objective, case.knowledge)
+    before = AllLayers(*inputs, case.labels).evaluate(case.x, case.lam, SHARPNESS)
+    after = AllLayers(*inputs, case.labels[order]).evaluate(
         case.x[:, order], case.lam[:, order], SHARPNESS
     )
-    wanted = (before.loss, before.layers, before.grad_x[:, order], before.grad_lam[:, order])
-    assert_same(after, wanted, 1e-12)
+    expected = (before.loss, before.layers, before.grad_x[:, order], before.grad_lam[:, order])
+    assert_same(after, expected, 1e-12)
     assert not close(before.grad_x, before.grad_x[:, order], 1e-2)
 
 
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
 def test_a_sample_may_be_split_into_two_that_share_its_multiplier(objective, outputs):
     case = attack_case(MLP((5, 6, 4, outputs)), objective, outputs, (5,), 4)
-    known = (case.model, objective, case.knowledge)
-    whole = AllLayers(*known, case.labels).evaluate(case.x, case.lam, SHARPNESS)
+    inputs = (case.model, objective, case.knowledge)
+    evaluation = AllLayers(*inputs, case.labels).evaluate(case.x, case.lam, SHARPNESS)
     twice, share = torch.tensor([0, 0, 1, 2, 3]), 0.3
     lam = case.lam[:, twice].clone()
     lam[:, 0] *= share
     lam[:, 1] *= 1 - share
-    split = AllLayers(*known, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
-    grad_x = whole.grad_x[:, twice].clone()
+    split = AllLayers(*inputs, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
+    grad_x = evaluation.grad_x[:, twice].clone()
     grad_x[:, 0] *= share
     grad_x[:, 1] *= 1 - share
-    assert_same(split, (whole.loss, whole.layers, grad_x, whole.grad_lam[:, twice]), 1e-12)
+    assert_same(
+        split, (evaluation.loss, evaluation.layers, grad_x, evaluation.grad_lam[:, twice]), 1e-12
+    )
     lam[:, 1] *= 2
-    more = AllLayers(*known, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
-    assert not close(more.loss, whole.loss, 1e-4)
+    more = AllLayers(*inputs, case.labels[twice]).evaluate(case.x[:, twice], lam, SHARPNESS)
+    assert not close(more.loss, evaluation.loss, 1e-4)
 
 
 # Zero at exact points with true gates
@@ -253,32 +255,32 @@ def squared_residual(model, objective, knowledge, labels, x, lam):
 @pytest.mark.parametrize(("groups", "size"), [(2, 3), (4, 2)])
 def test_zero_at_exact_binary_points(depth, groups, size):
     point = relu_point(depth, groups, size, width=2)
-    known = (point.model, BinaryKKT(), Knowledge(), point.y, point.x)
-    assert squared_residual(*known, point.lam) < 1e-24
-    assert squared_residual(*known, 1.1 * point.lam) > 1e-3
+    inputs = (point.model, BinaryKKT(), Knowledge(), point.y, point.x)
+    assert squared_residual(*inputs, point.lam) < 1e-24
+    assert squared_residual(*inputs, 1.1 * point.lam) > 1e-3
     free = (point.lam * point.y)[:, None]
-    assert squared_residual(point.model, WeightDecay(), *known[2:], free) < 1e-24
+    assert squared_residual(point.model, WeightDecay(), *inputs[2:], free) < 1e-24
 
 
 def rival_multipliers(point, classes):
     """(n, C) from one per row: rivals in order, zero at the sample's own class."""
     lam = point.x.new_zeros(len(point.x), classes)
-    others = torch.stack([torch.arange(classes)[torch.arange(classes) != y] for y in point.y])
-    return lam.scatter(1, others, point.lam.view(len(point.x), -1))
+    rivals = torch.stack([torch.arange(classes)[torch.arange(classes) != y] for y in point.y])
+    return lam.scatter(1, rivals, point.lam.view(len(point.x), -1))
 
 
 @pytest.mark.parametrize("classes", [3, 4, 6])
 def test_zero_at_exact_multiclass_points_for_tied_rivals_alone(classes):
     point = multiclass_point(classes)
     lam = rival_multipliers(point, classes)
-    known = (Knowledge(), point.y, point.x)
-    assert squared_residual(point.model, MulticlassKKT("tied"), *known, lam) < 1e-24
-    assert squared_residual(point.model, MulticlassKKT("tied"), *known, 1.1 * lam) > 1e-3
+    inputs = (Knowledge(), point.y, point.x)
+    assert squared_residual(point.model, MulticlassKKT("tied"), *inputs, lam) < 1e-24
+    assert squared_residual(point.model, MulticlassKKT("tied"), *inputs, 1.1 * lam) > 1e-3
     best = MulticlassKKT("best")
-    problem = AllLayers(point.model, best, *known[:2], surrogate="none", normalize=False)
+    problem = AllLayers(point.model, best, *inputs[:2], surrogate="none", normalize=False)
     ones = torch.ones(1, len(point.x), dtype=torch.float64)
-    found = fit_multipliers(problem, point.x[None], ones, 0.0, 1.0, 1.0)
-    assert 0.3 < squared_residual(point.model, best, *known, found[0]) ** 0.5 < 0.6
+    multipliers = fit_multipliers(problem, point.x[None], ones, 0.0, 1.0, 1.0)
+    assert 0.3 < squared_residual(point.model, best, *inputs, multipliers[0]) ** 0.5 < 0.6
 
 
 @pytest.mark.parametrize("loss", ["logistic", "squared"])
@@ -288,18 +290,18 @@ def test_zero_at_a_minimum_with_weight_decay(loss):
     objective = WeightDecay.from_settings(Auto(), knowledge)
     assert objective.tied == pytest.approx(1 / (2 * decay))
     ones = torch.ones(len(point.x), 1, dtype=torch.float64)
-    known = (knowledge, point.y, point.x, ones)
-    assert squared_residual(point.model, objective, *known) < 1e-24
+    inputs = (knowledge, point.y, point.x, ones)
+    assert squared_residual(point.model, objective, *inputs) < 1e-24
     off = WeightDecay.from_settings(Auto(), knowledge.replace(weight_decay=1.1 * decay))
-    assert squared_residual(point.model, off, *known) > 1e-3
+    assert squared_residual(point.model, off, *inputs) > 1e-3
 
 
 @pytest.mark.parametrize("gradients", ["theta", "theta0", "both"])
 def test_zero_at_exact_ntk_points(gradients):
     model, theta0, x, lam = ntk_point(gradients)
-    known = (NTK(gradients), Knowledge(theta0=theta0), torch.zeros(len(x)), x)
-    assert squared_residual(model, *known, lam) < 1e-24
-    assert squared_residual(model, *known, 1.1 * lam) > 1e-3
+    inputs = (NTK(gradients), Knowledge(theta0=theta0), torch.zeros(len(x)), x)
+    assert squared_residual(model, *inputs, lam) < 1e-24
+    assert squared_residual(model, *inputs, 1.1 * lam) > 1e-3
 
 
 # Descent
@@ -341,8 +343,8 @@ class PlantedLabels(BinaryKKT):
         return self.y
 
 
-def matched_errors(found, truth):
-    distance = torch.cdist(found, truth).numpy()
+def matched_errors(multipliers, truth):
+    distance = torch.cdist(multipliers, truth).numpy()
     return torch.tensor(distance[linear_sum_assignment(distance)])
 
 
@@ -419,19 +421,19 @@ def test_settings_of_an_attack_reach_the_options_of_the_same_name():
 
 
 def test_what_an_objective_can_work_with():
-    for objective, outputs in (one.values for one in SPREAD):
+    for objective, outputs in (case_parameters.values for case_parameters in SPREAD):
         objective.check(outputs, Knowledge(theta0={}, moment={}))
         assert isinstance(objective, Objective)
         assert objective.task in ("", "binary", "multiclass", "regression")
 
 
 def test_multipliers_are_tied_only_by_all_three_facts():
-    facts = {"loss": "logistic", "weight_decay": 0.01, "sample_count": 20}
-    assert WeightDecay.from_settings(Auto(), Knowledge(**facts)) == WeightDecay(
+    facts_known = {"loss": "logistic", "weight_decay": 0.01, "sample_count": 20}
+    assert WeightDecay.from_settings(Auto(), Knowledge(**facts_known)) == WeightDecay(
         tied=5.0, loss="logistic"
     )
-    for name in facts:
-        rest = {key: value for key, value in facts.items() if key != name}
-        assert WeightDecay.from_settings(Auto(), Knowledge(**rest)) == WeightDecay()
+    for name in facts_known:
+        incomplete = {key: value for key, value in facts_known.items() if key != name}
+        assert WeightDecay.from_settings(Auto(), Knowledge(**incomplete)) == WeightDecay()
     with pytest.raises(InputError, match="got 'hinge'"):
-        WeightDecay.from_settings(Auto(), Knowledge(**{**facts, "loss": "hinge"}))
+        WeightDecay.from_settings(Auto(), Knowledge(**{**facts_known, "loss": "hinge"}))

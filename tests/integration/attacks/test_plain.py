@@ -63,8 +63,8 @@ CASES = {
         for loss in ("logistic", "squared")
     },
     **{
-        f"ntk-{at}": Case(NTK(at), 1, {"name": "ntk", "gradients": at})
-        for at in ("theta", "theta0", "both")
+        f"ntk-{place}": Case(NTK(place), 1, {"name": "ntk", "gradients": place})
+        for place in ("theta", "theta0", "both")
     },
 }
 PAIRS = [
@@ -79,23 +79,23 @@ def close(a, b, tolerance=TIGHT):
     return a.shape == b.shape and float((a - b).norm()) <= tolerance * float(b.norm())
 
 
-def assert_same(found, wanted, tolerance=TIGHT):
+def assert_same(actual, expected, tolerance=TIGHT):
     """found: one restart; wanted: the same restart of `residuum.attack`."""
-    assert found.steps.tolist() == wanted.steps.tolist()
-    assert found.layer_names == wanted.layer_names
-    assert found.attack == wanted.attack
-    assert torch.equal(found.labels, wanted.labels)
+    assert actual.steps.tolist() == expected.steps.tolist()
+    assert actual.layer_names == expected.layer_names
+    assert actual.attack == expected.attack
+    assert torch.equal(actual.labels, expected.labels)
     for name in ("x", "lam", "loss", "layers"):
-        assert close(getattr(found, name), getattr(wanted, name), tolerance), name
+        assert close(getattr(actual, name), getattr(expected, name), tolerance), name
 
 
-def one_restart(found, restart):
-    mine = found.run == restart
-    part = {name: getattr(found, name)[mine] for name in ("x", "lam", "labels")}
-    return found.replace(loss=found.loss[[restart]], layers=found.layers[[restart]], **part)
+def one_restart(actual, restart):
+    mask = actual.run == restart
+    fields = {name: getattr(actual, name)[mask] for name in ("x", "lam", "labels")}
+    return actual.replace(loss=actual.loss[[restart]], layers=actual.layers[[restart]], **fields)
 
 
-def both(network, case, restarts=1, theta0=None, **rest):
+def attack_both_ways(network, case, restarts=1, theta0=None, **settings):
     """Every restart in plain, and the same ones of `residuum.attack`."""
     arch, shape, layers = NETWORKS[network]
     arch = arch.format(case.outputs)
@@ -108,13 +108,13 @@ def both(network, case, restarts=1, theta0=None, **rest):
         theta0={**start, **(theta0 or {})},
         **case.granted,
     )
-    common = {"candidates": M, "steps": STEPS, "layers": layers, "seed": 3, **rest}
+    common = {"candidates": M, "steps": STEPS, "layers": layers, "seed": 3, **settings}
     config = rs.attacks.make_attack(restarts=restarts, dtype="float64", **common, **case.settings)
-    wanted = rs.attack(rs.Network(dict(model.state_dict()), arch), knowledge, config)
-    found = [
+    engine_result = rs.attack(rs.Network(dict(model.state_dict()), arch), knowledge, config)
+    plain_results = [
         plain.attack(model, case.objective, knowledge, restart=i, **common) for i in range(restarts)
     ]
-    return found, [one_restart(wanted, i) for i in range(restarts)]
+    return plain_results, [one_restart(engine_result, i) for i in range(restarts)]
 
 
 def build(arch):
@@ -124,10 +124,10 @@ def build(arch):
 
 @pytest.mark.parametrize(("case", "network"), PAIRS)
 def test_the_engine_equals_the_plain_attack(case, network):
-    (found,), (wanted,) = both(network, CASES[case])
-    assert_same(found, wanted)
-    assert found.steps.tolist() == [0, 25, 50]
-    assert float(found.loss.min()) < float(found.loss[0, 0])  # something was found, and kept
+    (actual,), (expected,) = attack_both_ways(network, CASES[case])
+    assert_same(actual, expected)
+    assert actual.steps.tolist() == [0, 25, 50]
+    assert float(actual.loss.min()) < float(actual.loss[0, 0])  # something was found, and kept
 
 
 def test_restarts_rates_and_priors_are_the_same():
@@ -138,44 +138,48 @@ def test_restarts_rates_and_priors_are_the_same():
         "sigma": 0.4,
         "priors": (("haim2022-box", 0.3), ("multiplier-floor", 2.0), ("total-variation", 0.01)),
     }
-    found, wanted = both("convnet", CASES["binary"], restarts=2, **settings)
-    for a, b in zip(found, wanted, strict=True):
+    actual, expected = attack_both_ways("convnet", CASES["binary"], restarts=2, **settings)
+    for a, b in zip(actual, expected, strict=True):
         assert_same(a, b)
-    assert not close(found[0].x, found[1].x, 0.1)
+    assert not close(actual[0].x, actual[1].x, 0.1)
     for name in settings:
-        others = {key: value for key, value in settings.items() if key != name}
-        (other,), _ = both("convnet", CASES["binary"], **others)
-        assert not close(other.lam, found[0].lam, 1e-6), f"{name} changes nothing"
+        other_settings = {key: value for key, value in settings.items() if key != name}
+        (other,), _ = attack_both_ways("convnet", CASES["binary"], **other_settings)
+        assert not close(other.lam, actual[0].lam, 1e-6), f"{name} changes nothing"
 
 
 @pytest.mark.parametrize("case", ["binary", "tied-rivals", "best-rival"])
 def test_the_sparse_prior_is_the_same(case):
-    found, wanted = both("convnet", CASES[case], restarts=2, priors=(("sparse-gradients", 0.5),))
-    for a, b in zip(found, wanted, strict=True):
+    actual, expected = attack_both_ways(
+        "convnet", CASES[case], restarts=2, priors=(("sparse-gradients", 0.5),)
+    )
+    for a, b in zip(actual, expected, strict=True):
         assert_same(a, b)
-    (without,), _ = both("convnet", CASES[case], priors=())
-    assert not close(without.lam, found[0].lam, 1e-6)
+    (without,), _ = attack_both_ways("convnet", CASES[case], priors=())
+    assert not close(without.lam, actual[0].lam, 1e-6)
 
 
 def test_sharpness_is_the_same():
     model, knowledge = build("mlp:6-9-1"), rs.Knowledge(shape=(6,))
     common = {"candidates": M, "steps": STEPS, "layers": "all"}
     config = rs.attacks.Auto(restarts=1, sharpness_from=3, sharpness=30, **common)
-    wanted = rs.attack(model, knowledge, config)
-    found = plain.attack(model, BinaryKKT(), knowledge, sharpness=(3, 30), **common)
-    assert_same(found, wanted)
-    assert not close(plain.attack(model, BinaryKKT(), knowledge, **common).x, wanted.x, 1e-3)
+    engine_result = rs.attack(model, knowledge, config)
+    plain_result = plain.attack(model, BinaryKKT(), knowledge, sharpness=(3, 30), **common)
+    assert_same(plain_result, engine_result)
+    assert not close(plain.attack(model, BinaryKKT(), knowledge, **common).x, engine_result.x, 1e-3)
 
 
 def test_layers_that_never_moved_are_measured_and_not_explained():
     theta = build("mlp:6-20-1,bias=all").state_dict()
     for layer in ("layers.0", "layers.1"):
         frozen = {name: t for name, t in theta.items() if name.startswith(layer)}
-        (found,), (wanted,) = both("mlp-all-layers", CASES["ntk-theta"], theta0=frozen)
-        assert_same(found, wanted)
-        still = found.layer_names.index(layer)
-        assert close(found.loss, found.layers[:, :, 1 - still])
-        assert (found.layers[:, :, still] > 0).all()
+        (actual,), (expected,) = attack_both_ways(
+            "mlp-all-layers", CASES["ntk-theta"], theta0=frozen
+        )
+        assert_same(actual, expected)
+        still = actual.layer_names.index(layer)
+        assert close(actual.loss, actual.layers[:, :, 1 - still])
+        assert (actual.layers[:, :, still] > 0).all()
 
 
 def test_a_frozen_first_layer_alone_cannot_be_explained():
@@ -205,10 +209,10 @@ class Pulled(Objective):
 def test_an_objective_of_covectors_alone_runs_on_the_engine_and_in_plain(monkeypatch):
     monkeypatch.setitem(OBJECTIVES, "pulled", Pulled)
     for network in ("mlp", "convnet"):
-        (found,), (wanted,) = both(network, Case(Pulled(), 1, {"name": "pulled"}))
-        assert_same(found, wanted)
-        (binary,), _ = both(network, CASES["binary"])
-        assert not close(found.x, binary.x, 1e-6)
+        (actual,), (expected,) = attack_both_ways(network, Case(Pulled(), 1, {"name": "pulled"}))
+        assert_same(actual, expected)
+        (binary,), _ = attack_both_ways(network, CASES["binary"])
+        assert not close(actual.x, binary.x, 1e-6)
 
 
 # Any module
@@ -240,14 +244,14 @@ def test_a_module_of_ones_own_has_the_loss_of_the_naive_loop(objective):
     theta0 = {name: p.detach() for name, p in start.named_parameters()}
     before = copy.deepcopy(model.state_dict())
     knowledge = rs.Knowledge(shape=(6,), theta0=theta0)
-    found = plain.attack(
+    reconstruction = plain.attack(
         model, objective, knowledge, candidates=M, steps=100, sharpness=(4.0, 4.0), lr_x=0.03
     )
-    assert float(found.loss[0, -1]) < 0.8 * float(found.loss[0, 0])
+    assert float(reconstruction.loss[0, -1]) < 0.8 * float(reconstruction.loss[0, 0])
     theta = {name: t.double() for name, t in before.items()}
     points = [
-        theta if at == "theta" else {name: t.double() for name, t in theta0.items()}
-        for at in objective.gradient_points()
+        theta if place == "theta" else {name: t.double() for name, t in theta0.items()}
+        for place in objective.gradient_points()
     ]
     target = objective.create_surface(theta, knowledge).target
     layers = {
@@ -260,13 +264,13 @@ def test_a_module_of_ones_own_has_the_loss_of_the_naive_loop(objective):
         target,
         layers,
         objective,
-        found.labels,
-        found.x,
-        found.lam,
+        reconstruction.labels,
+        reconstruction.x,
+        reconstruction.lam,
         "sigmoid",
         4.0,
     )
-    assert float(loss) == pytest.approx(float(found.loss.min()), rel=1e-12)
+    assert float(loss) == pytest.approx(float(reconstruction.loss.min()), rel=1e-12)
     assert all(torch.equal(t, before[name]) for name, t in model.state_dict().items())
     assert model.training  # the caller's own module is left as it was
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
@@ -278,16 +282,16 @@ class Cubes(nn.Module):
     def __init__(self, weight, coefficient):
         super().__init__()
         half = len(coefficient) // 2
-        self.w, self.v = (nn.Parameter(part.clone()) for part in (weight[:half], weight[half:]))
+        self.w, self.v = (nn.Parameter(tensor.clone()) for tensor in (weight[:half], weight[half:]))
         self.a, self.b = (
-            nn.Parameter(part.clone()) for part in (coefficient[:half], coefficient[half:])
+            nn.Parameter(tensor.clone()) for tensor in (coefficient[:half], coefficient[half:])
         )
 
     def forward(self, x):
         return ((x @ self.w.T) ** 3 @ self.a + (x @ self.v.T) ** 3 @ self.b)[:, None]
 
 
-def test_samples_of_an_exact_point_come_back_unless_its_weights_are_shuffled():
+def test_samples_of_an_exact_point_are_recovered_unless_its_weights_are_shuffled():
     """Directions, since an odd power leaves the length to the multiplier and the sign to the label."""
     point = polynomial_point(3, 8, 3)
     weight, coefficient = point.model.weight.detach(), point.model.coefficient.detach()
@@ -297,9 +301,11 @@ def test_samples_of_an_exact_point_come_back_unless_its_weights_are_shuffled():
     knowledge = rs.Knowledge(shape=(8,), label_balance=(2.0, 1.0))
     ends = []
     for model in (Cubes(weight, coefficient), Cubes(mixed, coefficient)):
-        found = plain.attack(model, BinaryKKT(), knowledge, candidates=3, steps=400, **rates)
-        near = F.cosine_similarity(point.x[:, None], found.x[None], dim=-1).abs()
-        ends.append((float(found.loss.min()), float(near.max(1).values.min())))
+        reconstruction = plain.attack(
+            model, BinaryKKT(), knowledge, candidates=3, steps=400, **rates
+        )
+        similarity = F.cosine_similarity(point.x[:, None], reconstruction.x[None], dim=-1).abs()
+        ends.append((float(reconstruction.loss.min()), float(similarity.max(1).values.min())))
     (loss, least), (other_loss, other_least) = ends
     assert loss < 1e-12
     assert least > 1 - 1e-10
@@ -307,12 +313,12 @@ def test_samples_of_an_exact_point_come_back_unless_its_weights_are_shuffled():
     assert other_least < 0.9
 
 
-def test_digits_come_back_from_a_trained_network_and_not_from_one_never_trained():
+def test_digits_are_recovered_from_a_trained_network_and_not_from_an_untrained_one():
     recovered = {}
     for name in ("leaky", "untrained"):
         checkpoint, split = victims.VICTIMS[name]()
         knowledge = rs.Knowledge(shape=(1, 8, 8), value_range=(0, 1), mean=split.train.mean)
-        found = plain.attack(
+        reconstruction = plain.attack(
             checkpoint.copy_module(),
             BinaryKKT(),
             knowledge,
@@ -320,7 +326,7 @@ def test_digits_come_back_from_a_trained_network_and_not_from_one_never_trained(
             steps=300,
             layers="first",
         )
-        recovered[name] = rs.score(found.x, split.train, split.holdout).metrics["ncc"]
+        recovered[name] = rs.score(reconstruction.x, split.train, split.holdout).metrics["ncc"]
     assert recovered["leaky"].recovered >= 3
     assert recovered["leaky"].p_value < 0.01
     assert recovered["untrained"].p_value > 0.1

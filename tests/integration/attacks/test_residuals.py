@@ -44,8 +44,10 @@ def fine_tuned(seed: int, trained: str) -> tuple[nn.Module, nn.Module, Tensor, T
     x = torch.tensor(digits.data[order] / 16, dtype=torch.float32)
     y = torch.tensor(digits.target[order])
 
-    def fit(net: nn.Module, rows: slice, steps: int, part: list[nn.Parameter], lr: float) -> None:
-        optimizer = torch.optim.Adam(part, lr=lr)
+    def fit(
+        net: nn.Module, rows: slice, steps: int, parameters: list[nn.Parameter], lr: float
+    ) -> None:
+        optimizer = torch.optim.Adam(parameters, lr=lr)
         for _ in range(steps):
             optimizer.zero_grad()
             nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
@@ -54,8 +56,8 @@ def fine_tuned(seed: int, trained: str) -> tuple[nn.Module, nn.Module, Tensor, T
     base = network()
     fit(base, slice(800, 1797), 100, list(base.parameters()), 3e-3)
     tuned = copy.deepcopy(base)
-    part = [p for i in LAYERS[trained] for p in tuned[i].parameters()]
-    fit(tuned, slice(0, 50), 400, part, 1e-2)
+    trained_parameters = [p for i in LAYERS[trained] for p in tuned[i].parameters()]
+    fit(tuned, slice(0, 50), 400, trained_parameters, 1e-2)
     return base, tuned, x[:750], y[:750]
 
 
@@ -66,7 +68,7 @@ def test_residuals_of_a_fine_tuned_network_are_those_of_the_layers_that_moved(
     seed: int, trained: str
 ) -> None:
     base, tuned, x, y = fine_tuned(seed, trained)
-    known = Knowledge(
+    knowledge = Knowledge(
         value_range=(0.0, 1.0),
         sample_count=50,
         theta0=as_network(base).theta,
@@ -76,7 +78,7 @@ def test_residuals_of_a_fine_tuned_network_are_those_of_the_layers_that_moved(
         tuned,
         data=(x[:50], y[:50]),
         holdout=(x[50:], y[50:]),
-        knowledge=known,
+        knowledge=knowledge,
         effort="quick",
         attacks=[{"attack": name, "steps": 50, "restarts": 1} for name in ("kkt", "ntk")],
         baselines=False,
@@ -115,41 +117,45 @@ def small(seed: int = 0) -> Network:
 def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype: str) -> None:
     checkpoint = small()
     start = {n: t - 0.1 * torch.randn_like(t) for n, t in checkpoint.theta.items()}
-    known = Knowledge(theta0=start) if objective == "ntk" else Knowledge()
+    knowledge = Knowledge(theta0=start) if objective == "ntk" else Knowledge()
     config = make_attack(objective, candidates=6, restarts=3, steps=40, dtype=dtype)
-    found = attack(checkpoint, known, config)
-    surface = build_surfaces(checkpoint, known)[CHANGE if objective == "ntk" else WEIGHTS]
-    far = measure_fit(surface, found)
+    reconstruction = attack(checkpoint, knowledge, config)
+    surface = build_surfaces(checkpoint, knowledge)[CHANGE if objective == "ntk" else WEIGHTS]
+    residuals = measure_fit(surface, reconstruction)
 
     theta = {n: t.double() for n, t in checkpoint.theta.items()}
     target = (
         theta if objective == "binary-kkt" else {n: theta[n] - start[n].double() for n in theta}
     )
     layers = {layer: (1.0, names) for layer, names in by_layer(theta).items()}
-    kept = [int(found.loss[run].argmin()) for run in range(3)]
+    best_candidates = [int(reconstruction.loss[run].argmin()) for run in range(3)]
     judged = slice(0, 1) if objective == "binary-kkt" else slice(None)
-    worst = [float(found.layers[run, kept[run], judged].max()) for run in range(3)]
+    worst = [
+        float(reconstruction.layers[run, best_candidates[run], judged].max()) for run in range(3)
+    ]
     best = int(np.argmin(worst))
-    mine = found.run == best
-    of = BinaryKKT() if objective == "binary-kkt" else NTK()
-    sharpness = sharpness_at(config, int(found.steps[kept[best]]))
+    mask = reconstruction.run == best
+    objective_of_run = BinaryKKT() if objective == "binary-kkt" else NTK()
+    sharpness = sharpness_at(config, int(reconstruction.steps[best_candidates[best]]))
     squared = naive_objective(
         mlp_forward,
         [theta],
         target,
         layers,
-        of,
-        found.labels[mine].double(),
-        found.x[mine].double(),
-        found.lam[mine].double(),
+        objective_of_run,
+        reconstruction.labels[mask].double(),
+        reconstruction.x[mask].double(),
+        reconstruction.lam[mask].double(),
         "sigmoid",
         sharpness,
     )[1]
     for value, (layer, (_, names)) in zip(squared, layers.items(), strict=True):
         size = sum(float((target[name] ** 2).sum()) for name in names)
-        assert far.residuals[layer] == pytest.approx(math.sqrt(float(value) / size), rel=1e-10)
-    assert far.judged == (("layers.0",) if objective == "binary-kkt" else tuple(layers))
-    assert far.worst == max(far.residuals[name] for name in far.judged)
+        assert residuals.residuals[layer] == pytest.approx(
+            math.sqrt(float(value) / size), rel=1e-10
+        )
+    assert residuals.judged == (("layers.0",) if objective == "binary-kkt" else tuple(layers))
+    assert residuals.worst == max(residuals.residuals[name] for name in residuals.judged)
 
 
 def test_a_layer_moves_by_more_than_rounding_or_not_at_all() -> None:
@@ -168,12 +174,15 @@ def test_frozen_layers_have_no_say_in_what_a_change_must_equal() -> None:
     checkpoint = small()
     start = {n: t.clone() for n, t in checkpoint.theta.items()}
     start["layers.1.weight"] += 1.0
-    known, labels = Knowledge(theta0=start), torch.zeros(4)
-    problem = Problem(checkpoint.copy_module(), NTK(), known, labels)
+    knowledge, labels = Knowledge(theta0=start), torch.zeros(4)
+    problem = Problem(checkpoint.copy_module(), NTK(), knowledge, labels)
     assert problem.layer_weights[0] == 0
     assert problem.layer_weights[1] > 0
-    whole = Problem(checkpoint.copy_module(), BinaryKKT(), known, torch.ones(4))
-    assert [weight > 0 for weight in whole.layer_weights] == [True, False]  # first layer of an MLP
+    problem_all_layers = Problem(checkpoint.copy_module(), BinaryKKT(), knowledge, torch.ones(4))
+    assert [weight > 0 for weight in problem_all_layers.layer_weights] == [
+        True,
+        False,
+    ]  # first layer of an MLP
 
 
 def test_weights_that_equal_their_start_leave_nothing_to_explain() -> None:
@@ -182,19 +191,19 @@ def test_weights_that_equal_their_start_leave_nothing_to_explain() -> None:
         attack(checkpoint, Knowledge(theta0=dict(checkpoint.theta)), rs.attacks.NTK())
 
 
-def test_surfaces_are_what_is_released_and_what_is_granted() -> None:
+def test_surfaces_follow_from_the_release_and_attacker_knowledge() -> None:
     checkpoint = small()
     alone = build_surfaces(checkpoint, Knowledge())
     assert list(alone) == [WEIGHTS]
     assert alone[WEIGHTS].layers == ("layers.0",)
     start = {n: t.clone() for n, t in checkpoint.theta.items()}
     start["layers.1.weight"] += 1.0
-    both = build_surfaces(checkpoint, Knowledge(theta0=start))
-    for surface in both.values():
+    surfaces = build_surfaces(checkpoint, Knowledge(theta0=start))
+    for surface in surfaces.values():
         assert surface.layers == ("layers.1",)
     for name, t in checkpoint.theta.items():
-        assert torch.equal(both[WEIGHTS].target[name], t)
-        assert torch.equal(both[CHANGE].target[name], t - start[name])
+        assert torch.equal(surfaces[WEIGHTS].target[name], t)
+        assert torch.equal(surfaces[CHANGE].target[name], t - start[name])
     same = SURFACES[WEIGHTS](checkpoint, Knowledge(theta0=dict(checkpoint.theta)))
     assert same.layers == ()
     del start["layers.1.weight"]

@@ -36,26 +36,26 @@ def test_the_full_hessian_is_that_of_the_loss_and_bounded_below_by_s():
         step = 1e-5
         for e in (random_like(case.x, 1), random_like(case.x, 2)):
             ends = [problem.evaluate(case.x + s * step * e, case.lam, SHARPNESS) for s in (-1, 1)]
-            wanted = (ends[1].grad_x - ends[0].grad_x) / (2 * step)
-            found = (hessian @ e.flatten(1)[..., None])[..., 0].view_as(e)
-            assert close(found, wanted, 1e-6)
+            expected = (ends[1].grad_x - ends[0].grad_x) / (2 * step)
+            actual = (hessian @ e.flatten(1)[..., None])[..., 0].view_as(e)
+            assert close(actual, expected, 1e-6)
         low = find_lowest_pairs(
             Curvature(problem, case.x, case.lam, SHARPNESS), random_like(case.x)
         )
         least = torch.linalg.eigvalsh((hessian + hessian.transpose(1, 2)) / 2)[:, 0]
         assert (least >= low.values.amin(1) - 1e-10).all()
         strict += int((least > low.values.amin(1) + 1e-6).sum())
-        gradient, found = measure_stationarity(
+        gradient, actual = measure_stationarity(
             problem, case.x, case.lam, SHARPNESS, random_like(case.x)
         )
-        assert (found - least).abs().max() < 1e-6
+        assert (actual - least).abs().max() < 1e-6
         ends = problem.evaluate(case.x, case.lam, SHARPNESS)
         assert close(gradient, ends.grad_x.flatten(1).norm(dim=1), 1e-12)
     assert strict > 0
 
 
 def test_splitting_helps_where_the_hessian_is_positive_definite():
-    """The target is the sum of two samples' gradients, and one candidate stands between them.
+    """The target is the sum of two samples' gradients, and one candidate lies between them.
 
     At its best place the Hessian of the loss is positive definite, so no step of it helps; S is
     negative all the same, and two halves fit better.
@@ -68,12 +68,14 @@ def test_splitting_helps_where_the_hessian_is_positive_definite():
     problem = AllLayers(model, BinaryKKT(), Knowledge(), torch.ones(1), normalize=False)
     samples = torch.tensor([[[1.0, 0.35], [1.0, -0.35]]]).double()
     two = problem.with_labels(torch.ones(2))
-    rest = weighted_residuals(two, samples, torch.full((1, 2), 0.5).double(), 1.0)
-    goal = weighted_residuals(two, samples, torch.zeros(1, 2).double(), 1.0) - rest
-    names = [n for part in problem.groups.values() for n in part]
+    residuals_of_rest = weighted_residuals(two, samples, torch.full((1, 2), 0.5).double(), 1.0)
+    goal = weighted_residuals(two, samples, torch.zeros(1, 2).double(), 1.0) - residuals_of_rest
+    names = [n for group in problem.groups.values() for n in group]
     sizes = [problem.target[n].numel() for n in names]
-    for name, part in zip(names, goal[0].split(sizes), strict=True):
-        problem.target[name] = part.view_as(problem.target[name])  # the sum itself: two explain it
+    for name, tensor in zip(names, goal[0].split(sizes), strict=True):
+        problem.target[name] = tensor.view_as(
+            problem.target[name]
+        )  # the sum itself: two explain it
     x = samples.mean(1, keepdim=True).requires_grad_()
     lam = torch.ones(1, 1).double()
     for _ in range(50):  # Newton to the best place of one candidate at this multiplier

@@ -83,13 +83,13 @@ def test_restarts_do_not_see_each_other(tmp_path):
     start, end = together.start(), search(together)
     for run in range(3):
         alone, path = solver(SHORT.changed(restarts=1)), tmp_path / str(run)
-        one = {"x": start.x[[run]], "lam": start.lam[[run]]}
-        alone.start().replace(**one).save(path)
-        found = search(alone, path)
-        assert close(found.x[0], end.x[run], 1e-9)
-        assert close(found.best_lam[0], end.best_lam[run], 1e-9)
-        others = [r for r in range(3) if r != run]
-        assert not any(close(found.x[0], end.x[r], 1e-2) for r in others)
+        start_of_run = {"x": start.x[[run]], "lam": start.lam[[run]]}
+        alone.start().replace(**start_of_run).save(path)
+        solution = search(alone, path)
+        assert close(solution.x[0], end.x[run], 1e-9)
+        assert close(solution.best_lam[0], end.best_lam[run], 1e-9)
+        other_runs = [r for r in range(3) if r != run]
+        assert not any(close(solution.x[0], end.x[r], 1e-2) for r in other_runs)
 
 
 VARIED = [
@@ -100,7 +100,7 @@ VARIED = [
 
 
 @pytest.mark.parametrize(
-    ("name", "rest"),
+    ("name", "settings_other"),
     [
         ("lr_x", {"lam_scale": "auto", "anneal": "geometric"}),
         ("lam_min", {"lam_scale": "mean", "optimizer": "sgd", "lam_every": 20}),
@@ -110,14 +110,16 @@ VARIED = [
         ),
     ],
 )
-@pytest.mark.parametrize("every", [False, True], ids=["alone", "with all others"])
-def test_runs_with_settings_of_their_own_end_like_each_alone(name, every, rest, tmp_path):
+@pytest.mark.parametrize("settings_common", [False, True], ids=["alone", "with all others"])
+def test_runs_with_settings_of_their_own_end_like_each_alone(
+    name, settings_common, settings_other, tmp_path
+):
     """Side by side in one program, each with its own rates, scale, sharpness and floor."""
-    names = tuple(VARIED[0]) if every else (name,)
+    names = tuple(VARIED[0]) if settings_common else (name,)
     torch.manual_seed(0)
     for model in (MLP((5, 8, 1), "all"), Wrapped(MLP((5, 8, 1), "all"))):
-        common = SHORT.changed(restarts=3, steps=40, **rest)
-        runs = [common.changed(**{name: own[name] for name in names}) for own in VARIED]
+        common = SHORT.changed(restarts=3, steps=40, **settings_other)
+        runs = [common.changed(**{name: variant[name] for name in names}) for variant in VARIED]
         together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
         start, end = together.start(), search(together)
         for run, config in enumerate(runs):
@@ -126,11 +128,13 @@ def test_runs_with_settings_of_their_own_end_like_each_alone(name, every, rest, 
             if run == 0:
                 assert close(first.x[0], start.x[0], 1e-15)
             first.replace(x=start.x[[run]], lam=start.lam[[run]]).save(path)
-            found = search(alone, path)
-            assert close(found.x[0], end.x[run], 1e-11)
-            assert close(found.lam[0], end.lam[run], 1e-11)
-            assert close(alone.multipliers(found.lam)[0], together.multipliers(end.lam)[run], 1e-11)
-            assert close(found.best_loss[0], end.best_loss[run], 1e-10)
+            solution = search(alone, path)
+            assert close(solution.x[0], end.x[run], 1e-11)
+            assert close(solution.lam[0], end.lam[run], 1e-11)
+            assert close(
+                alone.multipliers(solution.lam)[0], together.multipliers(end.lam)[run], 1e-11
+            )
+            assert close(solution.best_loss[0], end.best_loss[run], 1e-10)
         plain = search(Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4))
         assert not (close(plain.x, end.x, 1e-5) and close(plain.lam, end.lam, 1e-5))
 
@@ -140,7 +144,7 @@ def test_runs_may_have_priors_of_their_own(tmp_path):
     model = MLP((5, 8, 1), "all")
     priors = [(), (("haim2022-box", 3.0),), (("haim2022-box", 0.5), ("multiplier-floor", 2.0))]
     common = SHORT.changed(restarts=3, steps=40, constraint="penalty", lam_min=0.3, sigma=2.0)
-    runs = [common.changed(priors=own) for own in priors]
+    runs = [common.changed(priors=run_priors) for run_priors in priors]
     together = Solver(model, BinaryKKT(), Knowledge(), common, (5,), 1, 4, per_run=runs)
     start, end = together.start(), search(together)
     for run, config in enumerate(runs):
@@ -198,7 +202,7 @@ def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
 
 
 def test_the_best_snapshot_is_kept(tmp_path):
-    """From beside an exact point, with steps far too long: the start stays the best."""
+    """Near an exact point, with steps that are far too long, the starting point stays the best."""
     point = relu_point(2, groups=2, size=1)
     config = SHORT.changed(restarts=1, lr_x=0.5, lr_lam=0.5, lr_decay=1.0, lam_scale="one")
     s = Solver(point.model, BinaryKKT(), Knowledge(), config, (12,), 1, 2)
@@ -243,17 +247,19 @@ def test_a_diverging_run_is_stopped_and_the_others_finish(start, lam_every, tmp_
 
 
 def test_an_absurd_rate_diverges_and_keeps_what_it_had():
-    found = attack(released(), attack=SHORT.changed(lr_x=1e200, optimizer="sgd", steps=500))
-    assert found.status == ("diverged", "diverged")
-    assert found.x.isfinite().all()
-    assert int(found.steps[-1]) < 500
+    reconstruction = attack(
+        released(), attack=SHORT.changed(lr_x=1e200, optimizer="sgd", steps=500)
+    )
+    assert reconstruction.status == ("diverged", "diverged")
+    assert reconstruction.x.isfinite().all()
+    assert int(reconstruction.steps[-1]) < 500
 
 
 # Clocks and resuming
 
 
 def test_the_clock_stops_and_a_resumed_attack_ends_like_one_never_stopped(tmp_path):
-    whole, path = search(solver()), tmp_path / "state"
+    uninterrupted, path = search(solver()), tmp_path / "state"
     stopped = search(solver(SHORT.changed(seconds=1e-9)), path)
     assert (stopped.stopped, stopped.step) == ("time", 1)  # at once: no time for a whole interval
     assert (stopped.best_loss <= stopped.first_loss).all()  # the steps before the stop count
@@ -267,8 +273,8 @@ def test_the_clock_stops_and_a_resumed_attack_ends_like_one_never_stopped(tmp_pa
     assert (stopped.stopped, stopped.step) == ("time", 2 * CHECK_EVERY)
     end = search(solver(SHORT), path)
     assert end.stopped == "finished"
-    assert same(end, whole)
-    assert same(search(solver(), path), whole)  # finished: nothing is left to do
+    assert same(end, uninterrupted)
+    assert same(search(solver(), path), uninterrupted)  # finished: nothing is left to do
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -377,13 +383,13 @@ def test_priors_enter_the_loss_with_their_weights():
         total = total + weight * PRIORS[name](1.0, 0.8, knowledge).penalty(x, lam)
     gx, gl = torch.autograd.grad(total.sum(), (x, lam))
     with_priors, without = s.gradients(x, lam, 0), bare.gradients(x, lam, 0)
-    for found, base, extra in zip(
+    for with_prior, base, extra in zip(
         (with_priors[0], with_priors[2], with_priors[3]),
         (without[0], without[2], without[3]),
         (total.detach(), gx, gl),
         strict=True,
     ):
-        assert torch.allclose(found, base + extra, rtol=1e-12)
+        assert torch.allclose(with_prior, base + extra, rtol=1e-12)
         assert float(extra.norm()) > 0.1
 
 
@@ -408,17 +414,17 @@ def test_projection_keeps_candidates_in_the_box_and_multipliers_above_the_floor(
 
 
 def test_multipliers_are_stored_in_units_of_their_scale():
-    for name, wanted in (("one", 1.0), ("mean", 0.25)):
+    for name, scale_expected in (("one", 1.0), ("mean", 0.25)):
         s = solver(SHORT.changed(lam_scale=name))
-        assert s.scale == wanted
+        assert s.scale == scale_expected
         state = s.start()
         loss, layers, gx, gl = s.gradients(state.x, state.lam, 0)
-        plain = s.problem.evaluate(state.x, state.lam * wanted, 20.0)
-        assert torch.equal(s.multipliers(state.lam), state.lam * wanted)
+        plain = s.problem.evaluate(state.x, state.lam * scale_expected, 20.0)
+        assert torch.equal(s.multipliers(state.lam), state.lam * scale_expected)
         assert torch.equal(loss, plain.loss)
         assert torch.equal(layers, plain.layers)
         assert torch.equal(gx, plain.grad_x)
-        assert torch.allclose(gl, plain.grad_lam * wanted, rtol=1e-14)
+        assert torch.allclose(gl, plain.grad_lam * scale_expected, rtol=1e-14)
 
 
 @pytest.mark.parametrize("knowledge", [Knowledge(), BOX])
@@ -456,21 +462,21 @@ def test_closed_form_multipliers_equal_dense_least_squares(floor, layers):
         case.model, objective, case.knowledge, case.labels, surrogate="none", layers=layers
     )
     scale, y = 0.7, case.labels.double()[:, None]
-    found = fit_multipliers(problem, case.x, case.lam, floor, scale, 1.0)
+    multipliers = fit_multipliers(problem, case.x, case.lam, floor, scale, 1.0)
     for run in range(2):
         covectors = torch.ones_like(y) if floor is None else y
         rows = Rows(torch.arange(6), covectors)
         dense, target = weighted_dense(problem, case.model, case.x[run], rows)
         if floor is None:
-            wanted = torch.linalg.lstsq(scale * dense, target[:, None]).solution[:, 0]
+            expected = torch.linalg.lstsq(scale * dense, target[:, None]).solution[:, 0]
         else:
             bounds = (floor, math.inf)
             solution = lsq_linear((scale * dense).numpy(), target.numpy(), bounds, tol=1e-14)
-            wanted = torch.from_numpy(solution.x)
-            assert (wanted < floor + 1e-6).any()  # the constraint matters
-        assert torch.allclose(found[run].flatten(), wanted, rtol=1e-5, atol=1e-6)
+            expected = torch.from_numpy(solution.x)
+            assert (expected < floor + 1e-6).any()  # the constraint matters
+        assert torch.allclose(multipliers[run].flatten(), expected, rtol=1e-5, atol=1e-6)
         if floor is not None:
-            assert found[run].min() >= floor
+            assert multipliers[run].min() >= floor
 
 
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
@@ -483,11 +489,11 @@ def test_closed_form_multipliers_never_raise_the_loss(objective, outputs):
             )
             floor = 0.05 if objective.nonnegative else None
             lam = case.lam.clamp(min=0.05)
-            found = fit_multipliers(problem, case.x, lam, floor, 0.5, 4.0)
+            multipliers = fit_multipliers(problem, case.x, lam, floor, 0.5, 4.0)
             before = problem.evaluate(case.x, 0.5 * lam, 4.0).loss
-            after = problem.evaluate(case.x, 0.5 * found, 4.0)
+            after = problem.evaluate(case.x, 0.5 * multipliers, 4.0)
             assert (after.loss < before).all()
-            slope = after.grad_lam if floor is None else after.grad_lam[found > floor + 1e-9]
+            slope = after.grad_lam if floor is None else after.grad_lam[multipliers > floor + 1e-9]
             assert slope.abs().max() < 1e-8  # nothing is left to gain inside the constraint
 
 
@@ -496,9 +502,9 @@ def test_runs_without_a_closed_form_keep_their_multipliers():
     problem = AllLayers(case.model, case.objective, case.knowledge, case.labels, surrogate="none")
     x = case.x.clone()
     x[0] = math.nan
-    found = fit_multipliers(problem, x, case.lam, 0.0, 1.0, 1.0)
-    assert torch.equal(found[0], case.lam[0])
-    assert not torch.equal(found[1], case.lam[1])
+    multipliers = fit_multipliers(problem, x, case.lam, 0.0, 1.0, 1.0)
+    assert torch.equal(multipliers[0], case.lam[0])
+    assert not torch.equal(multipliers[1], case.lam[1])
     dead = fit_multipliers(problem, torch.zeros_like(x), case.lam, 0.0, 1.0, 1.0)
     assert torch.equal(dead, case.lam)
 
@@ -523,8 +529,8 @@ def test_the_solver_takes_closed_form_multipliers_on_their_steps(monkeypatch):
 
 def test_sharpness_is_annealed_as_published():
     loo = Auto(anneal="loo2024", steps=80_000)
-    wanted = {0: 11, 20_000: 20, 40_000: 110, 60_000: 200, 80_000: 200}
-    for step, value in wanted.items():
+    expected = {0: 11, 20_000: 20, 40_000: 110, 60_000: 200, 80_000: 200}
+    for step, value in expected.items():
         assert sharpness_at(loo, step) == pytest.approx(value)
     geometric = Auto(anneal="geometric", steps=101, sharpness_from=2.0, sharpness=200.0)
     for step, value in {0: 2, 50: 20, 100: 200, 101: 200}.items():
@@ -566,33 +572,35 @@ def test_settings_survive_json_and_wrong_ones_are_refused():
 # attack()
 
 
-def released(arch="mlp:5-8-1,bias=all", seed=0, **facts):
+def released(arch="mlp:5-8-1,bias=all", seed=0, **network_options):
     torch.manual_seed(seed)
     theta = dict(Architecture.parse(arch).build().state_dict())
-    return Network(theta, arch, **facts)
+    return Network(theta, arch, **network_options)
 
 
 def test_what_an_attack_brings_back_adds_up():
     """The loss at the returned candidates and multipliers is the best one that was seen."""
     for scale in ("mean", "auto"):
-        found = attack(released(), BOX, SHORT.changed(lam_scale=scale))
-        assert found.x.shape == (8, 5)
-        assert found.run.tolist() == [0] * 4 + [1] * 4
-        assert found.labels.tolist() == [-1, -1, 1, 1] * 2
-        assert found.status == ("finished", "finished")
-        assert found.settings["attack"] == "binary-kkt"
-        assert found.loss.shape == (2, len(found.steps))
-        assert found.layers.shape == (2, len(found.steps), 2)
+        reconstruction = attack(released(), BOX, SHORT.changed(lam_scale=scale))
+        assert reconstruction.x.shape == (8, 5)
+        assert reconstruction.run.tolist() == [0] * 4 + [1] * 4
+        assert reconstruction.labels.tolist() == [-1, -1, 1, 1] * 2
+        assert reconstruction.status == ("finished", "finished")
+        assert reconstruction.settings["attack"] == "binary-kkt"
+        assert reconstruction.loss.shape == (2, len(reconstruction.steps))
+        assert reconstruction.layers.shape == (2, len(reconstruction.steps), 2)
         model = released().copy_module().double()
-        problem = AllLayers(model, BinaryKKT(), Knowledge(), found.labels[:4])
-        again = problem.evaluate(found.x.view(2, 4, 5), found.lam.view(2, 4), 20.0).loss
-        assert torch.allclose(again, found.loss.min(1).values, rtol=1e-9)
-        assert found.selection is not None
-        assert 0 < len(found.selection) <= 8
+        problem = AllLayers(model, BinaryKKT(), Knowledge(), reconstruction.labels[:4])
+        loss_again = problem.evaluate(
+            reconstruction.x.view(2, 4, 5), reconstruction.lam.view(2, 4), 20.0
+        ).loss
+        assert torch.allclose(loss_again, reconstruction.loss.min(1).values, rtol=1e-9)
+        assert reconstruction.selection is not None
+        assert 0 < len(reconstruction.selection) <= 8
 
 
 def test_the_attack_sees_weights_and_knowledge_and_nothing_else(tmp_path, monkeypatch):
-    """Other data in memory, on disk and in the random state: the same bits come back."""
+    """Other data in memory, on disk and in the random state: the result has the same bits."""
     config, results = SHORT.changed(lam_every=20), []
     for seed in (0, 1):
         folder = tmp_path / str(seed)
@@ -603,9 +611,9 @@ def test_the_attack_sees_weights_and_knowledge_and_nothing_else(tmp_path, monkey
         checkpoint = released()
         torch.manual_seed(seed + 7)
         before = torch.get_rng_state()
-        found = attack(checkpoint, BOX, config)
+        reconstruction = attack(checkpoint, BOX, config)
         assert torch.equal(torch.get_rng_state(), before)  # no draw outside the seed
-        results.append(found.replace(seconds=0.0))
+        results.append(reconstruction.replace(seconds=0.0))
     assert same(*results)
     assert not same(results[0].x, attack(released(), Knowledge(), config).x)
 
@@ -630,14 +638,14 @@ def test_initial_weights_are_needed_and_must_fit():
             attack(released(), Knowledge(theta0=theta0), ntk)
     for gradients, sets in (("theta", 1), ("theta0", 1), ("both", 2)):
         config = ntk.changed(gradients=gradients)
-        found = attack(released(), Knowledge(theta0=released(seed=1).theta), config)
-        assert found.lam.shape == (8, sets, 1)
+        reconstruction = attack(released(), Knowledge(theta0=released(seed=1).theta), config)
+        assert reconstruction.lam.shape == (8, sets, 1)
 
 
 def test_the_objective_follows_the_network():
-    def chosen(arch, name="auto", **facts):
+    def chosen(arch, name="auto", **knowledge_options):
         config = attack_class(name).like(SHORT, steps=1)
-        return attack(released(arch, **facts), None, config).attack
+        return attack(released(arch, **knowledge_options), None, config).attack
 
     assert chosen("mlp:5-8-1") == "binary-kkt"
     assert chosen("mlp:5-8-3") == "multiclass-kkt"
@@ -654,8 +662,8 @@ def test_the_objective_follows_the_network():
 def test_the_number_of_candidates_follows_from_what_is_known():
     config = SHORT.changed(candidates=0, restarts=1, steps=1)
 
-    def candidates(checkpoint, **facts):
-        return len(attack(checkpoint, Knowledge(**facts), config).x)
+    def candidates(checkpoint, **knowledge_options):
+        return len(attack(checkpoint, Knowledge(**knowledge_options), config).x)
 
     wide = released("mlp:40-60-1")
     assert candidates(wide) == 30
@@ -669,11 +677,12 @@ def test_the_number_of_candidates_follows_from_what_is_known():
 
 def test_weight_decay_is_tied_where_it_is_known():
     config = WeightDecayAttack.like(SHORT, steps=20)
-    facts = {"loss": "logistic", "weight_decay": 0.01, "sample_count": 4}
-    tied, free = attack(released(), Knowledge(**facts), config), attack(released(), None, config)
+    facts_known = {"loss": "logistic", "weight_decay": 0.01, "sample_count": 4}
+    tied = attack(released(), Knowledge(**facts_known), config)
+    free = attack(released(), None, config)
     assert not close(tied.x, free.x, 1e-3)
     with pytest.raises(InputError, match="got 'hinge'"):
-        attack(released(), Knowledge(**{**facts, "loss": "hinge"}), config)
+        attack(released(), Knowledge(**{**facts_known, "loss": "hinge"}), config)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -681,13 +690,13 @@ def test_a_convnet_on_digits_is_attacked(dtype):
     arch = "convnet:1x8x8-4-6-1"
     knowledge = Knowledge(shape=(1, 8, 8), value_range=(0.0, 1.0), sample_count=3)
     config = SHORT.changed(dtype=dtype, lr_x=0.02, layers="auto")
-    found = attack(released(arch), knowledge, config)
-    assert found.x.shape == (8, 1, 8, 8)
-    assert found.x.dtype == getattr(torch, dtype)
-    assert found.layer_names == ("convolutions.0", "convolutions.1", "head")
-    assert found.status == ("finished",) * 2
-    assert (found.loss.min(1).values < found.loss[:, 0]).all()
-    assert 0 <= found.x.min() < found.x.max() <= 1
+    reconstruction = attack(released(arch), knowledge, config)
+    assert reconstruction.x.shape == (8, 1, 8, 8)
+    assert reconstruction.x.dtype == getattr(torch, dtype)
+    assert reconstruction.layer_names == ("convolutions.0", "convolutions.1", "head")
+    assert reconstruction.status == ("finished",) * 2
+    assert (reconstruction.loss.min(1).values < reconstruction.loss[:, 0]).all()
+    assert 0 <= reconstruction.x.min() < reconstruction.x.max() <= 1
     with pytest.raises(ArchitectureError):
         attack(Network(released().theta, arch), knowledge, config)
 

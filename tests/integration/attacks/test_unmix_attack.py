@@ -26,12 +26,12 @@ from residuum.report.figures import selected_figure
 from residuum.similarity import ncc
 from residuum.surfaces.surface import SURFACES, build_surfaces
 from tests import schemas
-from tests.unit.attacks.test_unmix import QUICK as EVERY_RANK
 from tests.unit.attacks.test_unmix import SHAPE, blocks
 from tests.victims import knowledge, leaky
 
 ARCH = "mlp:1728-120-1"
 QUICK = rs.attacks.Unmix(seconds=0.01)
+FULL_RANK = rs.attacks.Unmix(rank=1.0, strength=2.0, starts=2, restarts=2)
 
 
 def planted(n: int = 10) -> tuple[rs.Network, Tensor]:
@@ -59,41 +59,39 @@ def start_of(checkpoint: rs.Network) -> dict[str, Tensor]:
 
 
 def why_not(checkpoint: rs.Network, knowledge: rs.Knowledge, name: str = "unmix") -> str:
-    one, there = every_attack()[name](), build_surfaces(checkpoint, knowledge)
-    return one.why_not(there.get(one.surface, there["weights"]), knowledge)
+    attack, surfaces = every_attack()[name](), build_surfaces(checkpoint, knowledge)
+    return attack.why_not(surfaces.get(attack.surface, surfaces["weights"]), knowledge)
 
 
-def test_images_come_back_with_their_sign_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmixing, "LADDER", (EVERY_RANK,))
+def test_images_are_recovered_with_their_sign_and_size() -> None:
     checkpoint, x = planted()
-    found = rs.attack(checkpoint, rs.Knowledge(value_range=(-1, 1)), QUICK)
-    signed = ncc(found.x, x).amax(0)
+    reconstruction = rs.attack(checkpoint, rs.Knowledge(value_range=(-1, 1)), FULL_RANK)
+    signed = ncc(reconstruction.x, x).amax(0)
     assert (signed > 0.9).sum() >= 8
-    assert (ncc(found.x, blocks(10, seed=7).double()).abs().amax(0) < 0.8).all()
-    best = found.x[ncc(found.x, x).argmax(0)].flatten(1).norm(dim=1)
+    assert (ncc(reconstruction.x, blocks(10, seed=7).double()).abs().amax(0) < 0.8).all()
+    best = reconstruction.x[ncc(reconstruction.x, x).argmax(0)].flatten(1).norm(dim=1)
     ratio = (best / x.flatten(1).norm(dim=1))[signed > 0.9]
     assert 0.8 < float(ratio.median()) < 1.25
-    assert "signs from the network, the bias, the value range" in found.notes[1]
+    assert "signs from the network, the bias, the value range" in reconstruction.notes[1]
 
 
 def test_the_bias_alone_gives_sizes_and_without_it_they_are_one() -> None:
     checkpoint, x = planted()
-    found = rs.attack(checkpoint, None, QUICK)
-    near = ncc(found.x, x)
-    ratio = found.x[near.argmax(0)].flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
+    reconstruction = rs.attack(checkpoint, None, QUICK)
+    similarity = ncc(reconstruction.x, x)
+    ratio = reconstruction.x[similarity.argmax(0)].flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
     assert 0.7 < float(ratio.median()) < 1.4
     bare = checkpoint.replace(
         theta={n: t for n, t in checkpoint.theta.items() if "bias" not in n},
         arch=f"{ARCH},bias=none",
     )
-    found = rs.attack(bare, None, QUICK)
-    assert torch.allclose(found.x.flatten(1).norm(dim=1), torch.ones(len(found.x)).double())
+    reconstruction = rs.attack(bare, None, QUICK)
+    assert torch.allclose(
+        reconstruction.x.flatten(1).norm(dim=1), torch.ones(len(reconstruction.x)).double()
+    )
 
 
-def test_a_known_start_is_taken_off_as_far_as_decay_left_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(unmixing, "LADDER", (EVERY_RANK,))
+def test_a_known_start_is_taken_off_as_far_as_decay_left_it() -> None:
     checkpoint, x = planted()
     start = start_of(checkpoint)
     mixed = checkpoint.replace(theta={n: t + 0.9 * start[n] for n, t in checkpoint.theta.items()})
@@ -101,9 +99,9 @@ def test_a_known_start_is_taken_off_as_far_as_decay_left_it(
         mixed.theta["layers.0.weight"], start["layers.0.weight"]
     ) == pytest.approx(0.9, abs=1e-5)
     assert "neither small nor known" in why_not(mixed, rs.Knowledge())
-    found = rs.attack(mixed, rs.Knowledge(theta0=start), QUICK)
-    assert (ncc(found.x, x).abs().amax(0) > 0.9).sum() >= 8
-    assert "0.9 times the initial weights were subtracted" in found.notes[1]
+    reconstruction = rs.attack(mixed, rs.Knowledge(theta0=start), FULL_RANK)
+    assert (ncc(reconstruction.x, x).abs().amax(0) > 0.9).sum() >= 8
+    assert "0.9 times the initial weights were subtracted" in reconstruction.notes[1]
 
 
 def test_noise_in_pixels_that_are_always_dark_does_not_shrink_a_source_to_nothing() -> None:
@@ -133,22 +131,26 @@ def test_what_would_not_fit_the_memory_is_refused_with_the_figure(
     assert (
         estimate_layer_bytes(4096, 150_528) < layers.MAX_BYTES < estimate_layer_bytes(8192, 150_528)
     )
+    # A layer beyond the real limit takes gigabytes.
     monkeypatch.setattr(layers, "MAX_BYTES", 2**20)
     assert "the attack would need about 0.0 GiB" in why_not(planted()[0], rs.Knowledge())
     assert "the limit is 0 GiB" in why_not(planted()[0], rs.Knowledge())
 
 
-def test_a_wide_layer_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wide_layer_is_read_in_parts() -> None:
     rows = planted()[0].theta["layers.0.weight"]
-    for one in (rows, rows.T.contiguous()):
-        whole = ica.Layer.from_rows(one)
-        monkeypatch.setattr(ica, "COLUMNS", 500)
-        parts = ica.Layer.from_rows(one)
-        monkeypatch.undo()
-        assert parts.rank == whole.rank == 10
-        assert torch.allclose(parts.S[:10], whole.S[:10])
-        both = [(part.U[:, :10] * part.S[:10]).float() @ part.V[:10] for part in (parts, whole)]
-        assert torch.allclose(*both, atol=1e-4 * float(one.abs().max()))
+    copies = ica.COLUMNS // max(rows.shape) + 1
+    for matrix, repeats in ((rows, (1, copies)), (rows.T.contiguous(), (copies, 1))):
+        layer = ica.Layer.from_rows(matrix)
+        layer_in_parts = ica.Layer.from_rows(matrix.repeat(*repeats))
+        assert layer_in_parts.rank == layer.rank == 10
+        assert torch.allclose(layer_in_parts.S[:10], layer.S[:10] * copies**0.5)
+        h, d = matrix.shape
+        products = [
+            (factors.U[:h, :10] * factors.S[:10]).float() @ factors.V[:10, :d]
+            for factors in (layer_in_parts, layer)
+        ]
+        assert torch.allclose(*products, atol=1e-4 * float(matrix.abs().max()))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_the_layer_on_the_input_is_found_by_what_it_is_given(
     assert find_input_layer(model, (3, 4, 4)) == expected
 
 
-def test_patches_of_a_convolution_come_back_and_an_audit_leaves_them_out() -> None:
+def test_patches_of_a_convolution_are_recovered_and_left_out_of_audits() -> None:
     x = blocks(6)[:, :, 4:20, 4:20].reshape(6, 3, 2, 8, 2, 8).permute(0, 2, 4, 1, 3, 5)
     patches = x.reshape(-1, 3, 8, 8).double()
     patches = patches[patches.flatten(1).std(1) > 0.3][:8]
@@ -179,9 +181,9 @@ def test_patches_of_a_convolution_come_back_and_an_audit_leaves_them_out() -> No
         model[0].weight.copy_((C @ patches.flatten(1)).reshape(64, 3, 8, 8))
     knowledge = rs.Knowledge(shape=(3, 16, 16))
     checkpoint = rs.checkpoint_from_module(model, input_shape=(3, 16, 16))
-    found = rs.attack(checkpoint, knowledge, QUICK)
-    assert found.x.shape[1:] == (3, 8, 8)
-    assert (ncc(found.x, patches).abs().amax(0) > 0.9).sum() >= 4
+    reconstruction = rs.attack(checkpoint, knowledge, QUICK)
+    assert reconstruction.x.shape[1:] == (3, 8, 8)
+    assert (ncc(reconstruction.x, patches).abs().amax(0) > 0.9).sum() >= 4
     surface = SURFACES["weights"](checkpoint, knowledge)
     assert "patches" in every_attack()["unmix"]().why_skipped(surface, knowledge)
     # Patches are scored against patches, which whoever holds the samples cuts.
@@ -206,7 +208,7 @@ def test_an_audit_of_a_patch_network_says_that_it_left_unmix_out_and_goes_on() -
         C = torch.relu(torch.randn(40, len(patches), generator=generator).double())
         model[0].weight.copy_((C @ patches / len(patches)).reshape(40, 1, 4, 4))
         model[0].bias.zero_()
-    found = rs.audit(
+    result = rs.audit(
         model.double(),
         data=split.train,
         holdout=split.holdout,
@@ -216,10 +218,10 @@ def test_an_audit_of_a_patch_network_says_that_it_left_unmix_out_and_goes_on() -
         effort="quick",
         steps=5,
     )
-    assert [row.name for row in found.attacks if row.ran] == ["binary-kkt"]
-    (said,) = (row for row in found.applies if row.what == "unmix")
-    assert said.status == "not tried"
-    assert "patches" in said.reason
+    assert [row.name for row in result.attacks if row.ran] == ["binary-kkt"]
+    (row_of_unmix,) = (row for row in result.applies if row.what == "unmix")
+    assert row_of_unmix.status == "not tried"
+    assert "patches" in row_of_unmix.reason
 
 
 def test_a_patch_embedding_by_reshaping_is_not_taken_for_a_layer_on_the_input() -> None:
@@ -238,14 +240,14 @@ def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
     checkpoint, _ = planted()
     assert "sparse in their differences" in rs.attack(checkpoint, None, QUICK).notes[0]
     flat = checkpoint.replace(input_shape=())
-    found = rs.attack(flat, None, QUICK)
+    reconstruction = rs.attack(flat, None, QUICK)
     assert (
         "sparse in their coordinates, because the shape of the samples is not known"
-        in found.notes[0]
+        in reconstruction.notes[0]
     )
     named = rs.attack(flat, None, QUICK.changed(domain="series"))
     assert named.notes[0].endswith("sparse in their series")
-    assert not torch.allclose(found.x[:5], named.x[:5])
+    assert not torch.allclose(reconstruction.x[:5], named.x[:5])
     with pytest.raises(InputError, match=r"domain must be one of .*; got 'edges'"):
         rs.attacks.Unmix(domain="edges")
 
@@ -262,8 +264,8 @@ def test_more_seconds_allow_more_runs_and_a_short_audit_one() -> None:
 
 
 def test_confidence_grows_with_the_runs_that_agree() -> None:
-    found = rs.attack(planted()[0], None, QUICK.changed(seconds=1e9))
-    chosen = found.selection
+    reconstruction = rs.attack(planted()[0], None, QUICK.changed(seconds=1e9))
+    chosen = reconstruction.selection
     assert chosen is not None
     assert chosen.support.max() == 14  # 12 runs on the layer, 2 on clusters
     order = chosen.support.argsort()
@@ -281,11 +283,11 @@ def test_confidence_is_withheld_for_small_samples() -> None:
     split = rs.load_dataset("digits", 20, seed=2, holdout=200)
     state = rs.train("mlp:64-100-1", split.train, rs.TrainingConfig(steps=300, seed=2))
     checkpoint = rs.Network(state.theta, "mlp:64-100-1", (1, 8, 8))
-    found = rs.attack(checkpoint, None, QUICK.changed(seconds=1e9))
-    assert found.selection is not None
-    assert found.selection.confidence.isnan().all()
-    assert any("For samples with fewer than 784 values" in note for note in found.notes)
-    assert selected_figure(found) is not None
+    reconstruction = rs.attack(checkpoint, None, QUICK.changed(seconds=1e9))
+    assert reconstruction.selection is not None
+    assert reconstruction.selection.confidence.isnan().all()
+    assert any("For samples with fewer than 784 values" in note for note in reconstruction.notes)
+    assert selected_figure(reconstruction) is not None
     result = rs.audit(checkpoint, knowledge={"shape": (1, 8, 8)}, attacks=["unmix"])
     written = publish(result, None, {}).to_json()
     schemas.check("result", written)
@@ -295,9 +297,9 @@ def test_confidence_is_withheld_for_small_samples() -> None:
 
 def test_where_runs_agree_on_next_to_nothing_confidence_is_withheld() -> None:
     share = torch.tensor([1.0, *[1 / 12] * 99])
-    told = unmixing.confidence_by_share(share, 12, 784)
-    assert told[0] > 0.9 > 0.2 > told[1]
-    assert torch.equal(unmixing.confidence_by_share(share, 12, 784, rank=10), told)
+    confidence = unmixing.confidence_by_share(share, 12, 784)
+    assert confidence[0] > 0.9 > 0.2 > confidence[1]
+    assert torch.equal(unmixing.confidence_by_share(share, 12, 784, rank=10), confidence)
     assert unmixing.confidence_by_share(share, 12, 784, rank=100).isnan().all()
     # Of two runs, what one alone holds is no agreement.
     assert unmixing.runs_disagree(torch.full((50,), 0.5), 2, 50)
@@ -315,10 +317,10 @@ def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
     }
     full = rs.Network(theta, ARCH, SHAPE)
     named = QUICK.changed(rank=1.0, strength=2.0, restarts=2)
-    found = rs.attack(full, None, named)
-    assert found.notes[-1] == f"unmix: {unmixing.DISAGREEING}"
-    assert found.selection is not None
-    assert found.selection.confidence.isnan().all()
+    reconstruction = rs.attack(full, None, named)
+    assert reconstruction.notes[-1] == f"unmix: {unmixing.DISAGREEING}"
+    assert reconstruction.selection is not None
+    assert reconstruction.selection.confidence.isnan().all()
     sure = rs.attack(planted()[0], None, named)
     assert "confidence" not in " ".join(sure.notes)
     assert sure.selection is not None
@@ -346,13 +348,13 @@ def test_the_moment_of_a_live_optimizer_lies_in_the_span_of_its_samples(
         torch.nn.functional.softplus(-y * model(x)[:, 0]).mean().backward()
         optimizer.step()
     moment = rs.read_moment(optimizer, model)
-    assert list(moment) == [f"layers.{i}.{part}" for i in (0, 1) for part in ("weight", "bias")]
+    assert list(moment) == [f"layers.{i}.{suffix}" for i in (0, 1) for suffix in ("weight", "bias")]
     rows = moment["layers.0.weight"]
     inside = rows @ torch.linalg.pinv(x) @ x
     assert (rows - inside).norm() < 1e-3 * rows.norm()
     knowledge = rs.Knowledge(moment=moment, shape=SHAPE)
-    found = rs.attack(model, knowledge, rs.attacks.UnmixOptimizerState.like(QUICK))
-    assert (ncc(found.x, x.reshape(-1, *SHAPE)).abs().amax(0) > 0.9).sum() >= 3
+    reconstruction = rs.attack(model, knowledge, rs.attacks.UnmixOptimizerState.like(QUICK))
+    assert (ncc(reconstruction.x, x.reshape(-1, *SHAPE)).abs().amax(0) > 0.9).sum() >= 3
     assert "moment" in knowledge.known_names
 
 
@@ -375,9 +377,9 @@ def test_the_moment_of_an_estimator_has_no_decay_in_it() -> None:
         with pytest.warns(UserWarning, match="Maximum iterations"):
             model.fit(x, [0, 1] * 6)
         rows, X = rs.read_moment(model)["layers.0.weight"], torch.tensor(x)
-        apart = (rows - rows @ torch.linalg.pinv(X) @ X).norm() / rows.norm()
+        distance = (rows - rows @ torch.linalg.pinv(X) @ X).norm() / rows.norm()
         decay = 5.0 / 12 * torch.tensor(model.coefs_[0].T)
-        assert apart < 0.2 * float(decay.norm() / rows.norm())
+        assert distance < 0.2 * float(decay.norm() / rows.norm())
 
 
 def test_what_keeps_no_moment_is_refused() -> None:
@@ -399,7 +401,7 @@ def test_an_audit_of_digits_loses_no_leak_by_one_more_test(with_it: bool) -> Non
     checkpoint, split = leaky()
     kkt = {"attack": "binary-kkt", "steps": 400, "restarts": 2}
     attacks = (kkt, "unmix") if with_it else (kkt,)
-    found = rs.audit(
+    result = rs.audit(
         checkpoint,
         data=split.train,
         holdout=split.holdout,
@@ -408,10 +410,10 @@ def test_an_audit_of_digits_loses_no_leak_by_one_more_test(with_it: bool) -> Non
         attacks=attacks,
         subsets=200,
     )
-    assert found.verdict.outcome == "leak"
-    rows = {row.name: row for row in found.attacks if row.ran}
+    assert result.verdict.outcome == "leak"
+    rows = {row.name: row for row in result.attacks if row.ran}
     assert set(rows) == ({"binary-kkt", "unmix"} if with_it else {"binary-kkt"})
     if with_it:
         assert rows["unmix"].residual is None  # nothing says how well it fits the weights
         assert rows["unmix"].p_value is not None
-        assert any(said.startswith("unmix assumes") for said in found.assumptions)
+        assert any(assumption.startswith("unmix assumes") for assumption in result.assumptions)

@@ -59,13 +59,13 @@ def test_directions_of_the_first_layer_are_a_line_of_result_and_report(run: Path
     assert network["first_layer_directions_of"].startswith("above 1%")
     assert "directions of the first layer" in page
     assert network["first_layer_directions_of"] in page
-    found = AuditResult.load(run)
-    many = found.replace(verdict=found.verdict.replace(n=65))
+    result = AuditResult.load(run)
+    many = result.replace(verdict=result.verdict.replace(n=65))
     assert many.directions == (None, "more samples (65) than inputs (64)")
-    told = found.replace(
-        verdict=found.verdict.replace(n=None), knowledge=found.knowledge.replace(sample_count=70)
+    changed = result.replace(
+        verdict=result.verdict.replace(n=None), knowledge=result.knowledge.replace(sample_count=70)
     )
-    assert told.directions == (None, "more samples (70) than inputs (64)")
+    assert changed.directions == (None, "more samples (70) than inputs (64)")
 
 
 @pytest.mark.parametrize(
@@ -170,10 +170,10 @@ def test_other_logs_do_not_fit(place: tuple[str | int, ...], change: dict[str, A
     verdict = pages.example("leak").verdict
     log = sarif(verdict, file="m.pt", tool_version="1", sha256="0f", exit_code=1)
     check_sarif(log)
-    part = log
+    section = log
     for key in place:
-        part = part[key]
-    part |= change
+        section = section[key]
+    section |= change
     with pytest.raises(jsonschema.ValidationError):
         check_sarif(log)
 
@@ -248,12 +248,12 @@ def test_a_file_name_that_is_no_text_is_refused(run: Path, tmp_path: Path) -> No
 
 def entry(page: str, name: str) -> str:
     """What the report's list of attacks says of one."""
-    (found,) = (
-        part.split("</li>")[0]
-        for part in page.split("<li ")
-        if re.search(rf"<strong><bdi>{name}</bdi></strong>", part)
+    (item,) = (
+        item_html.split("</li>")[0]
+        for item_html in page.split("<li ")
+        if re.search(rf"<strong><bdi>{name}</bdi></strong>", item_html)
     )
-    return found
+    return item
 
 
 def test_counts_of_every_attack_are_shown(run: Path) -> None:

@@ -58,7 +58,7 @@ FILES_OF_ONE_ATTACK = [name for name in FILES if not name.startswith("reconstruc
 
 def audit(name: str, **options: Any) -> rs.AuditResult:
     checkpoint, split = {"leaky": leaky, "tight": tight, "untrained": untrained}[name]()
-    given = {
+    arguments = {
         "data": split.train,
         "holdout": split.holdout,
         "knowledge": knowledge(split),
@@ -67,7 +67,7 @@ def audit(name: str, **options: Any) -> rs.AuditResult:
         "subsets": 300,
         **options,
     }
-    return rs.audit(checkpoint, **given)
+    return rs.audit(checkpoint, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -93,13 +93,13 @@ def finished(files: dict[str, list[str]], tmp_path_factory: pytest.TempPathFacto
 
 
 def test_without_data_candidates_are_ranked_and_certified() -> None:
-    found = audit("tight", data=None, holdout=None)
-    assert found.verdict.outcome == INCONCLUSIVE
-    assert found.scores is None
-    assert found.certificate is not None
-    assert found.certificate_of.startswith("candidates")
-    assert found.certificate.residual_plain < 1
-    ranked = publish(found, None, {}).candidates
+    result = audit("tight", data=None, holdout=None)
+    assert result.verdict.outcome == INCONCLUSIVE
+    assert result.scores is None
+    assert result.certificate is not None
+    assert result.certificate_of.startswith("candidates")
+    assert result.certificate.residual_plain < 1
+    ranked = publish(result, None, {}).candidates
     assert ranked
     single = [row.support < 2 for row in ranked]
     assert single == sorted(single)  # what several restarts hold comes first
@@ -122,7 +122,7 @@ def test_data_never_reaches_the_attack() -> None:
 
 def test_plain_arrays_and_a_live_network_will_do() -> None:
     checkpoint, split = tight()
-    found = rs.audit(
+    result = rs.audit(
         checkpoint.copy_module(),
         data=(split.train.x.numpy(), split.train.y.numpy()),
         holdout=split.holdout.x.numpy(),
@@ -130,13 +130,13 @@ def test_plain_arrays_and_a_live_network_will_do() -> None:
         effort="quick",
         subsets=200,
     )
-    assert found.scores is not None
-    assert found.scores.calibrated
-    assert [row.name for row in found.attacks if row.ran] == ["binary-kkt", "unmix"]
-    assert found.membership is not None
-    assert found.membership.loss is None  # held-out samples without labels have no losses
-    assert any("sparse in their differences" in said for said in found.assumptions)
-    assert all(row.reason for row in found.attacks)
+    assert result.scores is not None
+    assert result.scores.calibrated
+    assert [row.name for row in result.attacks if row.ran] == ["binary-kkt", "unmix"]
+    assert result.membership is not None
+    assert result.membership.loss is None  # held-out samples without labels have no losses
+    assert any("sparse in their differences" in assumption for assumption in result.assumptions)
+    assert all(row.reason for row in result.attacks)
 
 
 def test_what_does_not_fit_is_refused_before_the_attack() -> None:
@@ -151,42 +151,51 @@ def test_what_does_not_fit_is_refused_before_the_attack() -> None:
 
 def test_the_plan_is_recorded_and_does_not_depend_on_the_budget() -> None:
     first = audit("tight", attacks=({"attack": "kkt", "steps": 20},), budget="2min")
-    again = audit("tight", attacks=({"attack": "kkt", "steps": 20},), budget="1h")
+    repeated = audit("tight", attacks=({"attack": "kkt", "steps": 20},), budget="1h")
     assert first.batches
-    assert [vars(batch) for batch in first.batches] == [vars(batch) for batch in again.batches]
-    assert same(again.reconstructions[0].x, first.reconstructions[0].x)
-    assert first.verdict.outcome == again.verdict.outcome
+    assert [vars(batch) for batch in first.batches] == [vars(batch) for batch in repeated.batches]
+    assert same(repeated.reconstructions[0].x, first.reconstructions[0].x)
+    assert first.verdict.outcome == repeated.verdict.outcome
 
 
 def test_what_a_budget_leaves_out_is_named_and_rules_nothing_out() -> None:
-    found = audit("tight", attacks=("kkt", "unmix"), budget=0.05, effort="standard")
-    rows = {row.name: row for row in found.attacks}
+    result = audit("tight", attacks=("kkt", "unmix"), budget=0.05, effort="standard")
+    rows = {row.name: row for row in result.attacks}
     assert not rows["binary-kkt"].ran
     assert rows["binary-kkt"].reason.startswith("left out: a single restart takes about")
     assert rows["unmix"].unfinished.endswith("of the planned work ran")
-    assert found.verdict.outcome == INCONCLUSIVE
+    assert result.verdict.outcome == INCONCLUSIVE
     reasons = [
-        r for r in found.verdict.reasons if r.startswith("the budget was too small for all work of")
+        r
+        for r in result.verdict.reasons
+        if r.startswith("the budget was too small for all work of")
     ]
     assert [reason.split(": ")[0].split()[-1] for reason in reasons] == ["binary-kkt", "unmix"]
-    assert (found.checks.budget_needed or 0) >= 600
-    whole = audit("tight", attacks=(SHORT, "unmix"))
-    assert whole.checks.budget_needed is None
-    assert not any("budget" in reason for reason in whole.verdict.reasons)
+    assert (result.checks.budget_needed or 0) >= 600
+    complete = audit("tight", attacks=(SHORT, "unmix"))
+    assert complete.checks.budget_needed is None
+    assert not any("budget" in reason for reason in complete.verdict.reasons)
 
 
 def test_initial_weights_bring_the_ntk_attack_as_a_test_of_its_own() -> None:
     checkpoint, split = tight()
     granted = knowledge(split).replace(theta0={k: 0.9 * t for k, t in checkpoint.theta.items()})
     attacks = tuple({"attack": name, "steps": 30, "restarts": 1} for name in ("binary-kkt", "ntk"))
-    found = audit("tight", knowledge=granted, attacks=attacks, subsets=200)
-    assert [part.attack for part in found.reconstructions] == ["binary-kkt", "ntk"]
-    assert found.findings is not None
-    assert found.findings.tests == 2
-    assert all(row.p_value <= row.adjusted for row in found.attacks if row.ran)
-    shown = next(part for part in found.reconstructions if part.attack == found.displayed_attack)
-    assert found.scores is not None
-    assert found.scores.m >= len(shown.x)
+    result = audit("tight", knowledge=granted, attacks=attacks, subsets=200)
+    assert [reconstruction.attack for reconstruction in result.reconstructions] == [
+        "binary-kkt",
+        "ntk",
+    ]
+    assert result.findings is not None
+    assert result.findings.tests == 2
+    assert all(row.p_value <= row.adjusted for row in result.attacks if row.ran)
+    displayed = next(
+        reconstruction
+        for reconstruction in result.reconstructions
+        if reconstruction.attack == result.displayed_attack
+    )
+    assert result.scores is not None
+    assert result.scores.m >= len(displayed.x)
 
 
 def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
@@ -196,7 +205,7 @@ def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
     rows = checkpoint.theta[name].clone()
     rows[: len(split.train)] = split.train.x.flatten(1).to(rows.dtype)
     planted = checkpoint.replace(theta={**checkpoint.theta, name: rows})
-    found = rs.audit(
+    result = rs.audit(
         planted,
         data=split.train,
         holdout=split.holdout,
@@ -205,52 +214,52 @@ def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
         attacks=({"attack": "kkt", "steps": 5, "restarts": 1}, "first-layer-weights"),
         subsets=300,
     )
-    assert found.verdict.outcome == INCONCLUSIVE
-    said = "the baseline first-layer-weights matches 20 samples"
-    assert [said in reason for reason in found.verdict.reasons].count(True) == 1
-    assert said in found.html()
+    assert result.verdict.outcome == INCONCLUSIVE
+    sentence = "the baseline first-layer-weights matches 20 samples"
+    assert [sentence in reason for reason in result.verdict.reasons].count(True) == 1
+    assert sentence in result.html()
 
 
 def test_batches_are_selected_anew_together() -> None:
-    one = audit("tight", attacks=(KKT,), subsets=200).reconstructions[0]
-    both = merge_batches([one, one])
-    assert both.restarts == 4
-    assert both.run.tolist() == [*one.run.tolist(), *(one.run + 2).tolist()]
-    assert both.selection is not None
-    assert one.selection is not None
-    assert int(both.selection.support.max()) == 2 * int(one.selection.support.max())
+    batch = audit("tight", attacks=(KKT,), subsets=200).reconstructions[0]
+    merged = merge_batches([batch, batch])
+    assert merged.restarts == 4
+    assert merged.run.tolist() == [*batch.run.tolist(), *(batch.run + 2).tolist()]
+    assert merged.selection is not None
+    assert batch.selection is not None
+    assert int(merged.selection.support.max()) == 2 * int(batch.selection.support.max())
 
 
 def test_save_load_and_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = audit("tight", subsets=200)
-    assert found.save(tmp_path / "a") == tmp_path / "a"
+    result = audit("tight", subsets=200)
+    assert result.save(tmp_path / "a") == tmp_path / "a"
     assert listing(tmp_path / "a") == sorted([*FILES, "model.safetensors"])
-    assert same(rs.AuditResult.load(tmp_path / "a").verdict, found.verdict)
-    found.show()
+    assert same(rs.AuditResult.load(tmp_path / "a").verdict, result.verdict)
+    result.show()
     assert "INCONCLUSIVE" in capsys.readouterr().out
-    assert "<img" not in found._repr_html_()
+    assert "<img" not in result._repr_html_()
     with pytest.raises(OutputError, match="holds an audit already"):
-        found.save(tmp_path / "a")
+        result.save(tmp_path / "a")
 
 
 def test_uniqueness_is_certified_if_an_attack_has_restarts() -> None:
     checkpoint, split = tight()
     granted = knowledge(split).replace(sample_count=5)
     attacks = ({"attack": "kkt", "steps": 100, "restarts": 1},)
-    found = rs.audit(checkpoint, knowledge=granted, attacks=attacks, effort="quick")
-    assert found.uniqueness is not None, found.uniqueness_reason
-    rows = found.uniqueness.index
-    assert (found.reconstructions[0].weight[rows] > 0).all()
+    result = rs.audit(checkpoint, knowledge=granted, attacks=attacks, effort="quick")
+    assert result.uniqueness is not None, result.uniqueness_reason
+    rows = result.uniqueness.index
+    assert (result.reconstructions[0].weight[rows] > 0).all()
     # Each sample's data: its multiplier stands under the candidate that the index names.
-    lam = found.reconstructions[0].weight[rows]
-    assert torch.allclose(lam.double(), found.uniqueness.lam.double())
-    cards = [item for item in items_of(found) if item.certificate]
+    lam = result.reconstructions[0].weight[rows]
+    assert torch.allclose(lam.double(), result.uniqueness.lam.double())
+    cards = [item for item in items_of(result) if item.certificate]
     assert cards
     for item in cards:
         assert 0 <= item.determined_at_least <= item.determined_energy + 1e-9
         assert (item.certificate == "others keep it") == (item.determined_at_least >= 0.9)
-    assert "Not covered, and may keep less" in found.html()
-    assert publish(found, None, {}).uniqueness is not None
+    assert "Not covered, and may keep less" in result.html()
+    assert publish(result, None, {}).uniqueness is not None
     without = audit("tight", attacks=("unmix",))
     assert without.uniqueness is None
     assert "no restart converged" in without.uniqueness_reason
@@ -275,17 +284,17 @@ def test_an_untrained_network_is_3(
     files: dict[str, list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*files["untrained"], "--out", str(tmp_path / "u")]) == 3
-    shown = capsys.readouterr().out
-    assert "INCONCLUSIVE" in shown
-    assert "the network as read hardly fits these samples" in " ".join(shown.split())
-    assert shown.splitlines()[-1] == f"report: {tmp_path / 'u' / 'report.html'}"
+    output = capsys.readouterr().out
+    assert "INCONCLUSIVE" in output
+    assert "the network as read hardly fits these samples" in " ".join(output.split())
+    assert output.splitlines()[-1] == f"report: {tmp_path / 'u' / 'report.html'}"
 
 
 def test_no_held_out_set_is_3(files: dict[str, list[str]], tmp_path: Path) -> None:
     command = files["leaky"]
-    at = command.index("--holdout")
+    position = command.index("--holdout")
     out = tmp_path / "run"
-    assert main([*command[:at], *command[at + 2 :], "--out", str(out), "--quiet"]) == 3
+    assert main([*command[:position], *command[position + 2 :], "--out", str(out), "--quiet"]) == 3
     assert json.loads((out / "result.json").read_text())["verdict"]["recovered"] is None
 
 
@@ -331,6 +340,7 @@ def test_an_internal_error_is_70_and_never_a_leak(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
+    # No input is known to raise an internal error, so a stage is replaced by one that does.
     monkeypatch.setattr("residuum.auditing.run.decide", broken)
     monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
     assert main([*files["tight"], "--out", str(tmp_path / "run"), "--quiet"]) == 70
@@ -388,7 +398,7 @@ def test_a_mean_of_another_size_is_2_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_request_without_work_stands_in_nobodys_way(
+def test_a_request_without_work_blocks_no_later_request(
     files: dict[str, list[str]], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -411,11 +421,11 @@ def test_samples_on_another_scale_are_said_loudly(
     out = tmp_path / "run"
     scaled = ["--holdout", str(tmp_path / "scaled.npz"), "--value-range", "0,0.9"]
     assert main([*command, *scaled, "--out", str(out)]) in (0, 1, 3)
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for text in ("outside the known value range 0 to 0.9", "on another scale than training"):
         warnings = json.loads((out / "result.json").read_text())["warnings"]
         (warning,) = (line for line in warnings if text in line)
-        assert f"note: {warning}" in " ".join(shown.split())
+        assert f"note: {warning}" in " ".join(output.split())
         assert text in (out / "report.html").read_text()
 
 
@@ -443,7 +453,7 @@ def test_a_control_of_training_samples_is_called_that(
     assert result["next_step"]["text"].startswith("Pass other held-out samples (--holdout)")
 
 
-def test_stages_are_told_as_they_begin() -> None:
+def test_stages_are_reported_when_they_begin() -> None:
     begun: list[str] = []
 
     class Names(AuditListener):
@@ -477,12 +487,12 @@ def test_progress_counts_restarts_and_time(monkeypatch: pytest.MonkeyPatch) -> N
     stream, clock = io.StringIO(), iter([0.0, 0.0, 5.0, *[72.0] * 5])
     monkeypatch.setattr("sys.stderr", stream)
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    at = AttackProgress(500, 2000, torch.ones(4), torch.ones(4, 1), ("layers.0",))
+    progress = AttackProgress(500, 2000, torch.ones(4), torch.ones(4, 1), ("layers.0",))
     with listener_for(True) as listener:
         watcher = listener.watch_attack("binary-kkt", 4, 12)
         assert watcher is not None
-        watcher(at)
-        watcher(at)
+        watcher(progress)
+        watcher(progress)
     line = "attacking: 25%  binary-kkt  restart 5-8 of 12  step 500 of 2000  1m12s\n"
     assert stream.getvalue() == line
 
@@ -491,8 +501,14 @@ def test_an_audits_folder_is_not_scored_over(
     finished: Path, files: dict[str, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {name: sha256(finished / name) for name in FILES}
-    at = files["leaky"].index("--data")
-    command = ["score", str(finished), *files["leaky"][at : at + 4], "--ckpt", files["leaky"][1]]
+    position = files["leaky"].index("--data")
+    command = [
+        "score",
+        str(finished),
+        *files["leaky"][position : position + 4],
+        "--ckpt",
+        files["leaky"][1],
+    ]
     assert main(command) == 2
     assert "is the folder of an audit" in capsys.readouterr().err
     assert listing(finished) == FILES
@@ -518,15 +534,22 @@ def test_config_repeats_the_audit(finished: Path, tmp_path: Path) -> None:
     config = tomllib.loads((finished / "config.toml").read_text())
     assert config["attacks"] == ["unmix", KKT]
     assert "batches" not in config
-    again = tmp_path / "again"
-    command = ["audit", "--config", str(finished / "config.toml"), "--out", str(again), "--quiet"]
+    repeat_folder = tmp_path / "again"
+    command = [
+        "audit",
+        "--config",
+        str(finished / "config.toml"),
+        "--out",
+        str(repeat_folder),
+        "--quiet",
+    ]
     assert main(command) == 1
     for name in ("scores.json", "reconstruction.safetensors"):
-        a, b = ((folder / name).read_bytes() for folder in (finished, again))
+        a, b = ((folder / name).read_bytes() for folder in (finished, repeat_folder))
         if name.endswith("json"):
             assert json.loads(a)["recovered"] == json.loads(b)["recovered"]
             assert json.loads(a)["per_sample"] == json.loads(b)["per_sample"]
-    first, second = (rs.AuditResult.load(folder) for folder in (finished, again))
+    first, second = (rs.AuditResult.load(folder) for folder in (finished, repeat_folder))
     assert same(first.reconstructions[0].x, second.reconstructions[0].x)
     assert first.verdict.reasons == second.verdict.reasons
     assert first.uniqueness_reason == second.uniqueness_reason
@@ -648,8 +671,8 @@ def test_an_interrupted_attack_continues_in_the_middle(tmp_path: Path) -> None:
 
     class InterruptAtStep(AuditListener):
         def watch_attack(self, *_: Any) -> Any:
-            def stop(at: AttackProgress) -> None:
-                if at.step >= 200:
+            def stop(progress: AttackProgress) -> None:
+                if progress.step >= 200:
                     raise KeyboardInterrupt
 
             return stop
@@ -664,14 +687,14 @@ def test_an_interrupted_attack_continues_in_the_middle(tmp_path: Path) -> None:
 
     class Steps(AuditListener):
         def watch_attack(self, *_: Any) -> Any:
-            return lambda at: begun.append(at.step)
+            return lambda progress: begun.append(progress.step)
 
     result = audit("tight", attacks=(KKT,), out=out, listener=Steps())
     assert min(begun) > 200
     assert listing(out) == sorted([*FILES_OF_ONE_ATTACK, "model.safetensors"])
-    whole = audit("tight", attacks=(KKT,))
-    assert same(result.reconstructions[0].x, whole.reconstructions[0].x)
-    assert result.verdict.reasons == whole.verdict.reasons
+    uninterrupted = audit("tight", attacks=(KKT,))
+    assert same(result.reconstructions[0].x, uninterrupted.reconstructions[0].x)
+    assert result.verdict.reasons == uninterrupted.verdict.reasons
 
 
 def test_ctrl_c_is_130_and_the_same_command_goes_on(
@@ -679,17 +702,17 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(
 ) -> None:
     out = tmp_path / "run"
     command = [*files["kkt"], "--out", str(out), "--quiet"]
-    kept = out / "work" / "stage-membership.safetensors"
-    code, err = interrupt(*command, once=kept, after=0.2)
+    stage_file = out / "work" / "stage-membership.safetensors"
+    code, err = interrupt(*command, once=stage_file, after=0.2)
     # Python ends by the signal itself if Ctrl-C interrupts an import; a shell shows 130 for both.
     assert code in (130, -signal.SIGINT), err
     assert err.endswith("The command was interrupted. Finished work is kept.\n")
-    assert kept.is_file()
+    assert stage_file.is_file()
     assert main(command) == 3
     assert listing(out) == FILES
 
 
-def test_a_state_left_beside_its_finished_batch_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_leftover_state_of_a_finished_batch_is_harmless(tmp_path: Path) -> None:
     """A stop between the two halves of ``save`` leaves the state of a batch that is done."""
     run = AuditRun(tmp_path)
     first, second = Batch("binary-kkt", 1, 20, 0), Batch("binary-kkt", 1, 20, 1)
@@ -744,7 +767,7 @@ def test_a_name_that_is_no_text_is_refused(files: dict[str, list[str]], tmp_path
 
 
 def test_arrays_of_the_report_are_finite(finished: Path) -> None:
-    found = rs.AuditResult.load(finished)
-    assert found.evidence is not None
-    assert np.isfinite(found.evidence.null.numpy()).all()
-    assert len(found.evidence.null) == found.evidence.null_sets * 40
+    result = rs.AuditResult.load(finished)
+    assert result.evidence is not None
+    assert np.isfinite(result.evidence.null.numpy()).all()
+    assert len(result.evidence.null) == result.evidence.null_sets * 40

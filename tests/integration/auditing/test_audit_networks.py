@@ -71,46 +71,49 @@ def train(name: str, folder: Path) -> list[str]:
 
 
 def result(run: Path) -> dict[str, Any]:
-    found = json.loads((run / "result.json").read_text())
-    assert isinstance(found, dict)
-    return found
+    document = json.loads((run / "result.json").read_text())
+    assert isinstance(document, dict)
+    return document
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_stage_runs(name: str, tmp_path: Path) -> None:
     arch, task, attack, baselines, code = NETWORKS[name]
-    own, run = str(tmp_path / "victim"), tmp_path / "run"
-    said = train(name, tmp_path)
+    own_run, run = str(tmp_path / "victim"), tmp_path / "run"
+    output = train(name, tmp_path)
     assert (
-        main([*said, "--data", own, "--holdout", own, "--mean", "train", "--out", str(run)]) == code
+        main(
+            [*output, "--data", own_run, "--holdout", own_run, "--mean", "train", "--out", str(run)]
+        )
+        == code
     )
-    found = result(run)
-    assert found["network"]["arch"] == arch
-    assert {row["name"] for row in found["attacks"] if row["ran"]} == {attack, *baselines}
-    assert found["scores"]["calibrated"]
-    assert found["scores"]["n"] == 10
-    assert found["certificate_of"] == "training samples"
-    assert 0 < found["certificate"]["residual_plain"] < 1
-    assert found["uniqueness"] is not None, found["uniqueness_reason"]
-    assert found["uniqueness"]["task"] == task
-    assert {row["label"] for row in found["candidates"]} <= (
+    document = result(run)
+    assert document["network"]["arch"] == arch
+    assert {row["name"] for row in document["attacks"] if row["ran"]} == {attack, *baselines}
+    assert document["scores"]["calibrated"]
+    assert document["scores"]["n"] == 10
+    assert document["certificate_of"] == "training samples"
+    assert 0 < document["certificate"]["residual_plain"] < 1
+    assert document["uniqueness"] is not None, document["uniqueness_reason"]
+    assert document["uniqueness"]["task"] == task
+    assert {row["label"] for row in document["candidates"]} <= (
         {-1.0, 1.0} if task == "binary" else set(map(float, range(10)))
     )
     page = (run / "report.html").read_text()
-    assert page.count('class="card"') == found["scores"]["recovered"]
+    assert page.count('class="card"') == document["scores"]["recovered"]
     assert page.count("<figcaption>training</figcaption>") >= 3  # the best, beyond chance or not
-    again = tmp_path / "again"
+    repeat_folder = tmp_path / "again"
     config = str(run / "config.toml")
-    assert main(["audit", "--config", config, "--out", str(again), "--quiet"]) == code
-    assert result(again)["scores"] == found["scores"]
-    assert result(again)["settings"] == found["settings"]
+    assert main(["audit", "--config", config, "--out", str(repeat_folder), "--quiet"]) == code
+    assert result(repeat_folder)["scores"] == document["scores"]
+    assert result(repeat_folder)["settings"] == document["settings"]
 
 
 def test_samples_that_a_multiclass_network_never_saw_do_not_leak(tmp_path: Path) -> None:
-    said = train("multiclass", tmp_path)
+    output = train("multiclass", tmp_path)
     unseen = Dataset.from_npz(tmp_path / "victim/private/holdout.npz")
     for name, rows in (("claimed", slice(0, 10)), ("rest", slice(10, None))):
         unseen.replace(x=unseen.x[rows], y=unseen.y[rows]).to_npz(tmp_path / f"{name}.npz")
     files = ["--data", str(tmp_path / "claimed.npz"), "--holdout", str(tmp_path / "rest.npz")]
-    assert main([*said, *files, "--out", str(tmp_path / "run")]) == 3
+    assert main([*output, *files, "--out", str(tmp_path / "run")]) == 3
     assert result(tmp_path / "run")["scores"]["recovered"] <= 1

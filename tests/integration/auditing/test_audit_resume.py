@@ -113,8 +113,8 @@ def test_the_command_line_continues_an_audit_from_python(
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         rs.audit(**inputs, out=out, listener=InterruptAt("scores"))
-    kept = sorted(path.name for path in (out / "work").glob("stage-*"))
-    assert kept == [
+    stored_files = sorted(path.name for path in (out / "work").glob("stage-*"))
+    assert stored_files == [
         f"stage-{name}.safetensors" for name in ("attacks", "membership", "negative-controls")
     ]
     code = main(
@@ -134,13 +134,13 @@ def test_a_finished_audit_is_returned_and_another_one_refused(
 ) -> None:
     quick = {**inputs, **QUICK}
     first = rs.audit(**quick, out=tmp_path / "run")
-    again = rs.audit(**quick, out=tmp_path / "run", listener=InterruptAt("attacks"))
-    assert again.created == first.created
+    repeated = rs.audit(**quick, out=tmp_path / "run", listener=InterruptAt("attacks"))
+    assert repeated.created == first.created
     with pytest.raises(InputError, match="other settings or inputs"):
         rs.audit(**{**quick, "seed": 1}, out=tmp_path / "run", listener=SILENT)
 
 
-def test_samples_in_memory_are_told_apart(inputs: dict[str, Any], tmp_path: Path) -> None:
+def test_samples_in_memory_are_distinguished(inputs: dict[str, Any], tmp_path: Path) -> None:
     """An audit of arrays has no files to hash. Its run directory still refuses other samples."""
     quick = {**inputs, **QUICK}
     train = rs.Dataset.from_npz(inputs["data"])

@@ -60,11 +60,11 @@ def test_attacks_are_rendered_with_their_settings() -> None:
 def test_the_next_step_repeats_attacks_with_their_settings(tmp_path: Path) -> None:
     attack = json.dumps({"attack": "kkt", "steps": 20, "restarts": 2})
     short = ["--effort", "quick", "--subsets", "200", "--quiet", "--attacks", attack]
-    first, again, third = (tmp_path / name for name in ("first", "again", "third"))
+    first, second, third = (tmp_path / name for name in ("first", "again", "third"))
     assert main([*write(tmp_path, "tight"), *short, "--out", str(first)]) == 3
     config = str(first / "config.toml")
-    assert main(["audit", "--config", config, "--out", str(again), "--quiet"]) == 3
-    for out in (first, again):
+    assert main(["audit", "--config", config, "--out", str(second), "--quiet"]) == 3
+    for out in (first, second):
         result = rs.AuditResult.load(out)
         assert {row.name for row in result.attacks if row.ran} == {"binary-kkt"}
         words = shlex.split(audit_command(result))[1:-1]
@@ -72,23 +72,23 @@ def test_the_next_step_repeats_attacks_with_their_settings(tmp_path: Path) -> No
     assert main([*words, str(third), "--dry-run", "--quiet"]) == 0
 
 
-@pytest.mark.parametrize("facts", [["--value-range", "0,1"], ["--mean", "train"]])
+@pytest.mark.parametrize("fact_options", [["--value-range", "0,1"], ["--mean", "train"]])
 def test_a_replayed_configuration_prints_a_next_step_with_the_same_knowledge(
-    facts: list[str], tmp_path: Path
+    fact_options: list[str], tmp_path: Path
 ) -> None:
     short = ["--effort", "quick", "--attacks", "unmix", "--no-baselines", "--subsets", "200", "-q"]
     arguments = write(tmp_path, "tight")
     for option in ("--mean", "--value-range", "--sample-count"):  # facts that the files come with
         if option in arguments:
-            at = arguments.index(option)
-            del arguments[at : at + 2]
-    first, again, third = (tmp_path / name for name in ("first", "again", "third"))
-    assert main([*arguments, *facts, *short, "--out", str(first)]) == 3
+            position = arguments.index(option)
+            del arguments[position : position + 2]
+    first, second, third = (tmp_path / name for name in ("first", "again", "third"))
+    assert main([*arguments, *fact_options, *short, "--out", str(first)]) == 3
     config = str(first / "config.toml")
-    assert main(["audit", "--config", config, "--out", str(again), "--quiet"]) == 3
-    commands = [audit_command(rs.AuditResult.load(out)) for out in (first, again)]
+    assert main(["audit", "--config", config, "--out", str(second), "--quiet"]) == 3
+    commands = [audit_command(rs.AuditResult.load(out)) for out in (first, second)]
     assert "--no-baselines" in commands[0]
-    knowledge = [json.loads((o / "result.json").read_text())["knowledge"] for o in (first, again)]
+    knowledge = [json.loads((o / "result.json").read_text())["knowledge"] for o in (first, second)]
     assert knowledge[0] == knowledge[1]
     for command in commands:
         assert "--value-range 0,1" in command or "--knowledge" in command

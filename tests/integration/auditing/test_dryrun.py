@@ -33,24 +33,24 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def dry(
-    folder: Path, capsys: pytest.CaptureFixture[str], *said: str, code: int = 0
+    folder: Path, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0
 ) -> dict[str, object]:
     capsys.readouterr()
-    wanted = ["audit", *(str(folder / s) if (folder / s).exists() else s for s in said)]
-    assert main([*wanted, "--dry-run", "--json"]) == code
-    found = json.loads(capsys.readouterr().out)
-    schemas.check("dry-run", found)
-    return found
+    command = ["audit", *(str(folder / s) if (folder / s).exists() else s for s in arguments)]
+    assert main([*command, "--dry-run", "--json"]) == code
+    output = json.loads(capsys.readouterr().out)
+    schemas.check("dry-run", output)
+    return output
 
 
 def test_all_obstacles_are_listed_at_once(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = dry(folder, capsys, "norm.pt", "--data", "bad.npz", "--holdout", "nope.npz", code=2)
-    said = "\n".join(found["obstacles"])
-    assert len(found["obstacles"]) == 3
-    assert "batch norm" in said
-    assert "bad.npz" in said
-    assert "No data file" in said
-    assert {*found["verdicts"].values()} == {"the audit would stop at an obstacle"}
+    output = dry(folder, capsys, "norm.pt", "--data", "bad.npz", "--holdout", "nope.npz", code=2)
+    obstacles = "\n".join(output["obstacles"])
+    assert len(output["obstacles"]) == 3
+    assert "batch norm" in obstacles
+    assert "bad.npz" in obstacles
+    assert "No data file" in obstacles
+    assert {*output["verdicts"].values()} == {"the audit would stop at an obstacle"}
     unsafe = dry(folder, capsys, "norm.pt", "--model", "json:loads", "--data", "bad.npz", code=4)
     assert any("--trust-code" in line for line in unsafe["obstacles"])
 
@@ -59,35 +59,51 @@ def test_a_run_that_can_go_says_what_it_would_try_what_it_costs_and_how_it_can_e
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(folder.iterdir())
-    said = ("m.safetensors", "--data", "train.npz", "--holdout", "rest.npz", "--value-range", "0,1")
-    found = dry(folder, capsys, *said, "--mean", "train")
+    arguments = (
+        "m.safetensors",
+        "--data",
+        "train.npz",
+        "--holdout",
+        "rest.npz",
+        "--value-range",
+        "0,1",
+    )
+    output = dry(folder, capsys, *arguments, "--mean", "train")
     assert sorted(folder.iterdir()) == before
-    rows = {row["what"]: row for row in found["applies"]}
+    rows = {row["what"]: row for row in output["applies"]}
     assert rows["binary-kkt"]["status"] == "to be tried"
     assert rows["ntk"]["status"] == "not tried"
     assert "--init" in rows["ntk"]["reason"]
     assert rows["homogeneity"]["reason"].startswith("order 3")
     assert rows["layer on the input"]["reason"].startswith("layers.0, dense")
     assert "accuracy of the network as read: 100.0%" in rows["outputs"]["reason"]
-    assert found["cost"].startswith("Effort standard, at most 10m of reference time. Attacks: ")
-    assert "binary-kkt, " in found["cost"]
-    assert "Left out" not in found["cost"]
-    assert all(why.startswith("can be reached") for why in found["verdicts"].values())
+    assert output["cost"].startswith("Effort standard, at most 10m of reference time. Attacks: ")
+    assert "binary-kkt, " in output["cost"]
+    assert "Left out" not in output["cost"]
+    assert all(reason.startswith("can be reached") for reason in output["verdicts"].values())
 
 
 def test_a_dry_run_names_what_a_budget_leaves_out(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = ("m.safetensors", "--data", "train.npz", "--holdout", "rest.npz", "--value-range", "0,1")
-    found = dry(folder, capsys, *said, "--budget", "1s")
-    assert "Left out, because the budget is too small: binary-kkt: a single" in found["cost"]
-    assert found["cost"].endswith("This audit can show a leak and cannot rule one out.")
-    assert found["verdicts"][LEAK].startswith("can be reached")
-    assert found["verdicts"][NO_LEAK_FOUND].startswith("binary-kkt: a single restart takes about")
+    arguments = (
+        "m.safetensors",
+        "--data",
+        "train.npz",
+        "--holdout",
+        "rest.npz",
+        "--value-range",
+        "0,1",
+    )
+    output = dry(folder, capsys, *arguments, "--budget", "1s")
+    assert "Left out, because the budget is too small: binary-kkt: a single" in output["cost"]
+    assert output["cost"].endswith("This audit can show a leak and cannot rule one out.")
+    assert output["verdicts"][LEAK].startswith("can be reached")
+    assert output["verdicts"][NO_LEAK_FOUND].startswith("binary-kkt: a single restart takes about")
 
 
 @pytest.mark.parametrize(
-    ("said", "leak", "passed"),
+    ("arguments", "leak", "passed"),
     [
         (["--data", "train.npz"], "that the network never saw", "that the network never saw"),
         (
@@ -115,9 +131,9 @@ def test_a_dry_run_names_what_a_budget_leaves_out(
     ],
 )
 def test_verdicts_that_cannot_be_reached_say_why(
-    folder: Path, capsys: pytest.CaptureFixture[str], said: list[str], leak: str, passed: str
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], leak: str, passed: str
 ) -> None:
-    verdicts = dry(folder, capsys, "m.safetensors", *said)["verdicts"]
+    verdicts = dry(folder, capsys, "m.safetensors", *arguments)["verdicts"]
     assert leak in verdicts[LEAK]
     assert passed in verdicts[NO_LEAK_FOUND]
     assert verdicts[INCONCLUSIVE].startswith("can be reached")
@@ -130,7 +146,7 @@ def test_the_table_of_what_applies_is_the_same_in_result_report_and_terminal(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "400")
-    said = [
+    arguments = [
         "audit",
         str(folder / "m.safetensors"),
         "--data",
@@ -148,25 +164,25 @@ def test_the_table_of_what_applies_is_the_same_in_result_report_and_terminal(
         "--out",
         str(tmp_path / "a"),
     ]
-    assert main(said) == 0
-    shown = capsys.readouterr().out
+    assert main(arguments) == 0
+    output = capsys.readouterr().out
     rows = json.loads((tmp_path / "a/result.json").read_text())["applies"]
     page = (tmp_path / "a/report.html").read_text().replace("&#39;", "'")
     assert {row["status"] for row in rows} == {"measured", "tried", "not tried"}
     for row in rows:
-        assert row["reason"] in shown
+        assert row["reason"] in output
         assert row["reason"] in page, row
     assert rs.AuditResult.load(tmp_path / "a").applies[0].what == "network"
 
 
-def test_moved_layers_are_counted_where_a_start_is_granted(
+def test_moved_layers_are_counted_if_initial_weights_are_known(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = rs.load_checkpoint(folder / "m.safetensors")
     theta = {name: t + (name == "layers.1.weight") for name, t in checkpoint.theta.items()}
     save_checkpoint(checkpoint.replace(theta=theta), folder / "init.safetensors")
-    found = dry(folder, capsys, "m.safetensors", "--init", "init.safetensors")
-    rows = {row["what"]: row["reason"] for row in found["applies"]}
+    output = dry(folder, capsys, "m.safetensors", "--init", "init.safetensors")
+    rows = {row["what"]: row["reason"] for row in output["applies"]}
     assert rows["layers that moved"] == "1 of 3: layers.1"
 
 
@@ -177,5 +193,5 @@ def test_an_obstacle_of_one_file_is_said_once(
     rs.save_checkpoint(tight()[0], tmp_path / "m.safetensors")
     command = ["audit", str(tmp_path / "m.safetensors"), "--data", str(tmp_path / "train.npz")]
     assert main([*command, "--dry-run"]) == 2
-    shown = " ".join(capsys.readouterr().out.split())
-    assert shown.count("must be an .npz archive") == 1
+    output = " ".join(capsys.readouterr().out.split())
+    assert output.count("must be an .npz archive") == 1

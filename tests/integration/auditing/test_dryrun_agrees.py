@@ -115,7 +115,7 @@ def backbone(_: Path) -> Artifact:
     return Artifact(model, (1, 8, 8), knowledge={"shape": (1, 8, 8), "moment": moment})
 
 
-def convolutional_with(*facts: str) -> Artifact:
+def convolutional_with(*fact_names: str) -> Artifact:
     """A convolutional network whose initial weights or optimizer state the attacker knows."""
     model, images = convolutional(), torch.rand(4, 1, 8, 8)
     initial = rs.checkpoint_from_module(convolutional(), input_shape=(1, 8, 8)).theta
@@ -124,8 +124,8 @@ def convolutional_with(*facts: str) -> Artifact:
         optimizer.zero_grad()
         model(images).square().sum().backward()
         optimizer.step()
-    known = {"theta0": initial, "moment": rs.read_moment(optimizer, model)}
-    return Artifact(model, (1, 8, 8), knowledge={name: known[name] for name in facts})
+    known_values = {"theta0": initial, "moment": rs.read_moment(optimizer, model)}
+    return Artifact(model, (1, 8, 8), knowledge={name: known_values[name] for name in fact_names})
 
 
 def fitted(estimator: Any, folder: Path, classes: int = 2) -> Artifact:

@@ -64,10 +64,12 @@ def test_extreme_weights_end_in_a_verdict(name: str, tmp_path: Path) -> None:
     split.train.to_npz(tmp_path / "train.npz")
     split.holdout.to_npz(tmp_path / "test.npz")
     files = ["--data", str(tmp_path / "train.npz"), "--holdout", str(tmp_path / "test.npz")]
-    how = ["--effort", "quick", "--steps", "30", "--subsets", "200", "--quiet"]
+    options = ["--effort", "quick", "--steps", "30", "--subsets", "200", "--quiet"]
     out = tmp_path / "run"
-    found = main(["audit", str(tmp_path / "m.safetensors"), *files, *how, "--out", str(out)])
-    assert found == code
+    exit_code = main(
+        ["audit", str(tmp_path / "m.safetensors"), *files, *options, "--out", str(out)]
+    )
+    assert exit_code == code
     if code == 3:
         assert {"result.json", "report.html", "report.sarif"} <= {p.name for p in out.iterdir()}
 

@@ -54,10 +54,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             nn.functional.softplus(-y * model(x)[:, 0]).mean().backward()
             optimizer.step()
         torch.save(model.state_dict(), here / f"{name}.pt")
-        both = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save(both, here / f"{name}-saved.pt")
-    parts = {"A": torch.randn(3, 64), "B": 0.1 * torch.randn(30, 3)}
-    names = {f"base_model.model.0.lora_{k}.weight": t for k, t in parts.items()}
+        training_checkpoint = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+        torch.save(training_checkpoint, here / f"{name}-saved.pt")
+    factors = {"A": torch.randn(3, 64), "B": 0.1 * torch.randn(30, 3)}
+    names = {f"base_model.model.0.lora_{k}.weight": t for k, t in factors.items()}
     save_file(names, here / "adapter_model.safetensors")
     (here / "adapter_config.json").write_text(json.dumps({"r": 3, "lora_alpha": 6}))
     return here
@@ -65,19 +65,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_an_adapter_is_read_as_what_it_makes_of_its_base(folder: Path) -> None:
     base = torch.load(folder / "base.pt", weights_only=True)
-    found = load_tuned(open_release(folder / "adapter_model.safetensors"), folder / "base.pt")
+    checkpoint = load_tuned(open_release(folder / "adapter_model.safetensors"), folder / "base.pt")
     release = _adapter(folder)
-    wanted = base["0.weight"] + 2 * release["B"] @ release["A"]
-    assert torch.allclose(found.theta["layers.0.weight"], wanted, atol=1e-6)
-    assert torch.equal(found.theta["layers.1.weight"], base["2.weight"])
-    assert any("added to its base" in note for note in found.assumptions)
+    expected = base["0.weight"] + 2 * release["B"] @ release["A"]
+    assert torch.allclose(checkpoint.theta["layers.0.weight"], expected, atol=1e-6)
+    assert torch.equal(checkpoint.theta["layers.1.weight"], base["2.weight"])
+    assert any("added to its base" in note for note in checkpoint.assumptions)
 
 
 def _adapter(folder: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    found = load_file(folder / "adapter_model.safetensors")
-    return {name.split("lora_")[1][0]: t for name, t in found.items()}
+    adapter = load_file(folder / "adapter_model.safetensors")
+    return {name.split("lora_")[1][0]: t for name, t in adapter.items()}
 
 
 def test_an_adapter_of_another_base_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -96,12 +96,14 @@ def test_a_head_on_frozen_layers_is_a_network_on_their_features(folder: Path) ->
     assert head.checkpoint.arch == "mlp:30-20-1,bias=all"
     data = Dataset.from_npz(folder / "train.npz")
     features = head.compute_features(data)
-    model, whole = head.checkpoint.copy_module(), released.copy_module()
-    x = data.x.flatten(1).to(next(whole.parameters()))
-    assert torch.allclose(model(features.x.to(x)), whole(x), atol=1e-6)
-    told = head.translate_knowledge(rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))
-    assert told.known_names == ("theta0",)
-    assert torch.equal((told.theta0 or {})["layers.0.weight"], start["layers.1.weight"])
+    model, full_model = head.checkpoint.copy_module(), released.copy_module()
+    x = data.x.flatten(1).to(next(full_model.parameters()))
+    assert torch.allclose(model(features.x.to(x)), full_model(x), atol=1e-6)
+    head_knowledge = head.translate_knowledge(
+        rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1))
+    )
+    assert head_knowledge.known_names == ("theta0",)
+    assert torch.equal((head_knowledge.theta0 or {})["layers.0.weight"], start["layers.1.weight"])
     assert "compared with the features of the data" in head.note
 
 
@@ -126,23 +128,23 @@ def test_audits_of_tuned_networks_judge_what_moved_and_never_pass_unexplained(
         "head": ["head.pt", "--base", base],
         "adapter": ["base.pt", "--adapter", adapter],
     }
-    found = {}
+    results = {}
     for name, (file, *more) in cases.items():
         command = ["audit", str(folder / file), *more, *data, *QUICK, "--json"]
         code = main([*command, "--out", str(tmp_path / name)])
-        found[name] = printed(capsys)
+        results[name] = printed(capsys)
         assert code in (1, 3), name
-        ntk = next(row for row in found[name]["attacks"] if row["name"] == "ntk")
+        ntk = next(row for row in results[name]["attacks"] if row["name"] == "ntk")
         assert ntk["ran"], name
-        found[name]["judged"] = ntk["judged"]
-    assert found["all"]["judged"] == ["layers.0", "layers.1", "layers.2"]
-    assert found["head"]["judged"] == ["layers.0", "layers.1"]  # of the head
-    assert found["head"]["network"]["arch"] == "mlp:30-20-1,bias=all"
-    assert any("features" in reason for reason in found["head"]["verdict"]["reasons"])
-    assert found["adapter"]["judged"] == ["layers.0"]
-    again = ["audit", "--config", str(tmp_path / "head" / "config.toml"), "--json"]
-    assert main([*again, "--out", str(tmp_path / "again")]) in (1, 3)
-    assert printed(capsys)["network"] == found["head"]["network"]
+        results[name]["judged"] = ntk["judged"]
+    assert results["all"]["judged"] == ["layers.0", "layers.1", "layers.2"]
+    assert results["head"]["judged"] == ["layers.0", "layers.1"]  # of the head
+    assert results["head"]["network"]["arch"] == "mlp:30-20-1,bias=all"
+    assert any("features" in reason for reason in results["head"]["verdict"]["reasons"])
+    assert results["adapter"]["judged"] == ["layers.0"]
+    repeat_command = ["audit", "--config", str(tmp_path / "head" / "config.toml"), "--json"]
+    assert main([*repeat_command, "--out", str(tmp_path / "again")]) in (1, 3)
+    assert printed(capsys)["network"] == results["head"]["network"]
 
 
 def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -154,10 +156,10 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     with pytest.raises(InputError, match="--surface change needs initial weights"):
         select_attacks(AuditRequest(surface="change"), rs.Knowledge())
     file = str(folder / "all-saved.pt")
-    there = add_stored_knowledge(
+    knowledge = add_stored_knowledge(
         open_release(file), rs.load_checkpoint(file), rs.Knowledge(theta0={})
     )
-    asked = {
+    attack_of_request = {
         ("", "auto"): "auto",
         ("weights", "auto"): "auto",
         ("change", "auto"): "ntk",
@@ -167,21 +169,21 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
         ("moment", "unmix"): "unmix-moment",
         ("weights", "unmix-moment"): "unmix",
     }
-    for (surface, said), attack in asked.items():
-        config = configured_on(surface, there, make_attack(said))
+    for (surface, choice), attack in attack_of_request.items():
+        config = configured_on(surface, knowledge, make_attack(choice))
         assert config.name == attack
     few = ["--steps", "3", "--candidates", "5", "--json"]
     for surface, code in (("weights", False), ("moment", True)):
         out = ["--out", str(tmp_path / surface)]
         assert main(["attack", file, "--surface", surface, *few, *out]) == 0
-        found = printed(capsys)
-        assert (found["attack"] == "moment") is code
-        assert ("--surface moment" in "".join(found["notes"])) is not code
+        output = printed(capsys)
+        assert (output["attack"] == "moment") is code
+        assert ("--surface moment" in "".join(output["notes"])) is not code
     wrong = ["attack", file, "--surface", "moment", "--preset", "ntk", "--dry-run"]
     assert main(wrong) == 2
     assert "ntk attacks change, not moment" in one_line(capsys)
-    both = ["audit", str(folder / "base.pt"), "--base", "a", "--adapter", "b", "--out", "x"]
-    assert main(both) == 2
+    two_bases = ["audit", str(folder / "base.pt"), "--base", "a", "--adapter", "b", "--out", "x"]
+    assert main(two_bases) == 2
     assert "Omit --base or --adapter" in one_line(capsys)
 
 
@@ -202,12 +204,12 @@ def row(name: str, surface: str) -> AttackOutcome:
 
 def test_optimizer_state_is_never_passed_over() -> None:
     """There is no positive control for optimizer state, so finding nothing there rules nothing out."""
-    found = Findings(n=20, tests=2, recovered=0, expected_by_chance=0.5, p_value=0.9)
+    finding_counts = Findings(n=20, tests=2, recovered=0, expected_by_chance=0.5, p_value=0.9)
     detected = ControlSize(20, (9, 9, 9), 3, 0.01)
     checks = Checks(positive_controls=(PositiveControls("reconstruction", (detected,)),))
     weights = row("binary-kkt", "weights")
-    assert decide(found, (weights,), checks).outcome == "no-leak-found"
-    verdict = decide(found, (weights, row("moment", "moment")), checks)
+    assert decide(finding_counts, (weights,), checks).outcome == "no-leak-found"
+    verdict = decide(finding_counts, (weights, row("moment", "moment")), checks)
     assert verdict.outcome == "inconclusive"
     assert MOMENT_ATTACKED in verdict.reasons
 
@@ -236,8 +238,8 @@ def test_a_difference_has_no_base_subtracted_again(
     split.train.to_npz(tmp_path / "train.npz")
     split.holdout.to_npz(tmp_path / "test.npz")
     files = ["--data", str(tmp_path / "train.npz"), "--holdout", str(tmp_path / "test.npz")]
-    how = [*files, "--base", str(tmp_path / "base.pt"), *QUICK]
-    assert main(["audit", str(tmp_path / "update.pt"), *how, "--out", str(tmp_path / "a")]) == 2
+    options = [*files, "--base", str(tmp_path / "base.pt"), *QUICK]
+    assert main(["audit", str(tmp_path / "update.pt"), *options, "--out", str(tmp_path / "a")]) == 2
     assert "Omit --base" in " ".join(capsys.readouterr().err.split())
-    code = main(["audit", str(tmp_path / "tuned.pt"), *how, "--out", str(tmp_path / "b")])
+    code = main(["audit", str(tmp_path / "tuned.pt"), *options, "--out", str(tmp_path / "b")])
     assert code in (1, 3)  # trained weights are taken as before

@@ -45,7 +45,7 @@ def test_shifted_labels_are_noticed() -> None:
     assert fit is not None
     assert (fit.train, fit.holdout) == (0.0, None)
     assert any("may not have been read correctly" in note for note in fit.notes)
-    found = rs.audit(
+    result = rs.audit(
         checkpoint,
         data=wrong,
         holdout=split.holdout,
@@ -55,11 +55,11 @@ def test_shifted_labels_are_noticed() -> None:
         baselines=False,
         subsets=200,
     )
-    assert fit.notes[0] in found.warnings
-    assert (found.verdict.outcome, found.exit_code) == (INCONCLUSIVE, 3)
-    assert found.fit is not None
-    reason = f"the network as read hardly fits these samples ({found.fit.line})"
-    assert found.verdict.reasons[0] == reason
+    assert fit.notes[0] in result.warnings
+    assert (result.verdict.outcome, result.exit_code) == (INCONCLUSIVE, 3)
+    assert result.fit is not None
+    reason = f"the network as read hardly fits these samples ({result.fit.line})"
+    assert result.verdict.reasons[0] == reason
 
 
 def test_held_out_samples_without_labels_have_no_accuracy() -> None:
@@ -73,11 +73,11 @@ def test_held_out_samples_without_labels_have_no_accuracy() -> None:
 
 def test_it_is_the_first_line_and_in_the_result(tmp_path: Path, capsys) -> None:
     main([*write(tmp_path, "leaky"), *QUICK, "--out", str(tmp_path / "o")])
-    said = " ".join(capsys.readouterr().out.split())
-    assert said.startswith("accuracy of the network as read: 100.0% on the training samples, ")
+    output = " ".join(capsys.readouterr().out.split())
+    assert output.startswith("accuracy of the network as read: 100.0% on the training samples, ")
     written = json.loads((tmp_path / "o" / "result.json").read_text())["fit"]
-    assert said.startswith(written["line"])
-    assert said.count(written["line"]) == 1
+    assert output.startswith(written["line"])
+    assert output.count(written["line"]) == 1
     assert (written["measure"], written["train"]) == ("accuracy", 1.0)
 
 
@@ -116,7 +116,7 @@ def test_a_regression_is_attacked_as_one(tmp_path: Path, capsys) -> None:
     assert not ran & {"binary-kkt", "multiclass-kkt"}
 
 
-def test_an_assumed_activation_stands_on_the_terminal_and_in_the_verdict(
+def test_an_assumed_activation_is_shown_on_the_terminal_and_in_the_verdict(
     tmp_path: Path, capsys
 ) -> None:
     checkpoint = leaky()[0]
@@ -142,11 +142,11 @@ def test_absurd_values_are_refused_before_anything_is_written(
     tmp_path: Path, which: str, capsys
 ) -> None:
     arguments = write(tmp_path, "leaky")
-    at = arguments.index(which) + 1
-    stored = dict(np.load(arguments[at]))
+    position = arguments.index(which) + 1
+    stored = dict(np.load(arguments[position]))
     stored["x"] = stored["x"] * 1e20
     np.savez(tmp_path / "huge.npz", **stored)
-    arguments[at] = str(tmp_path / "huge.npz")
+    arguments[position] = str(tmp_path / "huge.npz")
     assert main([*arguments, *QUICK, "--out", str(tmp_path / "o")]) == 2
     assert "must lie within" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
@@ -175,8 +175,10 @@ def test_pixels_up_to_255_are_asked_about(tmp_path: Path, granted: list[str]) ->
         ]
     )
     notes = json.loads((tmp_path / "o" / "result.json").read_text())["warnings"]
-    said = "values up to 255: is this what the network receives?" if granted else "divided by 255"
-    assert any(said in note for note in notes)
+    question = (
+        "values up to 255: is this what the network receives?" if granted else "divided by 255"
+    )
+    assert any(question in note for note in notes)
 
 
 def test_a_live_module_is_measured_as_it_was_given() -> None:

@@ -31,9 +31,9 @@ def release(path: Path, texts: list[str]) -> Path:
 
 
 def unattributed(text: str) -> list[str]:
-    """What stands before each claim that does not follow the prefix."""
-    parts = " ".join(html.unescape(text).replace("\\", "").split()).split(CLAIM)
-    return [part[-80:] for part in parts[:-1] if not part.endswith(PREFIX)]
+    """The text before each claim that does not follow the prefix."""
+    segments = " ".join(html.unescape(text).replace("\\", "").split()).split(CLAIM)
+    return [segment[-80:] for segment in segments[:-1] if not segment.endswith(PREFIX)]
 
 
 def test_every_part_of_an_audit_says_whose_sentence_it_is(tmp_path: Path, capsys: Capture) -> None:
@@ -55,15 +55,15 @@ def test_every_part_of_an_audit_says_whose_sentence_it_is(tmp_path: Path, capsys
     assert main(["scan", str(path)]) == 0
     texts["scan"] = capsys.readouterr().out
     assert sum(CLAIM in " ".join(text.split()) for text in texts.values()) >= 4
-    assert {name: found for name, text in texts.items() if (found := unattributed(text))} == {}
+    assert {name: lines for name, text in texts.items() if (lines := unattributed(text))} == {}
 
 
 def test_ten_sentences_are_kept_and_the_rest_is_counted(tmp_path: Path) -> None:
     path = release(tmp_path / "m.safetensors", [f"{CLAIM} {i}" for i in range(500)])
-    found = load_checkpoint(path).assumptions
-    assert found[:10] == tuple(f"{PREFIX}{CLAIM} {i}" for i in range(10))
-    assert len(found) == 11
-    assert "490 more sentences, which are omitted" in found[10]
+    assumptions = load_checkpoint(path).assumptions
+    assert assumptions[:10] == tuple(f"{PREFIX}{CLAIM} {i}" for i in range(10))
+    assert len(assumptions) == 11
+    assert "490 more sentences, which are omitted" in assumptions[10]
 
 
 def test_a_sentence_is_attributed_once_however_often_it_is_saved(tmp_path: Path) -> None:

@@ -133,8 +133,8 @@ def overlapping(folder: Path) -> Audited:
     """Held-out samples among which all training samples are."""
     audited = dense_file(folder)
     train, test = (np.load(audited.data[name]) for name in ("data", "holdout"))
-    both = {name: np.concatenate([test[name], train[name]]) for name in ("x", "y")}
-    np.savez(audited.data["holdout"], **both)
+    overlap = {name: np.concatenate([test[name], train[name]]) for name in ("x", "y")}
+    np.savez(audited.data["holdout"], **overlap)
     return audited
 
 
@@ -302,7 +302,7 @@ def test_commands_of_rows_that_small_audits_do_not_reach(
 
 def test_every_kind_of_command_is_run() -> None:
     """Every function of the table that makes a command belongs to a row that is reached above."""
-    every = {command for rows in TABLE.values() for row in rows for command in row.commands}
+    commands = {command for rows in TABLE.values() for row in rows for command in row.commands}
     texts = [text for _, text in ARTIFACTS.values()] + [text for *_, text in CHANGES.values()]
     assert len(ARTIFACTS) >= 15
     reached = {
@@ -312,4 +312,4 @@ def test_every_kind_of_command_is_run() -> None:
         if any(row.text.startswith(text) for text in texts)
         for command in row.commands
     }
-    assert reached == every
+    assert reached == commands

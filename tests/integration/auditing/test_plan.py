@@ -75,9 +75,9 @@ def samples(count: int, seed: int = 0) -> Dataset:
 
 
 def schedule_of(
-    checkpoint: Network | None = None, known: Knowledge = KNOWN, **options: Any
+    checkpoint: Network | None = None, knowledge: Knowledge = KNOWN, **options: Any
 ) -> AttackSchedule:
-    return AttackSchedule(checkpoint or network(), known, AuditRequest(**options))
+    return AttackSchedule(checkpoint or network(), knowledge, AuditRequest(**options))
 
 
 def plans_of(schedule: AttackSchedule) -> dict[str, AttackPlan]:
@@ -99,7 +99,7 @@ class Clock:
 
 
 def naive_restarts(
-    each: float,
+    seconds_each: float,
     planned: float,
     allowed: float,
     factor: float,
@@ -108,16 +108,16 @@ def naive_restarts(
     is_exact: bool = False,
 ) -> tuple[int, int]:
     """Add restarts one at a time: those that the effort gives, and those of them that the budget allows."""
-    wanted = preset if is_exact else max(1, math.ceil(factor * preset))
+    expected = preset if is_exact else max(1, math.ceil(factor * preset))
     restarts = 1
-    while restarts < wanted:
+    while restarts < expected:
         restarts += 1
-        is_too_long = restarts * each > planned and not is_exact
+        is_too_long = restarts * seconds_each > planned and not is_exact
         if is_too_long or restarts > MAX_RESTARTS or restarts * candidates > MAX_CANDIDATES:
             restarts -= 1
             break
     fit = 0
-    while fit < restarts and (fit + 1) * each <= allowed:
+    while fit < restarts and (fit + 1) * seconds_each <= allowed:
         fit += 1
     return restarts, fit
 
@@ -128,7 +128,7 @@ def test_restarts_are_those_of_the_naive_loop(preset: int, candidates: int, is_e
     checkpoint = network()
     surface = build_surfaces(checkpoint, KNOWN)[WEIGHTS]
     attack = make_attack("binary-kkt", restarts=preset, candidates=candidates, steps=10)
-    each = estimate_reference_seconds(attack, surface, KNOWN)
+    seconds_each = estimate_reference_seconds(attack, surface, KNOWN)
     counts = set()
     for planned, allowed, factor in itertools.product(
         (0.5, 3.5, 9.5, 200.5), (0.5, 1.5, 5.5, 200.5), (0.25, 1.0, 2.0)
@@ -138,15 +138,15 @@ def test_restarts_are_those_of_the_naive_loop(preset: int, candidates: int, is_e
             surface,
             checkpoint,
             KNOWN,
-            planned=planned * each,
-            allowed=allowed * each,
+            planned=planned * seconds_each,
+            allowed=allowed * seconds_each,
             restart_factor=factor,
             is_exact=is_exact,
         )
         restarts, fit = naive_restarts(1.0, planned, allowed, factor, preset, candidates, is_exact)
         assert plan.restarts == fit
         assert plan.runs == (fit > 0)
-        assert plan.seconds == pytest.approx(max(fit, 1) * each)
+        assert plan.seconds == pytest.approx(max(fit, 1) * seconds_each)
         assert bool(plan.left_out) == (fit < restarts)
         if 0 < fit < restarts:
             assert plan.left_out == f"{fit} of {restarts} restarts ran"
@@ -187,9 +187,11 @@ def test_the_effort_is_shared_as_the_naive_sum_says(effort: str, budget: str | N
             continue
         attack = attack.resolve_settings(schedule.network, KNOWN)
         assert isinstance(attack, RestartSettings)
-        each = estimate_reference_seconds(attack, schedule.surfaces[name], KNOWN)
+        seconds_each = estimate_reference_seconds(attack, schedule.surfaces[name], KNOWN)
         factor = EFFORTS[effort].restarts
-        _, fit = naive_restarts(each, planned, allowed, factor, attack.restarts, attack.candidates)
+        _, fit = naive_restarts(
+            seconds_each, planned, allowed, factor, attack.restarts, attack.candidates
+        )
         assert (plan.restarts, plan.runs) == (fit, fit > 0)
 
 
@@ -251,14 +253,18 @@ def test_batches_hold_all_restarts_with_different_seeds(restarts: int, together:
     assert sum(batch.restarts for batch in batches) == restarts
     assert max(batch.restarts for batch in batches) == together
     assert [batch.seed for batch in batches] == [*range(5, 5 + len(batches))]
-    made = batches[-1].apply_to(attack)
-    assert (made.restarts, made.steps, made.seed) == (batches[-1].restarts, 30, 4 + len(batches))
+    batch_attack = batches[-1].apply_to(attack)
+    assert (batch_attack.restarts, batch_attack.steps, batch_attack.seed) == (
+        batches[-1].restarts,
+        30,
+        4 + len(batches),
+    )
 
 
 def test_restarts_that_search_many_numbers_run_in_several_batches() -> None:
-    known = KNOWN.replace(sample_count=100_000)
+    knowledge = KNOWN.replace(sample_count=100_000)
     attacks = [{"attack": "kkt", "steps": 1, "restarts": 5, "candidates": 4000}]
-    plan = plans_of(schedule_of(network("mlp:1024-4-1"), known, attacks=attacks))["binary-kkt"]
+    plan = plans_of(schedule_of(network("mlp:1024-4-1"), knowledge, attacks=attacks))["binary-kkt"]
     assert plan.restarts == 5
     assert plan.batch_restarts == 20_000_000 // (4000 * 1024)
 
@@ -293,7 +299,7 @@ def test_a_plan_depends_on_effort_network_and_knowledge() -> None:
             schedule_of(),
             schedule_of(effort="thorough"),
             schedule_of(network("mlp:64-300-1")),
-            schedule_of(known=KNOWN.replace(sample_count=200)),
+            schedule_of(knowledge=KNOWN.replace(sample_count=200)),
         )
     ]
     figures = {(plan.restarts, round(plan.seconds, 6)) for plan in plans}
@@ -366,19 +372,19 @@ def test_a_forecast_names_effort_budget_and_restarts() -> None:
 def test_at_the_advised_budget_nothing_is_left_out(arch: str, baselines: bool) -> None:
     checkpoint = network(arch)
     theta0 = {name: t - 0.1 * torch.randn_like(t) for name, t in checkpoint.theta.items()}
-    known = Knowledge(sample_count=50, theta0=theta0)
+    knowledge = Knowledge(sample_count=50, theta0=theta0)
     for effort in ("quick",) if arch == "mlp:784-1000-1000-1" else ("quick", "standard"):
         options: dict[str, Any] = {"effort": effort, "baselines": baselines}
-        schedule = schedule_of(checkpoint, known, budget="2s", **options)
+        schedule = schedule_of(checkpoint, knowledge, budget="2s", **options)
         plans = plans_of(schedule)
         advised = budget_for_all(plans, schedule.request)
         assert advised is not None
-        larger = schedule_of(checkpoint, known, budget=advised, **options)
+        larger = schedule_of(checkpoint, knowledge, budget=advised, **options)
         assert not any(plan.left_out for plan in plans_of(larger).values())
         assert budget_for_all(plans_of(larger), larger.request) is None
         default = EFFORTS[effort].budget
         if advised > default:  # no more than is needed, up to a minute
-            smaller = schedule_of(checkpoint, known, budget=advised - 60, **options)
+            smaller = schedule_of(checkpoint, knowledge, budget=advised - 60, **options)
             assert any(plan.left_out for plan in plans_of(smaller).values())
 
 
@@ -441,9 +447,9 @@ def test_an_audit_that_the_clock_stopped_stays_open() -> None:
 def test_batches_after_the_deadline_do_not_run() -> None:
     schedule = schedule_of(attacks=[{"attack": "kkt", "steps": 2, "restarts": 4}])
     plan = AttackPlan(restarts=4, batch_restarts=1)
-    whole = schedule.repeat("binary-kkt", plan)
-    assert whole is not None
-    assert (whole.restarts, whole.status) == (4, ("finished",) * 4)
+    outcome = schedule.repeat("binary-kkt", plan)
+    assert outcome is not None
+    assert (outcome.restarts, outcome.status) == (4, ("finished",) * 4)
 
     class LastSecond(Deadline):
         """A deadline that passes after two batches."""
@@ -460,7 +466,7 @@ def test_batches_after_the_deadline_do_not_run() -> None:
     ).repeat("binary-kkt", plan)
     assert cut is not None
     assert (cut.restarts, cut.status) == (2, ("finished", "time"))
-    assert torch.equal(cut.x, whole.x[whole.run < 2])
+    assert torch.equal(cut.x, outcome.x[outcome.run < 2])
 
 
 def test_attacks_after_the_deadline_are_named() -> None:
@@ -479,14 +485,14 @@ def test_attacks_after_the_deadline_are_named() -> None:
 
 def test_controls_are_tried_in_turn_until_the_time_is_over() -> None:
     train = samples(SAMPLES)
-    known = KNOWN.replace(mean=train.x.mean(0))
+    knowledge = KNOWN.replace(mean=train.x.mean(0))
     claim = SampleSets(train, samples(300, 1))
-    every = run_controls(claim, known, 0)
-    assert len(every.rows) == 4
-    assert not every.failures
+    all_controls = run_controls(claim, knowledge, 0)
+    assert len(all_controls.rows) == 4
+    assert not all_controls.failures
     counts = []
     for seconds in (0.0, 8.0, 10.0, 30.0):  # only reading this clock takes time
-        controls = run_controls(claim, known, 0, deadline=Deadline(seconds, Clock(1.0)))
+        controls = run_controls(claim, knowledge, 0, deadline=Deadline(seconds, Clock(1.0)))
         counts.append((len(controls.rows), len(controls.failures)))
         assert all("time budget exhausted" in failure for failure in controls.failures)
     # Four controls and a classifier: each of them ran, or is a failure.

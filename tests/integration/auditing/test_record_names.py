@@ -22,13 +22,13 @@ IDS = tuple(f"P-{i:03d}" for i in range(40))
 
 
 def audited(
-    train: Dataset, holdout: Dataset, known: Knowledge, **options: object
+    train: Dataset, holdout: Dataset, knowledge: Knowledge, **options: object
 ) -> rs.AuditResult:
     return rs.audit(
         leaky()[0],
         data=train,
         holdout=holdout,
-        knowledge=known,
+        knowledge=knowledge,
         effort="quick",
         attacks=({"attack": "kkt", "steps": 400, "restarts": 2}, "unmix"),
         subsets=300,
@@ -55,8 +55,8 @@ def test_reports_name_the_row_of_the_users_file(shifted: rs.AuditResult) -> None
     assert not numbers & {0, 5}
     assert max(numbers) > 37  # 38 samples were judged: positions would end at 37
     for item in items:
-        shown = train.x[item.number] + train.mean
-        assert np.allclose(np.asarray(item.nearest).reshape(-1), shown.reshape(-1).numpy())
+        sample = train.x[item.number] + train.mean
+        assert np.allclose(np.asarray(item.nearest).reshape(-1), sample.reshape(-1).numpy())
         assert item.record_id == IDS[item.number]
     assert shifted.findings is not None
     assert shifted.scores is not None
@@ -74,14 +74,14 @@ def test_cards_show_the_id_and_redacted_reports_do_not(shifted: rs.AuditResult) 
 def test_every_artifact_says_how_many_records_were_not_judged(
     shifted: rs.AuditResult, tmp_path: Path
 ) -> None:
-    said = "2 of 40 samples were not judged"
-    assert said in shifted.verdict.headline
-    assert said.upper() in shifted.summary().upper()
+    sentence = "2 of 40 samples were not judged"
+    assert sentence in shifted.verdict.headline
+    assert sentence.upper() in shifted.summary().upper()
     shifted.save(tmp_path / "run")
     sarif = json.loads((tmp_path / "run" / "report.sarif").read_text())
-    assert said in sarif["runs"][0]["results"][0]["message"]["text"]
-    assert said in (tmp_path / "run" / "model_card.md").read_text()
-    assert said in (tmp_path / "run" / "report.html").read_text()
+    assert sentence in sarif["runs"][0]["results"][0]["message"]["text"]
+    assert sentence in (tmp_path / "run" / "model_card.md").read_text()
+    assert sentence in (tmp_path / "run" / "report.html").read_text()
     result = json.loads((tmp_path / "run" / "result.json").read_text())
     assert result["checks"]["set_aside"] == [0, 5]
     assert result["verdict"]["not_judged"] == 2
@@ -126,16 +126,16 @@ def test_the_command_says_it_on_the_first_screen(
     command += ["--holdout", str(tmp_path / "test.npz"), "--out", str(tmp_path / "run")]
     command += ["--effort", "quick", "--attacks", "unmix"]
     main([*command, "--subsets", "200"])
-    shown = capsys.readouterr().out
-    assert "1 OF 40 SAMPLES WAS NOT JUDGED" in shown.upper()
+    output = capsys.readouterr().out
+    assert "1 OF 40 SAMPLES WAS NOT JUDGED" in output.upper()
 
 
 @pytest.mark.parametrize("form", ["dictionary", "float32", "public"])
 def test_a_mean_of_the_training_samples_is_named_as_such(form: str) -> None:
-    """A training mean makes a stronger attacker, whoever passes it."""
+    """A training mean makes a stronger attacker, also if the user passes it."""
     checkpoint, split = leaky()
     mean = {"float32": split.train.mean.float(), "public": split.holdout.images.mean(0)}
-    found = rs.audit(
+    result = rs.audit(
         checkpoint,
         data=split.train,
         holdout=split.holdout,
@@ -144,6 +144,6 @@ def test_a_mean_of_the_training_samples_is_named_as_such(form: str) -> None:
         attacks=("unmix",),
         subsets=200,
     )
-    source = found.knowledge.provenance.get("mean", "user")
+    source = result.knowledge.provenance.get("mean", "user")
     assert source == ("user" if form == "public" else "train")
-    assert ("from the training data" in " ".join(found.summary().split())) == (source == "train")
+    assert ("from the training data" in " ".join(result.summary().split())) == (source == "train")

@@ -1,4 +1,4 @@
-"""Records that stand in the file itself: an audit says so, and that it needs no attack."""
+"""Records that are stored in the file: an audit reports them, and it needs no attack."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_records_in_a_pickle_are_the_verdict(
     path = saved(model.fit(x[:N], y[:N]), tmp_path / "m.pkl")
     result = rs.audit(path, data=files[0], holdout=files[1])
     (row,) = result.attacks
-    wanted = len(model.support_vectors_) if name == "vectors" else N
+    count = len(model.support_vectors_) if name == "vectors" else N
     assert (result.verdict.outcome, result.exit_code, result.verdict.grade) == (
         "leak",
         1,
@@ -85,17 +85,17 @@ def test_records_in_a_pickle_are_the_verdict(
     assert (row.name, row.status, row.recovered, row.sample_count) == (
         "stored outright",
         "found",
-        wanted,
+        count,
         N,
     )
-    assert (row.expected_by_chance, result.verdict.recovered) == (0.0, wanted)
+    assert (row.expected_by_chance, result.verdict.recovered) == (0.0, count)
     assert row.p_value is not None
     assert row.p_value < 1e-12
-    exactly = wanted if exact else 0
+    exactly = count if exact else 0
     assert f"{exactly} of {N} training samples are stored there bit for bit" in row.reason
     assert f"0 of {HELD} held-out samples are stored there" in row.reason
-    said = f"{wanted} of {N} training samples are stored in the file, 0 expected by chance."
-    assert result.verdict.sentence == said
+    sentence = f"{count} of {N} training samples are stored in the file, 0 expected by chance."
+    assert result.verdict.sentence == sentence
     assert result.verdict.answers[0].answer == "yes"
     assert {answer.answer for answer in result.verdict.answers[1:]} == {"unknown"}
 
@@ -108,13 +108,13 @@ def test_sparse_records_are_compared_as_well(
     x, y = samples
     for make in (sparse.csr_matrix, sparse.csc_array):
         model = KNeighborsClassifier(3).fit(make(x[:N]), y[:N])
-        found = rs.audit(saved(model, tmp_path / "m.pkl"), data=files[0], holdout=files[1])
-        assert found.attacks[0].recovered == N
+        result = rs.audit(saved(model, tmp_path / "m.pkl"), data=files[0], holdout=files[1])
+        assert result.attacks[0].recovered == N
     wrong = model._fit_X
     wrong.indices = wrong.indices + 10**6  # beyond the columns: not read outside of memory
-    kept = find_records(open_release(saved(model, tmp_path / "m.pkl")))
-    assert kept is not None
-    assert kept.arrays[0].records is None
+    records = find_records(open_release(saved(model, tmp_path / "m.pkl")))
+    assert records is not None
+    assert records.arrays[0].records is None
 
 
 def test_without_samples_the_records_still_decide(samples: Samples, tmp_path: Path) -> None:
@@ -143,23 +143,25 @@ def network() -> dict[str, Tensor]:
     return nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 1)).state_dict()
 
 
-@pytest.mark.parametrize("own", [True, False], ids=["these", "others"])
-def test_an_array_beside_a_network_counts_where_samples_stand_in_it(
-    own: bool,
+@pytest.mark.parametrize("is_training_data", [True, False], ids=["these", "others"])
+def test_an_array_stored_with_a_network_counts_if_it_contains_samples(
+    is_training_data: bool,
     network: dict[str, Tensor],
     samples: Samples,
     files: tuple[str, str],
     tmp_path: Path,
 ) -> None:
-    held = torch.from_numpy(samples[0][:N]) + (0.0 if own else 1.0)
+    held = torch.from_numpy(samples[0][:N]) + (0.0 if is_training_data else 1.0)
     torch.save({"model": network, "X_train": held}, tmp_path / "m.pt")
     result = rs.audit(tmp_path / "m.pt", data=files[0], holdout=files[1], effort="quick", steps=5)
     row = result.attacks[0]
-    assert (row.name, row.recovered) == ("stored outright", N if own else 0)
-    assert row.is_stored is own
+    assert (row.name, row.recovered) == ("stored outright", N if is_training_data else 0)
+    assert row.is_stored is is_training_data
     assert len(result.attacks) > 1
-    assert (result.exit_code == 1) is own
-    assert own or any(why.startswith("not confirmed: an array") for why in result.verdict.reasons)
+    assert (result.exit_code == 1) is is_training_data
+    assert is_training_data or any(
+        reason.startswith("not confirmed: an array") for reason in result.verdict.reasons
+    )
 
 
 def test_a_name_alone_decides_only_what_the_network_could_be_fed_with(
@@ -169,10 +171,10 @@ def test_a_name_alone_decides_only_what_the_network_could_be_fed_with(
         torch.save({"model": network, "dataset": {"mean": torch.ones(shape)}}, tmp_path / "m.pt")
         result = rs.audit(tmp_path / "m.pt", effort="quick", steps=5)
         assert result.exit_code == code
-        assert any("an array named mean" in why for why in result.verdict.reasons)
+        assert any("an array named mean" in reason for reason in result.verdict.reasons)
     result = rs.audit(saved({"dataset": {"mean": np.ones((3, 1, 1))}}, tmp_path / "m.pkl"))
     assert result.exit_code == 3  # there is no network to tell
-    assert any("not confirmed" in why for why in result.verdict.reasons)
+    assert any("not confirmed" in reason for reason in result.verdict.reasons)
 
 
 def test_damaged_records_are_an_error_that_says_so_or_said_to_be_there(
@@ -183,9 +185,9 @@ def test_damaged_records_are_an_error_that_says_so_or_said_to_be_there(
     raw, numbers = (tmp_path / "m.pt").read_bytes(), held.numpy().tobytes()
     assert numbers in raw
     (tmp_path / "m.pt").write_bytes(raw.replace(numbers, b"\1" + numbers[1:]))  # no longer its sum
-    kept = find_records(open_release(tmp_path / "m.pt"))
-    assert kept is not None
-    assert (kept.count, kept.arrays[0].records) == (N, None)
+    records = find_records(open_release(tmp_path / "m.pt"))
+    assert records is not None
+    assert (records.count, records.arrays[0].records) == (N, None)
     block = open_release(tmp_path / "m.pt").content["X_train"]
     with pytest.raises(CheckpointError, match="CRC"):
         block.tensor()
@@ -212,21 +214,21 @@ def test_the_command_writes_every_artifact_and_repeats_itself(
     x, y = samples
     path = saved(KNeighborsClassifier(3).fit(x[:N], y[:N]), tmp_path / "knn.pkl")
     out = tmp_path / "a"
-    given = ["audit", str(path), "--data", files[0], "--holdout", files[1], "--out", str(out)]
-    assert main([*given, "--quiet"]) == 1
-    found = json.loads((out / "result.json").read_text())
-    assert found["verdict"]["stored"] == f"{N} records"
-    assert found["attacks"][0]["name"] == "stored outright"
+    arguments = ["audit", str(path), "--data", files[0], "--holdout", files[1], "--out", str(out)]
+    assert main([*arguments, "--quiet"]) == 1
+    output = json.loads((out / "result.json").read_text())
+    assert output["verdict"]["stored"] == f"{N} records"
+    assert output["attacks"][0]["name"] == "stored outright"
     page = (out / "report.html").read_text()
-    said = f"{N} of {N} training samples are stored in the file"
-    assert said in " ".join(re.sub(r"<[^>]+>", " ", page).split())
+    sentence = f"{N} of {N} training samples are stored in the file"
+    assert sentence in " ".join(re.sub(r"<[^>]+>", " ", page).split())
     assert page.count('<li class="card') == N
-    assert said in (out / "model_card.md").read_text()
+    assert sentence in (out / "model_card.md").read_text()
     assert f"{N} stored records" in (out / "report.sarif").read_text()
-    assert main([*given, "--fail-on", "recovered>=31", "--quiet"]) == 0  # shown again
-    again = tmp_path / "b"
-    assert main(["audit", "--config", str(out / "config.toml"), "--out", str(again), "-q"]) == 1
-    assert rs.AuditResult.load(again).verdict.sentence == rs.AuditResult.load(out).verdict.sentence
+    assert main([*arguments, "--fail-on", "recovered>=31", "--quiet"]) == 0  # shown again
+    second = tmp_path / "b"
+    assert main(["audit", "--config", str(out / "config.toml"), "--out", str(second), "-q"]) == 1
+    assert rs.AuditResult.load(second).verdict.sentence == rs.AuditResult.load(out).verdict.sentence
     rs.audit(path, data=files[0]).save(tmp_path / "c")
     assert f'checkpoint = "{path}"' in (tmp_path / "c" / "config.toml").read_text()
 
@@ -239,9 +241,9 @@ def test_a_dry_run_foretells_it(
     x, y = samples
     path = saved(SVC().fit(x[:N], y[:N]), tmp_path / "m.pkl")
     assert main(["audit", str(path), "--dry-run", "--json"]) == 0
-    found = printed(capsys)
-    assert found["verdicts"]["leak"].startswith("certain")
-    assert not found["obstacles"]
+    output = printed(capsys)
+    assert output["verdicts"]["leak"].startswith("certain")
+    assert not output["obstacles"]
     missing = ["audit", str(path), "--dry-run", "--json", "--data", str(tmp_path / "none.npz")]
     assert main(missing) == 2
     assert "none.npz" in printed(capsys)["obstacles"][0]
@@ -259,9 +261,9 @@ def test_equal_rows_are_found_as_a_search_of_all_pairs_finds_them() -> None:
     records = records[torch.randperm(300, generator=random)]
     gap = (x[:, None] - records[None]).abs().amax(2).nan_to_num(torch.inf).amin(1)
     size = x.abs().amax(1)
-    wanted = torch.where(gap <= ROUNDING * size, gap / size.clamp(min=1e-30), torch.inf)
-    assert torch.equal(distance_to_records(x, records), wanted)
-    assert [int((wanted == 0).sum()), int(wanted.isfinite().sum())] == [20 - 1, 30 - 1]
+    expected = torch.where(gap <= ROUNDING * size, gap / size.clamp(min=1e-30), torch.inf)
+    assert torch.equal(distance_to_records(x, records), expected)
+    assert [int((expected == 0).sum()), int(expected.isfinite().sum())] == [20 - 1, 30 - 1]
 
 
 @pytest.mark.parametrize("container", ["pickle", "joblib"])
@@ -280,9 +282,9 @@ def test_a_stored_data_frame_is_compared_by_rows(kind: str, container: str, tmp_
     bundle = {"model": KNeighborsClassifier(), "X_train": frame}
     path.write_bytes(pickle.dumps(bundle)) if container == "pickle" else joblib.dump(bundle, path)
     y = np.arange(100) % 2
-    others = np.random.default_rng(1).normal(size=(120, 30))
-    found = rs.audit(path, data=(x, y), holdout=(others, np.arange(120) % 2))
-    assert found.exit_code == 1
-    assert (found.verdict.recovered, found.verdict.n) == (100, 100)
-    assert found.verdict.expected_by_chance == 0
-    assert "100 stored records" in found.verdict.headline
+    nonmembers = np.random.default_rng(1).normal(size=(120, 30))
+    result = rs.audit(path, data=(x, y), holdout=(nonmembers, np.arange(120) % 2))
+    assert result.exit_code == 1
+    assert (result.verdict.recovered, result.verdict.n) == (100, 100)
+    assert result.verdict.expected_by_chance == 0
+    assert "100 stored records" in result.verdict.headline

@@ -57,25 +57,25 @@ def test_far_sets_of_exact_points(depth, tmp_path, capsys):
     point = relu_point(depth)
     options = save_point(point, tmp_path / "in")
     out = tmp_path / "far"
-    found = answer(capsys, [*options, "--far", "1e6", "--out", str(out)])
-    assert list(found)[: len(KEYS)] == KEYS
-    assert found["residual_after"] < 1e-9
-    assert found["min_distance"] >= 1e6
-    assert found["stationary_set"] is found["full_kkt_set"] is found["on_margin"] is True
-    assert (found["n_before"], found["n_after"]) == (6, 12)
+    output = answer(capsys, [*options, "--far", "1e6", "--out", str(out)])
+    assert list(output)[: len(KEYS)] == KEYS
+    assert output["residual_after"] < 1e-9
+    assert output["min_distance"] >= 1e6
+    assert output["stationary_set"] is output["full_kkt_set"] is output["on_margin"] is True
+    assert (output["n_before"], output["n_after"]) == (6, 12)
     assert listing(out) == [
         ".gitignore",
         "alternative.npz",
         "alternatives.json",
         "alternatives.png",
     ]
-    assert json.loads((out / "alternatives.json").read_text()) == found
+    assert json.loads((out / "alternatives.json").read_text()) == output
     with np.load(out / "alternative.npz") as arrays:
         x, y, lam = (torch.from_numpy(arrays[name]) for name in ("x", "y", "lam"))
     assert torch.allclose(lam.reshape(6, 2).sum(1), point.lam, rtol=1e-6)
-    again = certify(point.model, x, y)  # the written file, judged by the certificate
-    assert again.residual_plain < 1e-9
-    assert again.margin == pytest.approx(1, abs=1e-9)
+    certificate = certify(point.model, x, y)  # the written file, judged by the certificate
+    assert certificate.residual_plain < 1e-9
+    assert certificate.margin == pytest.approx(1, abs=1e-9)
 
 
 def test_multiclass_merging_and_splitting(tmp_path, capsys):
@@ -95,35 +95,35 @@ def test_multipliers_of_every_rival_are_kept(tmp_path, capsys):
     options = ["--data", "digits", "--n", "20", "--arch", "mlp:64-40-10", "--steps", "200"]
     assert main(["train", *options, "--task", "multiclass", "--out", str(out), "--quiet"]) == 0
     capsys.readouterr()
-    found = answer(capsys, [str(out), "--budget-frac", "0.5", "--out", str(tmp_path / "alt")])
+    output = answer(capsys, [str(out), "--budget-frac", "0.5", "--out", str(tmp_path / "alt")])
     model = load_checkpoint(out).copy_module().double()
     with np.load(tmp_path / "alt" / "alternative.npz") as arrays:
         x, y, lam = (torch.from_numpy(arrays[name]) for name in ("x", "y", "lam"))
-    assert lam.shape == (found["n_after"], 10)
+    assert lam.shape == (output["n_after"], 10)
     assert float(lam[torch.arange(len(y)), y].abs().max()) == 0
     assert float((lam.sort(dim=1).values[:, -2] / lam.sum(1)).max()) > 0.01  # more than one rival
     outputs = model(x.double())
     margins = outputs.gather(1, y[:, None]) - outputs
     theta = list(model.parameters())
-    parts = torch.autograd.grad((lam * margins).sum(), theta)
-    left = torch.cat([(t - g).flatten() for t, g in zip(theta, parts, strict=True)]).norm()
+    gradients = torch.autograd.grad((lam * margins).sum(), theta)
+    residual = torch.cat([(t - g).flatten() for t, g in zip(theta, gradients, strict=True)]).norm()
     size = torch.cat([t.flatten() for t in theta]).norm()
-    assert float(left / size) == pytest.approx(found["residual_after"], rel=1e-6)
+    assert float(residual / size) == pytest.approx(output["residual_after"], rel=1e-6)
 
 
 def test_a_trained_network_is_reported_as_it_is(trained, tmp_path, capsys):
     out = tmp_path / "alt"
-    found = answer(capsys, [str(trained), "--out", str(out)])
-    assert found["residual_before"] > 1e-3
-    assert found["exact_kkt_point"] is False
-    assert found["residual_after"] == pytest.approx(found["residual_before"], abs=1e-9)
-    assert found["stationary_set"] is True
-    assert found["min_distance"] > 0.1 or found["blocked"]
-    assert found["n_after"] == 2 * found["in_use"] - len(found["blocked"])
-    again = answer(capsys, [str(trained), "--out", str(out), "--direction", "tangent"])
-    assert again["budget_median"] < found["budget_median"]
+    output = answer(capsys, [str(trained), "--out", str(out)])
+    assert output["residual_before"] > 1e-3
+    assert output["exact_kkt_point"] is False
+    assert output["residual_after"] == pytest.approx(output["residual_before"], abs=1e-9)
+    assert output["stationary_set"] is True
+    assert output["min_distance"] > 0.1 or output["blocked"]
+    assert output["n_after"] == 2 * output["in_use"] - len(output["blocked"])
+    repeated = answer(capsys, [str(trained), "--out", str(out), "--direction", "tangent"])
+    assert repeated["budget_median"] < output["budget_median"]
     assert main(["certify", str(trained), "--data", str(out / "alternative.npz"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["residual_plain"] <= found["residual_before"] + 1e-9
+    assert json.loads(capsys.readouterr().out)["residual_plain"] <= output["residual_before"] + 1e-9
 
 
 def test_samples_on_kinks_stay_and_their_neurons_are_named(tmp_path, capsys):
@@ -134,15 +134,15 @@ def test_samples_on_kinks_stay_and_their_neurons_are_named(tmp_path, capsys):
     options = save_point(
         type(point)(point.model, x, point.y, point.lam, point.group), tmp_path / "in"
     )
-    found = answer(
+    output = answer(
         capsys,
         [*options, "--budget-frac", "0.9", "--direction", "tangent", "--out", str(tmp_path / "o")],
     )
-    stays = [one for one in found["blocked"] if one["sample"] == 0]
+    stays = [sample for sample in output["blocked"] if sample["sample"] == 0]
     assert len(stays) == 1
     assert stays[0]["neurons"] == 2
     assert stays[0]["names"] == "layers.0[2], layers.0[3]"
-    assert found["min_distance"] == 0
+    assert output["min_distance"] == 0
     assert (
         main(["alternatives", *options, "--direction", "tangent", "--out", str(tmp_path / "o")])
         == 0

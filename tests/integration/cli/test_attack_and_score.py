@@ -69,9 +69,9 @@ def test_an_attack_directory(run: Path, victim: Path) -> None:
     assert listing(run) == LAYOUT
     assert (run / ".gitignore").read_text() == "*\n"
     assert run.stat().st_mode & 0o777 == 0o700
-    found, summary = load_run(run), json.loads((run / "attack.json").read_text())
-    assert found.x.shape == (32, 1, 8, 8)
-    assert summary["status"] == list(found.status) == ["finished"] * 2
+    reconstruction, summary = load_run(run), json.loads((run / "attack.json").read_text())
+    assert reconstruction.x.shape == (32, 1, 8, 8)
+    assert summary["status"] == list(reconstruction.status) == ["finished"] * 2
     assert summary["request"]["checkpoint_sha256"] == sha256(victim / "model.safetensors")
     assert summary["sha256"]["reconstruction.safetensors"] == sha256(
         run / "reconstruction.safetensors"
@@ -80,15 +80,15 @@ def test_an_attack_directory(run: Path, victim: Path) -> None:
     assert summary["preset"] == "residuum"
     assert summary["knowledge"] == {}
     assert summary["environment"]["packages"]["torch"]
-    for part in summary["runs"]:
-        assert part["loss"] <= part["final_loss"]
-        assert list(part["residuals"]) == ["layers.0", "layers.1"]
-        assert all(0 <= value < 1 for value in part["residuals"].values())
+    for run_summary in summary["runs"]:
+        assert run_summary["loss"] <= run_summary["final_loss"]
+        assert list(run_summary["residuals"]) == ["layers.0", "layers.1"]
+        assert all(0 <= value < 1 for value in run_summary["residuals"].values())
     for name in ("selected.png", "loss.png"):
         assert Image.open(run / name).size[0] > 300
 
 
-def test_what_is_granted_is_recorded_and_shown(
+def test_attacker_knowledge_is_recorded_and_shown(
     victim: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     np.save(tmp_path / "mean.npy", np.full((1, 8, 8), 0.3))
@@ -160,7 +160,7 @@ def test_what_is_granted_is_recorded_and_shown(
         "7",
     ]
     assert main(command) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in (
         "restart",
         "final loss",
@@ -175,14 +175,14 @@ def test_what_is_granted_is_recorded_and_shown(
         "seconds",
         str(out),
     ):
-        assert " ".join(words.split()) in " ".join(shown.split())
-    found = load_run(out)
-    assert len(found.x) == 24
-    assert (found.labels < 0).sum() == 6
-    assert float(found.knowledge.mean.mean()) == pytest.approx(0.3)  # type: ignore[union-attr]
-    assert found.settings["priors"] == [["value-box", 0.5], ["high-frequency", 1e-6]]
-    assert found.settings["lam_init"] == [0.0, 2.0]
-    assert found.settings["normalize"] is False
+        assert " ".join(words.split()) in " ".join(output.split())
+    reconstruction = load_run(out)
+    assert len(reconstruction.x) == 24
+    assert (reconstruction.labels < 0).sum() == 6
+    assert float(reconstruction.knowledge.mean.mean()) == pytest.approx(0.3)  # type: ignore[union-attr]
+    assert reconstruction.settings["priors"] == [["value-box", 0.5], ["high-frequency", 1e-6]]
+    assert reconstruction.settings["lam_init"] == [0.0, 2.0]
+    assert reconstruction.settings["normalize"] is False
     summary = json.loads((out / "attack.json").read_text())
     assert summary["knowledge"]["mean"] == "holdout"
     assert len(summary["knowledge"]) == 8
@@ -193,9 +193,9 @@ def test_json_and_quiet(victim: Path, tmp_path: Path, capsys: Capture) -> None:
     assert main([*command, "--out", str(tmp_path / "q"), "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
     assert main([*command, "--out", str(tmp_path / "j"), "--json"]) == 0
-    found = printed(capsys)
-    assert found == json.loads((tmp_path / "j" / "attack.json").read_text())
-    assert sorted(found) == [
+    output = printed(capsys)
+    assert output == json.loads((tmp_path / "j" / "attack.json").read_text())
+    assert sorted(output) == [
         "attack",
         "candidates",
         "consensus",
@@ -281,8 +281,8 @@ def test_out_of_time(victim: Path, tmp_path: Path, capsys: Capture) -> None:
     last = -1
     for _ in range(2):
         assert main([*command, "--json"]) == 0
-        found = printed(capsys)
-        assert set(found["status"]) == {"time"}
+        output = printed(capsys)
+        assert set(output["status"]) == {"time"}
         assert (out / "attack_state.safetensors").is_file()
         assert int(load_run(out).steps[-1]) > last
         last = int(load_run(out).steps[-1])
@@ -309,11 +309,7 @@ def test_absurd_learning_rates_diverge(
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_runs(
-    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    for figure in ("selected_figure", "loss_figure"):  # drawn often enough elsewhere
-        monkeypatch.setattr(f"residuum.report.figures.{figure}", lambda _: None)
+def test_every_preset_runs(preset: str, tmp_path: Path, capsys: Capture) -> None:
     outputs = 3 if "multiclass" in preset else 1
     for seed, name in enumerate(("model", "init")):
         torch.manual_seed(seed)
@@ -324,12 +320,12 @@ def test_every_preset_runs(
     if preset in ("loo2024", "ntk"):
         command += ["--init", str(tmp_path / "init.safetensors"), "--value-range", "0,1"]
     assert main([*command, "--out", str(tmp_path / "r"), "--json"]) == 0
-    found = printed(capsys)
-    assert found["preset"] == preset
+    output = printed(capsys)
+    assert output["preset"] == preset
     attack = make_attack(preset=preset, steps=2)
-    wanted = {k: v for k, v in attack.to_json().items() if k != "seconds"}
-    assert found["request"]["settings"] == wanted
-    assert found["status"] == ["finished"] * attack.restarts
+    expected = {k: v for k, v in attack.to_json().items() if k != "seconds"}
+    assert output["request"]["settings"] == expected
+    assert output["status"] == ["finished"] * attack.restarts
 
 
 def test_options_override_a_preset(victim: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -436,7 +432,7 @@ def test_bad_attack_requests(
     assert not out.exists()
 
 
-def test_bad_files_granted(victim: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_bad_files_of_attacker_knowledge(victim: Path, tmp_path: Path, capsys: Capture) -> None:
     released, out = str(tmp_path / "alone.safetensors"), tmp_path / "r"
     shutil.copy(victim / "model.safetensors", released)
     np.savez(tmp_path / "x.npz", x=np.ones((3, 64)))
@@ -474,13 +470,13 @@ def test_scores(scored: Path, victim: Path, capsys: Capture) -> None:
     command = ["score", str(scored), "--data", str(victim / "private" / "train.npz")]
     command += ["--holdout", str(victim / "private" / "holdout.npz"), "--ckpt", str(victim)]
     assert main([*command, "--json", "--subsets", "200"]) == 0
-    found = printed(capsys)
-    assert found == json.loads((scored / "scores.json").read_text())
-    assert found["n"] == len(found["per_sample"]) == 12
-    assert found["m"] >= 32
-    assert found["calibrated"]
-    assert set(found["metrics"]) == set(METRICS)
-    for figures in found["metrics"].values():
+    output = printed(capsys)
+    assert output == json.loads((scored / "scores.json").read_text())
+    assert output["n"] == len(output["per_sample"]) == 12
+    assert output["m"] >= 32
+    assert output["calibrated"]
+    assert set(output["metrics"]) == set(METRICS)
+    for figures in output["metrics"].values():
         assert figures.keys() >= {
             "recovered",
             "expected_by_chance",
@@ -490,12 +486,12 @@ def test_scores(scored: Path, victim: Path, capsys: Capture) -> None:
         }
         assert 0 <= figures["recovered"] <= 12
         assert 0 <= figures["expected_by_chance"] < 3
-    row = found["per_sample"][0]
+    row = output["per_sample"][0]
     assert row.keys() >= {"margin", "multiplier", "recovered", "matches"}
     assert row["margin"] > 0
-    assert found["selected"]["m"] <= found["m"]
-    assert set(found["selected"]["metrics"]) == set(METRICS)
-    assert found["knowledge"] == {}
+    assert output["selected"]["m"] <= output["m"]
+    assert set(output["selected"]["metrics"]) == set(METRICS)
+    assert output["knowledge"] == {}
     for name in ("matches.png", "output_score.png"):
         assert Image.open(scored / name).size[0] > 300
 
@@ -504,17 +500,17 @@ def test_scores_for_a_person(scored: Path, victim: Path, capsys: Capture) -> Non
     data = ["--data", str(victim), "--holdout", str(victim), "--subsets", "200"]
     command = ["score", str(scored), *data, "--metrics", "ncc,l2"]
     assert main([*command, "--ckpt", str(victim)]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in ("ncc *", "threshold", "> 0.", "nothing but the weights", "selected"):
-        assert words in shown
-    assert max(map(len, shown.splitlines()[:-1])) <= 110
-    assert "not the checkpoint" not in shown
+        assert words in output
+    assert max(map(len, output.splitlines()[:-1])) <= 110
+    assert "not the checkpoint" not in output
     assert main([*command, "--ckpt", str(victim / "init.safetensors")]) == 0
     assert "not the checkpoint that was attacked" in capsys.readouterr().out
     assert main([*command, "--candidates", "selected", "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
-    found = json.loads((scored / "scores.json").read_text())
-    assert (found["candidates"], found["selected"]) == ("selected", None)
+    scores = json.loads((scored / "scores.json").read_text())
+    assert (scores["candidates"], scores["selected"]) == ("selected", None)
 
 
 @pytest.mark.parametrize("pool", [None, 50])
@@ -524,17 +520,17 @@ def test_without_a_control(
     command = ["score", str(scored), "--data", str(victim), "--metrics", "ncc"]
     if pool:
         holdout = Dataset.from_npz(victim / "private" / "holdout.npz")
-        some = holdout.replace(x=holdout.x[:pool], y=holdout.y[:pool])
-        command += ["--holdout", str(some.to_npz(tmp_path / "few.npz"))]
+        subset = holdout.replace(x=holdout.x[:pool], y=holdout.y[:pool])
+        command += ["--holdout", str(subset.to_npz(tmp_path / "few.npz"))]
     assert main(command) == 0
-    shown = capsys.readouterr().out
-    assert "not calibrated" in shown
-    assert ("at least 100" if pool else "no held-out set") in shown
+    output = capsys.readouterr().out
+    assert "not calibrated" in output
+    assert ("at least 100" if pool else "no held-out set") in output
     assert main([*command, "--json"]) == 0
-    found = printed(capsys)
-    assert (found["calibrated"], found["recovered"], found["p_value"]) == (False, None, None)
-    assert found["metrics"]["ncc"]["threshold_null99"] is None
-    assert found["metrics"]["ncc"]["top10_mean"] is not None
+    scores = printed(capsys)
+    assert (scores["calibrated"], scores["recovered"], scores["p_value"]) == (False, None, None)
+    assert scores["metrics"]["ncc"]["threshold_null99"] is None
+    assert scores["metrics"]["ncc"]["top10_mean"] is not None
 
 
 def test_no_checkpoint_is_called_another_where_the_attacked_one_is_unknown(
@@ -551,9 +547,9 @@ def test_no_checkpoint_is_called_another_where_the_attacked_one_is_unknown(
 
 def test_perfect_copies_are_recovered(scored: Path, victim: Path, capsys: Capture) -> None:
     truth = Dataset.from_npz(victim / "private" / "train.npz")
-    found = load_run(scored)
-    x = torch.cat([truth.x, found.x[len(truth) :]])
-    found.replace(x=x).save(scored / "reconstruction.safetensors")
+    reconstruction = load_run(scored)
+    x = torch.cat([truth.x, reconstruction.x[len(truth) :]])
+    reconstruction.replace(x=x).save(scored / "reconstruction.safetensors")
     command = ["score", str(scored), "--data", str(victim), "--holdout", str(victim)]
     assert main([*command, "--metrics", "ncc", "--subsets", "200", "--json"]) == 0
     judged = printed(capsys)

@@ -73,7 +73,8 @@ def test_a_training_directory(run: Path) -> None:
     assert hashes.items() <= protocol["sha256"].items()
     assert len(protocol["sha256"]) == 4
     train, holdout = (
-        Dataset.from_npz(run / "private" / f"{part}.npz") for part in ("train", "holdout")
+        Dataset.from_npz(run / "private" / f"{split_name}.npz")
+        for split_name in ("train", "holdout")
     )
     assert train.shape == holdout.shape == (1, 8, 8)
     assert len(train) == 10
@@ -118,8 +119,8 @@ def test_the_attacks_that_apply_are_listed_by_a_dry_run(
         assert (
             main(["audit", str(run / "model.safetensors"), "--dry-run", "--json", *arguments]) == 0
         )
-        found = json.loads(capsys.readouterr().out)["applies"]
-        return {row["what"]: (row["status"], row["reason"]) for row in found}
+        rows_listed = json.loads(capsys.readouterr().out)["applies"]
+        return {row["what"]: (row["status"], row["reason"]) for row in rows_listed}
 
     alone, started = rows(), rows("--init", str(run / "init.safetensors"))
     assert {*every_attack()} <= {*alone}
@@ -157,28 +158,30 @@ def test_certify(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     data = str(run / "private" / "train.npz")
     command = ["certify", str(run / "model.safetensors"), "--data", data, "--json"]
     assert main([*command, "--out", str(tmp_path / "c")]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert sorted(found) == sorted(CERTIFICATE + BESIDE)
-    assert sorted(found["multipliers"]) == ["active", "max", "sum"]
-    assert [sorted(layer) for layer in found["layers"]] == [["name", "residual"]] * 2
-    assert found["residual_clarke"] <= found["residual_plain"] < 1
-    assert found["eps"] == pytest.approx(found["residual_plain"] * found["theta_norm"], rel=1e-12)
-    assert found["margin"] > 0
+    output = json.loads(capsys.readouterr().out)
+    assert sorted(output) == sorted(CERTIFICATE + BESIDE)
+    assert sorted(output["multipliers"]) == ["active", "max", "sum"]
+    assert [sorted(layer) for layer in output["layers"]] == [["name", "residual"]] * 2
+    assert output["residual_clarke"] <= output["residual_plain"] < 1
+    assert output["eps"] == pytest.approx(
+        output["residual_plain"] * output["theta_norm"], rel=1e-12
+    )
+    assert output["margin"] > 0
     assert listing(tmp_path / "c") == ["certificate.json"]
-    assert json.loads((tmp_path / "c" / "certificate.json").read_text()) == found
+    assert json.loads((tmp_path / "c" / "certificate.json").read_text()) == output
     for more in ([], ["--data", str(run)]):  # a training directory names its own samples
         assert main(["certify", str(run), *more, "--json"]) == 0
-        assert json.loads(capsys.readouterr().out) == found
+        assert json.loads(capsys.readouterr().out) == output
     assert main(["certify", str(run)]) == 0
-    shown = capsys.readouterr().out
+    text = capsys.readouterr().out
     for words in (
         "KKT residual, plain",
         "KKT residual, Clarke",
         "margin",
         "multipliers",
-        found["status"],
+        output["status"],
     ):
-        assert words in shown
+        assert words in text
 
 
 def test_multiclass_and_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -206,8 +209,8 @@ def test_the_command_of_the_readme_needs_x_and_y_alone(
     monkeypatch.chdir(tmp_path)
     ignore_the_clock(monkeypatch)
     (tmp_path / "model.safetensors").write_bytes((run / "model.safetensors").read_bytes())
-    for part, name in (("train", "train"), ("holdout", "test")):
-        arrays = np.load(run / "private" / f"{part}.npz")
+    for split_name, name in (("train", "train"), ("holdout", "test")):
+        arrays = np.load(run / "private" / f"{split_name}.npz")
         np.savez(tmp_path / f"{name}.npz", x=arrays["x"], y=arrays["y"])
     assert main([*audit, "--steps", "50", "--effort", "quick", "--quiet"]) in (0, 1, 3)
     assert (tmp_path / "runs" / "a" / "report.html").is_file()
@@ -230,10 +233,10 @@ def test_a_finished_run_is_kept_and_made_longer(
     assert main([*TRAIN[:-1], "80", "--out", str(out), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 80
     assert main([*TRAIN[:-1], "80", "--out", str(tmp_path / "whole"), "--quiet"]) == 0
-    whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
-    assert (out / "model.safetensors").read_bytes() == whole != before
+    weights_whole = (tmp_path / "whole" / "model.safetensors").read_bytes()
+    assert (out / "model.safetensors").read_bytes() == weights_whole != before
     assert main([*TRAIN, "--seed", "1", "--out", str(out)]) == 2
-    assert (out / "model.safetensors").read_bytes() == whole
+    assert (out / "model.safetensors").read_bytes() == weights_whole
 
 
 def test_samples_that_are_not_trained_on_are_named(
@@ -243,14 +246,14 @@ def test_samples_that_are_not_trained_on_are_named(
     np.savez(tmp_path / "own.npz", x=rng.normal(size=(100, 6)), y=np.arange(100) % 5 // 3)
     command = ["train", "--data", str(tmp_path / "own.npz"), "--arch", "mlp:6-4-1", "--steps", "3"]
     assert main([*command, "--out", str(tmp_path / "a")]) == 0
-    shown = capsys.readouterr().out
-    assert "note: the network was trained on 40 of 100 samples" in shown
-    assert "60 are held out or unused. --n sets" in shown
+    output = capsys.readouterr().out
+    assert "note: the network was trained on 40 of 100 samples" in output
+    assert "60 are held out or unused. --n sets" in output
     assert main([*command, "--out", str(tmp_path / "b"), "--n", "20"]) == 0
     assert "note:" not in capsys.readouterr().out  # asked for
     assert main([*command, "--out", str(tmp_path / "c"), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["samples"], found["available_samples"]) == (40, 100)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["samples"], document["available_samples"]) == (40, 100)
 
 
 def test_training_leaves_the_files_of_others_alone(
@@ -277,12 +280,12 @@ def small_demo(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert "--json" in shown
-    assert "--quiet" in shown
-    assert not re.search(r"\w-\n", shown)  # no name is broken at its hyphens
-    _, found, examples = shown.partition("Examples:")
-    assert found
+    output = capsys.readouterr().out
+    assert "--json" in output
+    assert "--quiet" in output
+    assert not re.search(r"\w-\n", output)  # no name is broken at its hyphens
+    _, text_before, examples = output.partition("Examples:")
+    assert text_before
     lines = [line.strip() for line in examples.splitlines() if line.strip()]
     assert lines
     assert lines[0].startswith(f"residuum {name}")
@@ -344,10 +347,12 @@ def test_help_of_an_attack_needs_no_torch_and_shows_no_setting_of_another_attack
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    every = {option_name(setting) for model in MODELS.values() for setting in model.model_fields}
+    all_options = {
+        option_name(setting) for model in MODELS.values() for setting in model.model_fields
+    }
     for name, model in MODELS.items():
-        own = {option_name(setting) for setting in model.model_fields}
-        assert options_of("attack", name) & every == own, name
+        own_options = {option_name(setting) for setting in model.model_fields}
+        assert options_of("attack", name) & all_options == own_options, name
     assert "--rivals" in options_of("attack", "kkt")
     assert "--gradients" not in options_of("attack", "kkt")
     assert options_of("attack") == options_of("attack", "auto")
@@ -392,13 +397,13 @@ def test_the_verbose_version_is_what_a_bug_report_needs(
     first, *lines = capsys.readouterr().out.splitlines()
     assert first == residuum_version()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines if "│" in line]
-    found = dict(row for row in rows if len(row) == 2)
-    assert found["torch"] == version("torch")
-    assert found["device"].startswith(("cpu", "cuda"))
-    assert found["self-test"].startswith("one attack step takes")
-    assert found["data digits"].startswith("found")
-    assert not found["data mnist"].startswith("found")
-    assert {name for name in found if name.startswith("extra ")} == {
+    versions = dict(row for row in rows if len(row) == 2)
+    assert versions["torch"] == version("torch")
+    assert versions["device"].startswith(("cpu", "cuda"))
+    assert versions["self-test"].startswith("one attack step takes")
+    assert versions["data digits"].startswith("found")
+    assert not versions["data mnist"].startswith("found")
+    assert {name for name in versions if name.startswith("extra ")} == {
         f"extra {name}" for name in ("cluster", "dp", "onnx")
     }
 
@@ -684,6 +689,7 @@ def test_bugs_and_interrupts_have_their_own_codes(
     def fail(*_: object, **__: object) -> None:
         raise problem
 
+    # No input is known to raise an internal error, so a function is replaced by one that does.
     monkeypatch.setattr("residuum.io.release.open_release", fail)
     monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
     assert main(["attack", "anything"]) == code
@@ -698,6 +704,7 @@ def test_debugging_shows_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
+    # As above: no input is known to raise an internal error.
     monkeypatch.setattr("residuum.io.release.open_release", fail)
     monkeypatch.setenv("RESIDUUM_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
@@ -715,12 +722,12 @@ def test_ctrl_c_keeps_the_run_and_the_same_command_goes_on(tmp_path: Path) -> No
 
     steps = TrainingState.load(out / "private" / "state.safetensors").step
     assert steps > 0
-    rest = [*TRAIN[:-1], str(steps + 20), "--method", "gd", "--quiet"]
-    assert main([*rest, "--out", str(out)]) == 0
-    assert main([*rest, "--out", str(tmp_path / "whole")]) == 0
+    arguments = [*TRAIN[:-1], str(steps + 20), "--method", "gd", "--quiet"]
+    assert main([*arguments, "--out", str(out)]) == 0
+    assert main([*arguments, "--out", str(tmp_path / "whole")]) == 0
     assert listing(out) == LAYOUT
-    resumed, whole = (load_checkpoint(folder).theta for folder in (out, tmp_path / "whole"))
-    assert same(resumed, whole)
+    resumed, uninterrupted = (load_checkpoint(folder).theta for folder in (out, tmp_path / "whole"))
+    assert same(resumed, uninterrupted)
 
 
 def test_as_a_program(run: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from residuum.cli.main import main
-from residuum.defenses import DEFENSES, catalog
+from residuum.defenses import DEFENSES
 from tests.program import interrupt, listing, printed
 
 TINY = [
@@ -47,8 +48,8 @@ def stamps(out: Path) -> dict[str, int]:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("defend") / "run"
-    given = ["--defenses", "shift-rewrite:5,noise:0.1", "--out", str(out), "--quiet"]
-    assert main([*TINY, *given]) == 0
+    arguments = ["--defenses", "shift-rewrite:5,noise:0.1", "--out", str(out), "--quiet"]
+    assert main([*TINY, *arguments]) == 0
     return out
 
 
@@ -60,7 +61,7 @@ def test_a_run_has_everything_side_by_side(finished: Path) -> None:
         "noise:0.1",
     ]
     before, shifted, _ = result["defenses"]
-    assert [one["attacker"] for one in before["attacks"]] == ["unaware", "unmix"]
+    assert [attack["attacker"] for attack in before["attacks"]] == ["unaware", "unmix"]
     for row in result["defenses"]:
         assert 0.5 < row["accuracy"] <= 1  # two balanced labels: above guessing
         for attacker in (row["unaware"], row["adaptive"], *row["attacks"]):
@@ -89,10 +90,10 @@ def test_finished_defenses_are_not_repeated_and_others_are_added(
     finished: Path, capsys: Capture
 ) -> None:
     before = stamps(finished)
-    given = ["--defenses", "noise:0.1,early-stop:0.5", "--out", str(finished), "--json"]
-    assert main([*TINY, *given]) == 0
-    found = printed(capsys)
-    assert [row["defense"] for row in found["defenses"]] == ["none", "noise:0.1", "early-stop:0.5"]
+    arguments = ["--defenses", "noise:0.1,early-stop:0.5", "--out", str(finished), "--json"]
+    assert main([*TINY, *arguments]) == 0
+    output = printed(capsys)
+    assert [row["defense"] for row in output["defenses"]] == ["none", "noise:0.1", "early-stop:0.5"]
     after = stamps(finished)
     assert {name: after[name] for name in before} == before
     assert len(after) == len(before) + 1
@@ -101,19 +102,19 @@ def test_finished_defenses_are_not_repeated_and_others_are_added(
 def test_a_trial_of_an_earlier_form_is_tried_again(finished: Path, tmp_path: Path) -> None:
     out = tmp_path / "earlier"
     shutil.copytree(finished, out)
-    kept = out / "trials" / "none" / "outcome.safetensors"
-    with safe_open(kept, framework="pt") as archive:
+    stored_file = out / "trials" / "none" / "outcome.safetensors"
+    with safe_open(stored_file, framework="pt") as archive:
         tree = json.loads(archive.metadata()["residuum"])
         tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
     del tree["fields"]["strategy"]
     tree["fields"]["attacks"]["$tuple"] = tree["fields"]["attacks"]["$tuple"][:1]
-    kept.write_bytes(save(tensors, {"residuum": json.dumps(tree)}))
+    stored_file.write_bytes(save(tensors, {"residuum": json.dumps(tree)}))
     before = stamps(out)
     assert main([*TINY, "--defenses", "noise:0.1", "--out", str(out), "--quiet"]) == 0
     changed = {name for name, when in stamps(out).items() if before[name] != when}
     assert changed == {"trials/none/outcome.safetensors"}
     row = json.loads((out / "result.json").read_text())["defenses"][0]
-    assert [one["attacker"] for one in row["attacks"]] == ["unaware", "unmix"]
+    assert [attack["attacker"] for attack in row["attacks"]] == ["unaware", "unmix"]
 
 
 def test_the_table_for_a_person(finished: Path, capsys: Capture) -> None:
@@ -126,8 +127,8 @@ def test_the_table_for_a_person(finished: Path, capsys: Capture) -> None:
 
 
 def test_another_setting_is_refused(finished: Path, capsys: Capture) -> None:
-    given = ["--defenses", "noise:0.1", "--out", str(finished), "--seed", "1"]
-    assert main([*TINY, *given]) == 2
+    arguments = ["--defenses", "noise:0.1", "--out", str(finished), "--seed", "1"]
+    assert main([*TINY, *arguments]) == 2
     assert "other settings" in capsys.readouterr().err
 
 
@@ -176,7 +177,7 @@ def test_what_is_missing_is_named(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_the_list_names_every_defense(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "opacus", None)  # as if it were not installed
     assert main(["defend", "--list", "--json"]) == 0
     rows = printed(capsys)["defenses"]
     assert [row["name"] for row in rows] == list(DEFENSES)
@@ -195,9 +196,9 @@ def test_an_interrupted_run_keeps_what_is_done(tmp_path: Path) -> None:
     assert code == 130
     assert "kept" in err
     assert not (out / "result.json").exists()
-    kept = stamps(out)
-    assert kept
-    assert len(kept) < 6
+    stamps_before = stamps(out)
+    assert stamps_before
+    assert len(stamps_before) < 6
     assert main([*run, "--quiet"]) == 0
-    assert {name: stamps(out)[name] for name in kept} == kept
+    assert {name: stamps(out)[name] for name in stamps_before} == stamps_before
     assert len(json.loads((out / "result.json").read_text())["defenses"]) == 6

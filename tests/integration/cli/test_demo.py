@@ -24,7 +24,7 @@ SMALL = {
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that still leaks, in a tenth of the time."""
+    """A network that still leaks, in a tenth of the time. The demo has no options for its sizes."""
     for name, value in SMALL.items():
         monkeypatch.setattr(demo, name, value)
 
@@ -35,7 +35,7 @@ def test_demo(
     shrink(monkeypatch)
     out = tmp_path / "new" / "demo"
     assert main(["demo", "--out", str(out)]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in (
         "KKT residual, Clarke",
         "held-out",
@@ -44,21 +44,22 @@ def test_demo(
         "never trained",
         "mean (train)",
     ):
-        assert words in shown
-    assert shown.splitlines()[-1] == f"report: {out / 'trained' / 'report.html'}"
+        assert words in output
+    assert output.splitlines()[-1] == f"report: {out / 'trained' / 'report.html'}"
     assert main(["demo", "--out", str(out), "--json"]) == 0  # again: the same audits, shown again
-    found = json.loads(capsys.readouterr().out)
-    assert found == json.loads((out / "demo.json").read_text())
-    trained, control = found["trained"], found["untrained"]
+    document = json.loads(capsys.readouterr().out)
+    assert document == json.loads((out / "demo.json").read_text())
+    trained, control = document["trained"], document["untrained"]
     assert trained["verdict"]["outcome"] == "leak"
     assert control["verdict"]["outcome"] == "inconclusive"
-    residuals = [part["attacks"][0]["residual"] for part in (trained, control)]
+    residuals = [section["attacks"][0]["residual"] for section in (trained, control)]
     assert residuals[0] < residuals[1]
     plain = [
-        part["residual_plain"] for part in (trained["certificate"], found["certificate_holdout"])
+        section["residual_plain"]
+        for section in (trained["certificate"], document["certificate_holdout"])
     ]
     assert plain[0] < plain[1]
-    photos = found["photos"]
+    photos = document["photos"]
     assert photos["trained"]["recovered"] >= 3 > photos["untrained"]["recovered"]
     assert photos["trained"]["p_value"] <= 0.01 < photos["untrained"]["p_value"]
     assert {
@@ -75,6 +76,7 @@ def test_a_demo_that_shows_something_else_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shrink(monkeypatch)
+    # The demo has no options for its sizes.
     monkeypatch.setattr(demo, "ATTACK_STEPS", 1)
     monkeypatch.setattr(demo, "STEPS", 20)
     assert main(["demo", "--out", str(tmp_path / "d"), "--quiet"]) == 3

@@ -36,14 +36,14 @@ def saved(model: torch.nn.Module, path: Path, shape: tuple[int, ...] = ()) -> st
 
 def identify(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["identify", *arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found.keys() >= KEYS
-    return found
+    output = json.loads(capsys.readouterr().out)
+    assert output.keys() >= KEYS
+    return output
 
 
-def worst(point: ExactPoint, found: dict[str, Any]) -> float:
+def worst(point: ExactPoint, output: dict[str, Any]) -> float:
     """Relative distance of the worst sample from the nearest recovered one, sign included."""
-    x = torch.tensor([sample["x"] for sample in found["samples"]], dtype=torch.float64)
+    x = torch.tensor([sample["x"] for sample in output["samples"]], dtype=torch.float64)
     distance = (x[:, None] - point.y.sign()[:, None] * point.x).norm(dim=2)
     return float((distance.amin(0) / point.x.norm(dim=1)).max())
 
@@ -52,14 +52,14 @@ def test_an_exact_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     point = polynomial_point(5, 16, 3)
     ckpt = saved(point.model, tmp_path / "a.safetensors", (4, 4))
     Dataset(point.x, point.y).to_npz(tmp_path / "train.npz")
-    found = identify(capsys, ckpt, "--data", str(tmp_path / "train.npz"), "--norm", "1")
-    assert worst(point, found) <= 1e-9
-    assert (found["order"], found["r"], found["N_r"], found["rank_K"]) == (4, 5, 15, 15)
-    assert all(sample["certified"] for sample in found["samples"])
-    assert found["min_margin"] == pytest.approx(1, abs=1e-9)
-    assert found["normalized_margin"] == pytest.approx(found["theta_norm"] ** -4, rel=1e-6)
-    assert found["aggregates"] == {}
-    assert found["notes"] == []
+    output = identify(capsys, ckpt, "--data", str(tmp_path / "train.npz"), "--norm", "1")
+    assert worst(point, output) <= 1e-9
+    assert (output["order"], output["r"], output["N_r"], output["rank_K"]) == (4, 5, 15, 15)
+    assert all(sample["certified"] for sample in output["samples"])
+    assert output["min_margin"] == pytest.approx(1, abs=1e-9)
+    assert output["normalized_margin"] == pytest.approx(output["theta_norm"] ** -4, rel=1e-6)
+    assert output["aggregates"] == {}
+    assert output["notes"] == []
 
 
 def test_files_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,9 +78,9 @@ def test_files_and_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     record = Identification.load(tmp_path / "o" / "identification.safetensors")
     assert record.to_json() == json.loads((tmp_path / "o" / "identify.json").read_text())
     assert (tmp_path / "o" / "identified.png").read_bytes().startswith(PNG)
-    beside = identified_figure(record, point.x)
-    assert beside is not None
-    assert beside != identified_figure(record)
+    figure = identified_figure(record, point.x)
+    assert figure is not None
+    assert figure != identified_figure(record)
     assert main(["identify", ckpt, "--quiet"]) == 0
     assert capsys.readouterr().out == ""
 
@@ -104,15 +104,15 @@ def test_weights_that_do_not_say_what_they_are(
     save_file(tensors[layout], path)
     assert main(["identify", str(path)]) == 2
     assert "--activation cubic" in capsys.readouterr().err
-    found = identify(capsys, str(path), "--activation", "cubic")
+    output = identify(capsys, str(path), "--activation", "cubic")
     if layout == "bias":
-        assert found["scale"] == "fixed by the constant coordinate"
-        x = torch.tensor([sample["x"] for sample in found["samples"]], dtype=torch.float64)
+        assert output["scale"] == "fixed by the constant coordinate"
+        x = torch.tensor([sample["x"] for sample in output["samples"]], dtype=torch.float64)
         assert (x[:, -1] - 1).abs().max() <= 1e-12
         truth = point.x / point.x[:, -1:]
         assert (x[:, None] - truth).norm(dim=2).amin(0).max() <= 1e-7 * truth.norm(dim=1).max()
     else:
-        assert worst(point, found) <= 1e-9
+        assert worst(point, output) <= 1e-9
 
 
 def test_the_activation_overrides_the_file(
@@ -148,21 +148,21 @@ def test_aggregates_below_degree_three(tmp_path: Path, capsys: pytest.CaptureFix
                 "coefficient": torch.full((2,), 1 / (2 * b), dtype=x.dtype),
             }
         )
-        found = identify(capsys, saved(model, tmp_path / "q.safetensors"))
-        values = torch.tensor(found["aggregates"]["eigenvalues"], dtype=torch.float64)
-        vectors = torch.tensor(found["aggregates"]["eigenvectors"], dtype=torch.float64)
+        output = identify(capsys, saved(model, tmp_path / "q.safetensors"))
+        values = torch.tensor(output["aggregates"]["eigenvalues"], dtype=torch.float64)
+        vectors = torch.tensor(output["aggregates"]["eigenvectors"], dtype=torch.float64)
         moments.append((vectors.T * values) @ vectors)
         assert (moments[-1] - b * data.T @ data).abs().max() <= 1e-10
-        assert found["samples"] == []
-        assert "samples are not" in found["notes"][0]
+        assert output["samples"] == []
+        assert "samples are not" in output["notes"][0]
     assert (moments[0] - moments[1]).abs().max() <= 1e-10
     linear = PolynomialNetwork(6, 2, Polynomial((0, 1))).double()
     linear.load_state_dict(
         {"weight": torch.stack([x[0], 2 * x[0]]), "coefficient": torch.tensor([1.0, 2]).double()}
     )
     ckpt = saved(linear, tmp_path / "l.safetensors")
-    found = identify(capsys, ckpt, "--out", str(tmp_path / "l"))
-    assert found["aggregates"]["sum"] == pytest.approx(x[0].tolist(), abs=1e-10)
+    output = identify(capsys, ckpt, "--out", str(tmp_path / "l"))
+    assert output["aggregates"]["sum"] == pytest.approx(x[0].tolist(), abs=1e-10)
     assert (tmp_path / "l" / "identified.png").read_bytes().startswith(PNG)
 
 
@@ -172,20 +172,21 @@ def test_a_trained_network_collapses_and_nothing_is_claimed(
     run = str(tmp_path / "run")
     train = ["train", "--data", "digits", "--n", "6", "--arch", "polynomial:64-20-1"]
     assert main([*train, "--steps", "2000", "--out", run, "--quiet"]) == 0
-    found = identify(capsys, run, "--data", f"{run}/private/train.npz")
-    assert found["min_margin"] > 0
-    assert found["rank_K"] <= 20 < found["N_r"]
+    output = identify(capsys, run, "--data", f"{run}/private/train.npz")
+    assert output["min_margin"] > 0
+    assert output["rank_K"] <= 20 < output["N_r"]
     assert (
-        f"matrix K of the neurons has rank {found['rank_K']} of {found['N_r']}" in found["notes"][0]
+        f"matrix K of the neurons has rank {output['rank_K']} of {output['N_r']}"
+        in output["notes"][0]
     )
-    assert found["neurons"]["carrying"] < 10
-    assert found["samples"]
-    assert not any(sample["certified"] for sample in found["samples"])
+    assert output["neurons"]["carrying"] < 10
+    assert output["samples"]
+    assert not any(sample["certified"] for sample in output["samples"])
     for rank in ("1", "3"):  # few enough dimensions for the rank condition
-        given = identify(capsys, run, "--rank", rank)
-        assert given["rank_K"] == given["N_r"]
-        assert not any(sample["certified"] for sample in given["samples"])
-        assert given["notes"]
+        identified = identify(capsys, run, "--rank", rank)
+        assert identified["rank_K"] == identified["N_r"]
+        assert not any(sample["certified"] for sample in identified["samples"])
+        assert identified["notes"]
 
 
 @pytest.mark.parametrize(("width", "inputs"), [(40, 6), (12, 20)])
@@ -194,9 +195,9 @@ def test_a_random_network_claims_nothing(
 ) -> None:
     torch.manual_seed(width)
     model = PolynomialNetwork(inputs, width, Polynomial((0, 0, 0, 1))).double()
-    found = identify(capsys, saved(model, tmp_path / "r.safetensors"))
-    assert not any(sample["certified"] for sample in found["samples"])
-    assert any("not a KKT point" in note for note in found["notes"])
+    output = identify(capsys, saved(model, tmp_path / "r.safetensors"))
+    assert not any(sample["certified"] for sample in output["samples"])
+    assert any("not a KKT point" in note for note in output["notes"])
 
 
 def refused(capsys: pytest.CaptureFixture[str], message: str, *arguments: str) -> None:

@@ -69,9 +69,11 @@ KINDS = {
 }
 
 
-def trained(model: nn.Module, x: Any, y: Any, parts: nn.Module | None = None) -> dict[str, Any]:
+def trained(
+    model: nn.Module, x: Any, y: Any, model_parts: nn.Module | None = None
+) -> dict[str, Any]:
     """The state of the optimizer, after a few steps of ``parts`` on labels +-1."""
-    optimizer = torch.optim.SGD((parts or model).parameters(), 0.1, 0.9)
+    optimizer = torch.optim.SGD((model_parts or model).parameters(), 0.1, 0.9)
     for _ in range(100):
         optimizer.zero_grad()
         nn.functional.softplus(-y * model(x)[:, 0]).mean().backward()
@@ -87,8 +89,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     torch.manual_seed(0)
     images, digit = load_digits(return_X_y=True)
     images, sign = images.astype(np.float32) / 16, np.where(digit % 2, 1.0, -1.0)
-    parts = {"": slice(0, 20), "-test": slice(20, 170)}
-    for name, rows in parts.items():
+    slices = {"": slice(0, 20), "-test": slice(20, 170)}
+    for name, rows in slices.items():
         np.savez(f"digits{name}.npz", x=images[rows], y=digit[rows])
         np.savez(f"{name[1:] or 'train'}.npz", x=images[rows], y=sign[rows])
         lines = [",".join([*(f"column {i}" for i in range(8)), "label"])]
@@ -103,7 +105,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     trained(head, x, y, head[2:])
     torch.save({"model": flat.state_dict(), "optimizer": state}, "saved.pt")
     lora = {"A": torch.randn(3, 64), "B": 0.1 * torch.randn(30, 3)}
-    named = {f"base_model.model.0.lora_{part}.weight": value for part, value in lora.items()}
+    named = {f"base_model.model.0.lora_{factor}.weight": value for factor, value in lora.items()}
     save_file(named, "adapter_model.safetensors")
     Path("adapter_config.json").write_text(json.dumps({"r": 3, "lora_alpha": 6}))
     Path("my_network.py").write_text(CODE)
@@ -126,16 +128,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, model in (released | {"convnet": convnet}).items():
         torch.save(model.state_dict(), f"{name}.pt")
     arch = "polynomial:64-9-1,coefficients=0/0/0/1"
-    drawn = initialize(Architecture.parse(arch), rs.TrainingConfig())
-    rs.save_checkpoint(rs.Network(parameters(drawn), arch), "polynomial.safetensors")
+    weights_drawn = initialize(Architecture.parse(arch), rs.TrainingConfig())
+    rs.save_checkpoint(rs.Network(parameters(weights_drawn), arch), "polynomial.safetensors")
     with warnings.catch_warnings(action="ignore"):
         learned = MLPClassifier((30,), max_iter=150, random_state=0).fit(images[:20], digit[:20])
     Path("model.pkl").write_bytes(pickle.dumps(learned))
     layers = zip(learned.coefs_, learned.intercepts_, strict=True)
     theta = {
         f"{i}.{name}": torch.tensor(np.ascontiguousarray(value.T))
-        for i, both in enumerate(layers)
-        for name, value in zip(("weight", "bias"), both, strict=True)
+        for i, layer_pair in enumerate(layers)
+        for name, value in zip(("weight", "bias"), layer_pair, strict=True)
     }
     torch.save(theta, "digits.pt")
     neighbors = KNeighborsClassifier().fit(images[:20], digit[:20])
@@ -151,16 +153,16 @@ def words(text: str) -> Counter[str]:
 
 def check(result: AuditResult, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many lines the screen has; with all figures too, words are those of a wide terminal."""
-    said = {}
+    printed = {}
     for width, explain in ((WIDTH, False), (WIDTH, True), (300, True)):
         monkeypatch.setenv("COLUMNS", str(width))
         show(result, Path("runs/a"), explain)
-        said[width, explain] = capsys.readouterr().out
-        assert max(map(len, said[width, explain].splitlines())) <= width
-    assert words(said[WIDTH, True]) == words(said[300, True])
+        printed[width, explain] = capsys.readouterr().out
+        assert max(map(len, printed[width, explain].splitlines())) <= width
+    assert words(printed[WIDTH, True]) == words(printed[300, True])
     screen = result.screen
     assert unexplained(" ".join([screen.sentence, screen.next.text, *map(str, screen.lines)])) == []
-    return len(said[WIDTH, False].splitlines())
+    return len(printed[WIDTH, False].splitlines())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -171,15 +173,16 @@ def test_an_audit_is_one_screen_without_a_broken_name(
     monkeypatch.syspath_prepend(folder)
     out = f"runs/{kind.replace(' ', '-')}"
     code = main(["audit", *KINDS[kind], *QUICK, "--out", out])
-    said, err = capsys.readouterr()
+    output, err = capsys.readouterr()
     assert code in (1, 3), err
-    assert max(map(len, said.splitlines())) <= WIDTH
-    whole, shown = len(said.splitlines()), check(AuditResult.load(out), capsys, monkeypatch)
-    assert whole <= LINES
-    assert whole - shown <= OPENING
+    assert max(map(len, output.splitlines())) <= WIDTH
+    line_count = len(output.splitlines())
+    report_line_count = check(AuditResult.load(out), capsys, monkeypatch)
+    assert line_count <= LINES
+    assert line_count - report_line_count <= OPENING
     if kind == "flat":
-        assert "the mean of the samples (from the held-out data)" in " ".join(said.split())
-        assert "--mean 0.3 --mean-provenance holdout" in said
+        assert "the mean of the samples (from the held-out data)" in " ".join(output.split())
+        assert "--mean 0.3 --mean-provenance holdout" in output
 
 
 @pytest.mark.parametrize("outcome", EXIT_CODES)
@@ -200,22 +203,23 @@ def test_a_report_is_opened_where_asked_and_says_when_attacks_are_newer(
     assert "note" not in capsys.readouterr().out
     files = [folder / "runs" / "opened" / f"{name}.html" for name in ("report", "report-again")]
     assert opened == [file.resolve().as_uri() for file in files]
-    monkeypatch.setattr("residuum.auditing.result.SUITE", SUITE + 1)
-    assert main(["report", "runs/opened"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert f"this version of residuum has version {SUITE + 1} of the attack suite" in said
+    AuditResult.load("runs/opened").replace(suite=SUITE - 1).save("runs/older")
+    assert main(["report", "runs/older"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert f"this version of residuum has version {SUITE} of the attack suite" in output
 
 
 def test_a_scan_is_read_at_80_columns_as_on_a_wide_terminal(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    said = {}
+    printed = {}
     for width in (WIDTH, 300):
         monkeypatch.setenv("COLUMNS", str(width))
         assert main(["scan", "."]) == 1
-        said[width] = capsys.readouterr().out
-    assert max(map(len, said[WIDTH].splitlines())) <= WIDTH
-    assert words(said[WIDTH]) == words(said[300])
+        printed[width] = capsys.readouterr().out
+    assert max(map(len, printed[WIDTH].splitlines())) <= WIDTH
+    assert words(printed[WIDTH]) == words(printed[300])
     assert (
-        "  high    stored: training records in KNeighborsClassifier._fit_X, 20 in total" in said[80]
+        "  high    stored: training records in KNeighborsClassifier._fit_X, 20 in total"
+        in printed[80]
     )

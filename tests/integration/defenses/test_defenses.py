@@ -6,6 +6,7 @@ import json
 import math
 import os
 import struct
+import sys
 from dataclasses import replace
 from functools import lru_cache
 from importlib.util import find_spec
@@ -28,7 +29,6 @@ from residuum.defenses import (
     Outcome,
     Secret,
     Training,
-    catalog,
     parse_defense,
     release,
     run_trial,
@@ -166,19 +166,21 @@ def test_rewriting_biases_at_exact_points(u: float, depth: int) -> None:
     shift = torch.randn(12, generator=generator, dtype=torch.float64)
     shift = u * shift / shift.norm()
     after = move_biases(before, -shift)
-    models = [part.copy_module(torch.float64).requires_grad_(False) for part in (before, after)]
+    models = [
+        release.copy_module(torch.float64).requires_grad_(False) for release in (before, after)
+    ]
     inputs = torch.cat([point.x, 3 * torch.randn(50, 12, dtype=torch.float64)])
     assert float((models[1](inputs + shift) - models[0](inputs)).abs().max()) < 1e-6
     rows = constraint_rows(models[0](point.x), point.y, "binary")
-    found = measure_rewrite_residuals(*models, point.x, point.y, point.lam, rows, shift)
+    residuals = measure_rewrite_residuals(*models, point.x, point.y, point.lam, rows, shift)
     theta = parameters(models[0])
     w, b = theta["layers.0.weight"], theta["layers.0.bias"]
     naive = math.sqrt(float(b @ b) * u**2 + float((w @ shift) @ (w @ shift))) / norm(theta)
-    assert found["before"] < 1e-12
-    assert found["closed_form"] == pytest.approx(naive, rel=1e-12)
-    assert found["original_multipliers"] == pytest.approx(naive, rel=1e-9)
-    assert found["refitted"] <= found["original_multipliers"] * (1 + 1e-12)
-    assert found["refitted"] > 0.01 * naive, "rewritten biases are no KKT point"
+    assert residuals["before"] < 1e-12
+    assert residuals["closed_form"] == pytest.approx(naive, rel=1e-12)
+    assert residuals["original_multipliers"] == pytest.approx(naive, rel=1e-9)
+    assert residuals["refitted"] <= residuals["original_multipliers"] * (1 + 1e-12)
+    assert residuals["refitted"] > 0.01 * naive, "rewritten biases are no KKT point"
 
 
 def test_predictions_of_a_trained_network_survive_rewriting() -> None:
@@ -226,7 +228,7 @@ def test_an_outcome_is_kept_whole_and_published_without_its_secret(tmp_path: Pat
     assert "data:image/png" in page
 
 
-def test_counts_stand_beside_their_threshold_and_shares_beside_their_bound() -> None:
+def test_counts_are_shown_with_their_threshold_and_shares_with_their_bound() -> None:
     outcome = undefended()[1]
     rule, least = outcome.unaware.rule, outcome.determined_at_least
     assert rule.startswith("ncc > 0.")
@@ -242,41 +244,47 @@ def test_counts_stand_beside_their_threshold_and_shares_beside_their_bound() -> 
     assert row["others keep"] == "-"  # figures of equal pairs are no such bound
 
 
-def found(attacker: str, recovered: int, p: float) -> Attacked:
+def attacked(attacker: str, recovered: int, p: float) -> Attacked:
     return undefended()[1].unaware.replace(attacker=attacker, recovered=recovered, p_value=p)
 
 
 def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
-    refused = found("start", 50, 1e-9).replace(refused="no start")
-    attacks = [found("unaware", 1, 0.4), found("adapted", 9, 0.02), refused]
-    attacks += [found("unmix", 9, 0.004), found("told", 20, 0.001), found("told-unmix", 2, 0.3)]
+    refused = attacked("start", 50, 1e-9).replace(refused="no start")
+    attacks = [attacked("unaware", 1, 0.4), attacked("adapted", 9, 0.02), refused]
+    attacks += [
+        attacked("unmix", 9, 0.004),
+        attacked("told", 20, 0.001),
+        attacked("told-unmix", 2, 0.3),
+    ]
     outcome = undefended()[1].replace(attacks=tuple(attacks))
-    best, told = outcome.adaptive, outcome.informed
+    best, informed = outcome.adaptive, outcome.informed
     assert best is not None
-    assert told is not None
+    assert informed is not None
     assert (best.attacker, best.recovered) == ("unmix", 9), "a tie goes to the smaller p"
     assert (best.p_value, best.tried) == (3 * 0.004, 3), "of those that ran and were told nothing"
-    assert (told.attacker, told.p_value, told.tried) == ("told", 5 * 0.001, 5), (
+    assert (informed.attacker, informed.p_value, informed.tried) == ("told", 5 * 0.001, 5), (
         "one who was told has all"
     )
-    said = outcome.to_json()
-    assert (said["adaptive"]["p_value"], said["told"]["p_value"]) == (3 * 0.004, 5 * 0.001)
-    assert [one["p_value"] for one in said["attacks"]] == [one.p_value for one in attacks]
-    lucky = outcome.replace(attacks=(found("unaware", 1, 0.6), found("unmix", 0, 1.0)))
+    document = outcome.to_json()
+    assert (document["adaptive"]["p_value"], document["told"]["p_value"]) == (3 * 0.004, 5 * 0.001)
+    assert [attacked["p_value"] for attacked in document["attacks"]] == [
+        attacked.p_value for attacked in attacks
+    ]
+    lucky = outcome.replace(attacks=(attacked("unaware", 1, 0.6), attacked("unmix", 0, 1.0)))
     assert lucky.adaptive is not None
     assert lucky.adaptive.p_value == 1, "no probability is larger"
     assert outcome.replace(attacks=(refused,)).adaptive is None
     assert outcome.replace(attacks=tuple(attacks[:4])).informed is None, "nobody was told anything"
 
 
-def test_one_who_was_told_is_shown_where_it_made_a_difference() -> None:
-    attacks = (found("unaware", 1, 0.4), found("unmix", 9, 0.004), found("told", 3, 0.05))
+def test_the_informed_attacker_is_shown_if_knowledge_made_a_difference() -> None:
+    attacks = (attacked("unaware", 1, 0.4), attacked("unmix", 9, 0.004), attacked("told", 3, 0.05))
     outcome = undefended()[1].replace(attacks=attacks)
-    told, line = outcome.informed, "strongest attack that also knows the shift"
-    assert told is not None
-    assert (told.attacker, told.recovered) == ("unmix", 9), "being told takes no way away"
+    informed, line = outcome.informed, "strongest attack that also knows the shift"
+    assert informed is not None
+    assert (informed.attacker, informed.recovered) == ("unmix", 9), "being told takes no way away"
     assert line not in report.render_markdown([outcome])
-    better = outcome.replace(attacks=(*attacks[:2], found("told", 10, 0.001)))
+    better = outcome.replace(attacks=(*attacks[:2], attacked("told", 10, 0.001)))
     assert f"{line}: told, 10/20" in report.render_markdown([better])
 
 
@@ -309,10 +317,11 @@ def test_what_a_strategy_spends_is_charged_to_no_attack(monkeypatch: pytest.Monk
         return run_attacker(way, shape)
 
     monkeypatch.setitem(ADAPTIVE, "follow-mean", slow)
+    # Only strategies and attackers move this clock, so each second belongs to one of them.
     monkeypatch.setattr(trial, "run_attacker", timed)
     monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: now[0]))
     outcome, _, _ = run_trial(setting(), *parse_defense("shift-retrain:0.5"))
-    assert {one.seconds for one in outcome.attacks} == {1}
+    assert {attacked.seconds for attacked in outcome.attacks} == {1}
     assert outcome.seconds["strategy"] == 100
     assert (outcome.seconds["unaware"], outcome.seconds["adaptive"]) == (1, 3)
 
@@ -324,51 +333,55 @@ def test_what_unmixing_breaks_is_said_to_be_broken_by_it() -> None:
     for outcome, row in zip(outcomes, table, strict=True):
         best = outcome.adaptive
         assert best is not None
-        stationarity = [one for one in outcome.attacks if one.attacker in ("unaware", "adapted")]
-        assert best.recovered > max(one.recovered for one in stationarity)  # type: ignore[operator, type-var]
+        stationarity = [
+            attacked for attacked in outcome.attacks if attacked.attacker in ("unaware", "adapted")
+        ]
+        assert best.recovered > max(attacked.recovered for attacked in stationarity)  # type: ignore[operator, type-var]
         assert (best.attacker, row["strongest"]) == ("unmix", "unmix")
         assert row["adaptive"] == f"{best.recovered}/20 ({best.rule})"
-        for one in outcome.attacks:
-            chance = f"{one.expected_by_chance:.2g} by chance, p {one.p_value:.2g}"
-            assert f"{one.attacker} {one.recovered} ({chance})" in text
+        for other in outcome.attacks:
+            chance = f"{other.expected_by_chance:.2g} by chance, p {other.p_value:.2g}"
+            assert f"{other.attacker} {other.recovered} ({chance})" in text
         line = f"{outcome.label}: strongest attack that knows the defense: unmix"
         assert line in text
         assert line in page
 
 
-def test_ways_stand_in_order_and_only_where_they_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_are_ordered_and_listed_only_if_they_apply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weights, now = undefended()[0], setting()
     start = {name: torch.zeros_like(t) for name, t in weights.theta.items()}
 
     def ways(
         strategy: str, large: bool = False, shift: Tensor | None = None, rewritten: bool = True
     ) -> dict[str, Any]:
-        facts = {"theta0": start, "large": large}
-        handed = Released((weights, weights), now.knowledge, now.attack, facts)
+        conditions = {"theta0": start, "large": large}
+        handed = Released((weights, weights), now.knowledge, now.attack, conditions)
         return dict(make_attackers(handed, strategy, Secret(1, shift), in_biases=rewritten))
 
     assert list(ways("")) == ["unaware", "unmix"]
     assert list(ways("", large=True)) == ["unaware", "start", "unmix"]
-    every = ways("average-releases", large=True, shift=torch.ones(64))
-    assert list(every) == ["unaware", "adapted", "start", "unmix", "told"], (
+    strategies = ways("average-releases", large=True, shift=torch.ones(64))
+    assert list(strategies) == ["unaware", "adapted", "start", "unmix", "told"], (
         "a shift in the biases is not in the rows that unmixing reads"
     )
-    assert [way.knowledge.theta0 is start for way in every.values()] == [0, 0, 1, 1, 0]
+    assert [way.knowledge.theta0 is start for way in strategies.values()] == [0, 0, 1, 1, 0]
     moved = move_biases(weights, torch.ones(64))
-    assert same(every["told"].checkpoint, moved)
-    every = ways("follow-mean-image", shift=torch.ones(64), rewritten=False)
+    assert same(strategies["told"].checkpoint, moved)
+    strategies = ways("follow-mean-image", shift=torch.ones(64), rewritten=False)
     order = ["unaware", "adapted", "unmix", "adapted-unmix", "told", "told-unmix"]
-    assert list(every) == order
-    assert [every[name].knowledge.theta0 is start for name in order] == [0, 0, 1, 1, 0, 1]
+    assert list(strategies) == order
+    assert [strategies[name].knowledge.theta0 is start for name in order] == [0, 0, 1, 1, 0, 1]
     for name, u in (("adapted-unmix", infer_mean(weights)), ("told-unmix", torch.ones(64))):
-        assert same(every[name].checkpoint, remove_shift(weights, start, u))
-        assert not every[name].findings
-    told = Adapted(moved, now.knowledge, now.attack, {"chosen": "unaware"})
-    monkeypatch.setitem(ADAPTIVE, "test", lambda handed: told)
-    found = ways("test")
-    assert list(found) == ["unaware", "unmix"], "it chose what was tried already"
-    assert same(found["unmix"].checkpoint, moved), "what the strategy made is unmixed"
-    told = Adapted(moved, now.knowledge, NTK.like(now.attack))
+        assert same(strategies[name].checkpoint, remove_shift(weights, start, u))
+        assert not strategies[name].findings
+    adapted = Adapted(moved, now.knowledge, now.attack, {"chosen": "unaware"})
+    monkeypatch.setitem(ADAPTIVE, "test", lambda handed: adapted)
+    chosen = ways("test")
+    assert list(chosen) == ["unaware", "unmix"], "it chose what was tried already"
+    assert same(chosen["unmix"].checkpoint, moved), "what the strategy made is unmixed"
+    adapted = Adapted(moved, now.knowledge, NTK.like(now.attack))
     assert list(ways("test", large=True)) == ["unaware", "adapted", "unmix"], "it has the start"
 
 
@@ -390,28 +403,28 @@ def test_a_shift_of_the_training_data_comes_off_the_rows_exactly() -> None:
     u = torch.linspace(-1, 2, 64, dtype=torch.float64)
     weights, start, C, x = shifted_mixture(u)
 
-    def left(shift: Tensor, begun: dict[str, Tensor] = start) -> Tensor:
-        found = remove_shift(weights, begun, shift)
-        assert torch.equal(found.theta["layers.0.bias"], weights.theta["layers.0.bias"])
-        return found.theta["layers.0.weight"] - start["layers.0.weight"] - C @ x
+    def remaining_rows(shift: Tensor, begun: dict[str, Tensor] = start) -> Tensor:
+        weights_left = remove_shift(weights, begun, shift)
+        assert torch.equal(weights_left.theta["layers.0.bias"], weights.theta["layers.0.bias"])
+        return weights_left.theta["layers.0.weight"] - start["layers.0.weight"] - C @ x
 
-    assert float(left(u).abs().max()) < 1e-12
+    assert float(remaining_rows(u).abs().max()) < 1e-12
     # What a wrong shift leaves is of rank one, and as large as it is wrong.
-    wrong = torch.linalg.svdvals(left(u + 0.01))
+    wrong = torch.linalg.svdvals(remaining_rows(u + 0.01))
     assert float(wrong[0]) == pytest.approx(0.01 * 8 * float(C.sum(1).norm()), rel=1e-9)
     assert float(wrong[1]) < 1e-12
     nowhere = {name: torch.zeros_like(t) for name, t in start.items()}
-    assert float(left(u, nowhere).norm()) > 1, "the start's bias holds no samples"
+    assert float(remaining_rows(u, nowhere).norm()) > 1, "the start's bias holds no samples"
     shaped = remove_shift(weights, start, u.reshape(1, 8, 8))
     assert same(shaped, remove_shift(weights, start, u)), "a shift may have the shape of a sample"
 
 
 def test_what_unmixing_is_given_are_mixtures_of_samples_without_the_shift() -> None:
-    """The ways themselves: told-unmix has the span of the samples, plain unmix that of shifted ones."""
+    """The strategies themselves: told-unmix has the span of the samples, plain unmix that of shifted ones."""
     u = torch.linspace(-1, 2, 64, dtype=torch.float64)
     weights, start, _, x = shifted_mixture(u)
-    facts = {"theta0": start, "large": True}
-    handed = Released((weights,), setting().knowledge, setting().attack, facts)
+    conditions = {"theta0": start, "large": True}
+    handed = Released((weights,), setting().knowledge, setting().attack, conditions)
     ways = dict(make_attackers(handed, "follow-mean-image", Secret(1, u), in_biases=False))
 
     def outside(name: str, samples: Tensor) -> float:
@@ -420,7 +433,7 @@ def test_what_unmixing_is_given_are_mixtures_of_samples_without_the_shift() -> N
         assert isinstance(way, Adapted)
         assert way.knowledge.theta0 is not None
         names = (way.checkpoint.theta, way.knowledge.theta0)
-        rows = torch.sub(*(part["layers.0.weight"] for part in names))
+        rows = torch.sub(*(state["layers.0.weight"] for state in names))
         basis = torch.linalg.qr(samples.T).Q
         return float((rows - rows @ basis @ basis.T).norm() / rows.norm())
 
@@ -435,23 +448,23 @@ def test_an_inferred_shift_leaves_the_same_rows_whatever_the_shift_was() -> None
 
     def rows(u: Tensor) -> tuple[Tensor, Tensor]:
         weights, start, _, _ = shifted_mixture(u)
-        facts = {"theta0": start, "large": True}
-        handed = Released((weights,), setting().knowledge, setting().attack, facts)
+        conditions = {"theta0": start, "large": True}
+        handed = Released((weights,), setting().knowledge, setting().attack, conditions)
         ways = dict(make_attackers(handed, "follow-mean-image", Secret(1, u), in_biases=False))
         way = ways["adapted-unmix"]
         assert isinstance(way, Adapted)
         blunt = remove_shift(weights, start, infer_mean(weights))
         return way.checkpoint.theta["layers.0.weight"], blunt.theta["layers.0.weight"]
 
-    none, some = (rows(k * torch.linspace(-1, 2, 64, dtype=torch.float64)) for k in (0, 3))
-    assert float((some[0] - none[0]).norm() / none[0].norm()) < 1e-12
-    assert float((some[1] - none[1]).norm() / none[1].norm()) > 0.1
+    none, shifted_rows = (rows(k * torch.linspace(-1, 2, 64, dtype=torch.float64)) for k in (0, 3))
+    assert float((shifted_rows[0] - none[0]).norm() / none[0].norm()) < 1e-12
+    assert float((shifted_rows[1] - none[1]).norm() / none[1].norm()) > 0.1
 
 
 def test_a_strategy_that_left_the_attack_as_it_was_is_said() -> None:
     outcome = undefended()[1].replace(strategy="known-start")
-    said = "adapted attack known-start: short tries chose the unaware attack."
-    assert said in report.render_markdown([outcome])
+    sentence = "adapted attack known-start: short tries chose the unaware attack."
+    assert sentence in report.render_markdown([outcome])
     assert "adapted" not in report.render_markdown([undefended()[1]])
 
 
@@ -464,7 +477,9 @@ def test_unmixed_sources_are_scored_with_both_signs() -> None:
 def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
     shaped = replace(setting(), arch="convnet:1x8x8-4-1", certify=False)
     outcome, _, _ = run_trial(shaped, *parse_defense("shift-retrain:0.5"))
-    refused = {one.attacker: one.refused for one in outcome.attacks if one.refused}
+    refused = {
+        attacked.attacker: attacked.refused for attacked in outcome.attacks if attacked.refused
+    }
     assert set(refused) == {"adapted", "unmix", "adapted-unmix", "told", "told-unmix"}
     assert "first layer's bias of an MLP" in refused["adapted"]
     assert "no dense layer receives the input" in refused["unmix"]
@@ -482,6 +497,7 @@ def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
 
 
 def test_where_no_attack_applies_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Some attack applies in this setting, so all attacks are refused by hand.
     monkeypatch.setattr(trial, "run_attacker", lambda way, shape: "the box is empty.")
     with pytest.raises(InputError, match="No attack applies: the box is empty"):
         run_trial(setting())
@@ -514,9 +530,11 @@ def test_training_hooks() -> None:
     assert hook("default-init", 1).init == "default"
     assert hook("weight-decay", 0.01).weight_decay == 0.01
     assert (hook("sgd", 5).method, hook("sgd", 5).batch) == ("sgd", 5)
-    stopped, whole = (release(setting(), *parse_defense(f"early-stop:{s}")).state for s in (0.5, 0))
+    stopped, trained_fully = (
+        release(setting(), *parse_defense(f"early-stop:{s}")).state for s in (0.5, 0)
+    )
     assert stopped.status == "loss"
-    assert stopped.step < whole.step
+    assert stopped.step < trained_fully.step
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
@@ -539,24 +557,24 @@ def test_smoothed_labels_are_the_expected_loss_over_labels(outputs: int) -> None
 def test_the_most_exposed_records_are_left_out_of_the_second_training() -> None:
     now = setting()
     network = release(now, *parse_defense("without-top:3"))
-    after, facts = network.released, network.training_facts
-    found = expose(undefended()[0], now.split.train)
-    assert facts["left_out"] == sorted(found.order[:3].tolist())
-    kept = [i for i in range(20) if i not in facts["left_out"]]
+    after, facts_of_training = network.released, network.training_facts
+    exposure = expose(undefended()[0], now.split.train)
+    assert facts_of_training["left_out"] == sorted(exposure.order[:3].tolist())
+    indices_kept = [i for i in range(20) if i not in facts_of_training["left_out"]]
     train_data = now.split.train
-    rest = train_data.replace(x=train_data.x[kept], y=train_data.y[kept])
-    assert same(after.theta, train(ARCH, rest, now.training.config).theta)
-    assert facts["mean_score_of_left_out"] >= facts["mean_score_before"]
+    data_left = train_data.replace(x=train_data.x[indices_kept], y=train_data.y[indices_kept])
+    assert same(after.theta, train(ARCH, data_left, now.training.config).theta)
+    assert facts_of_training["mean_score_of_left_out"] >= facts_of_training["mean_score_before"]
     for strength in (0.5, 2.5, 19):
         with pytest.raises(InputError, match="integer from 1 to 18"):
             release(now, *parse_defense(f"without-top:{strength}"))
 
 
 @pytest.mark.parametrize("cap", [1.1, 1e9])
-def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
+def test_a_record_beyond_the_cap_is_not_trained_on(cap: float) -> None:
     """One record at a time, against the loop; without a limit it is gradient descent."""
     data, config = setting().split.train, setting().training.descent.changed(steps=25)
-    state, facts = train_capped(Job(ARCH, data, config, "binary"), cap=cap)
+    state, training_facts = train_capped(Job(ARCH, data, config, "binary"), cap=cap)
     model = initialize(Architecture.parse(ARCH), config)
     parameters_, speed = list(model.parameters()), None
     pulled, held = [0.0] * 20, 0
@@ -581,7 +599,7 @@ def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
                 p -= config.lr * v
     for (name, p), _ in zip(model.named_parameters(), parameters_, strict=True):
         torch.testing.assert_close(state.theta[name], p.detach(), rtol=1e-6, atol=1e-9)
-    assert facts["held_share"] == held / (25 * 20)
+    assert training_facts["held_share"] == held / (25 * 20)
     assert (held > 0) == (cap < 2)
 
 
@@ -590,24 +608,26 @@ def test_the_accountant_says_what_was_spent() -> None:
     from opacus.accountants.analysis import rdp
 
     config = setting().training.descent.changed(steps=40, dtype="float32", init="default")
-    _, facts = train_privately(Job(ARCH, setting().split.train, config, "binary"), epsilon=8.0)
-    assert 7 < facts["epsilon"] <= 8
-    assert facts["delta"] == pytest.approx(1 / 200)
-    orders = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
-    steps = facts["epochs"] * 4
-    spent = rdp.compute_rdp(
-        q=0.25, noise_multiplier=facts["noise_multiplier"], steps=steps, orders=orders
+    _, training_facts = train_privately(
+        Job(ARCH, setting().split.train, config, "binary"), epsilon=8.0
     )
-    epsilon, _ = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=facts["delta"])
-    assert facts["epsilon"] == pytest.approx(epsilon, rel=1e-6)
+    assert 7 < training_facts["epsilon"] <= 8
+    assert training_facts["delta"] == pytest.approx(1 / 200)
+    orders = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
+    steps = training_facts["epochs"] * 4
+    spent = rdp.compute_rdp(
+        q=0.25, noise_multiplier=training_facts["noise_multiplier"], steps=steps, orders=orders
+    )
+    epsilon, _ = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=training_facts["delta"])
+    assert training_facts["epsilon"] == pytest.approx(epsilon, rel=1e-6)
     _, more = train_privately(Job(ARCH, setting().split.train, config, "binary"), epsilon=1.0)
-    assert more["noise_multiplier"] > facts["noise_multiplier"]
+    assert more["noise_multiplier"] > training_facts["noise_multiplier"]
 
 
 def test_without_its_extra_a_defense_names_the_install_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(catalog, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "opacus", None)  # as if it were not installed
     assert not DEFENSES["dp"].is_available
     assert DEFENSES["noise"].is_available
     with pytest.raises(MissingExtraError, match=r'pip install "\.\[dp\]"'):
@@ -634,11 +654,11 @@ def test_bad_names_and_strengths_are_refused(text: str, message: str) -> None:
 
 
 def test_samples_that_are_no_images_are_not_drawn() -> None:
-    whole = setting().split
+    split = setting().split
     flat = Split(
         *(
-            part.replace(x=part.x.flatten(1), mean=part.mean.flatten())  # type: ignore[union-attr]
-            for part in (whole.train, whole.holdout)
+            dataset.replace(x=dataset.x.flatten(1), mean=dataset.mean.flatten())  # type: ignore[union-attr]
+            for dataset in (split.train, split.holdout)
         )
     )
     knowledge = Knowledge(shape=(64,), sample_count=20)

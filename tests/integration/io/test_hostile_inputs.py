@@ -31,6 +31,7 @@ from residuum.io.checkpoints import load_checkpoint, save_checkpoint
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, read_npz
+from residuum.records.inputs import SMALL_BYTES
 from residuum.surfaces.inspection import inspect_network
 from tests.program import listing
 
@@ -100,20 +101,20 @@ mutations = st.lists(
 
 
 def mutate(data: bytes, changes: list[tuple[float, str, bytes]]) -> bytes:
-    for where, how, extra in changes:
-        at = int(where * max(0, len(data) - 1))
-        if how == "cut":
-            data = data[:at]
-        elif how == "flip":
+    for where, change_kind, extra in changes:
+        position = int(where * max(0, len(data) - 1))
+        if change_kind == "cut":
+            data = data[:position]
+        elif change_kind == "flip":
             data = (
-                data[:at]
-                + bytes(b ^ 255 for b in data[at : at + 1 + len(extra)])
-                + data[at + 1 + len(extra) :]
+                data[:position]
+                + bytes(b ^ 255 for b in data[position : position + 1 + len(extra)])
+                + data[position + 1 + len(extra) :]
             )
-        elif how == "insert":
-            data = data[:at] + extra + data[at:]
+        elif change_kind == "insert":
+            data = data[:position] + extra + data[position:]
         else:
-            data = data[:at] + data[at : at + 64] + data[at:]
+            data = data[:position] + data[position : position + 64] + data[position:]
     return data
 
 
@@ -210,7 +211,10 @@ def test_archives_with_odd_members_write_nothing(
 def test_compressed_digits_are_read_and_compressed_nothing_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a small file may grow to without a question is made small here; the ratio decides."""
+    """The ratio decides for arrays beyond ``SMALL_BYTES``. The limit is made small here.
+
+    Digits beyond the real limit, 128 MiB, would take seconds to compress.
+    """
     monkeypatch.setattr("residuum.records.inputs.SMALL_BYTES", 1000)
     images = load_digits().images
     for x in (images, images.astype(np.uint8), images > 8, np.kron(images, np.ones((3, 3)))):
@@ -227,25 +231,22 @@ def test_compressed_digits_are_read_and_compressed_nothing_is_not(
     assert Dataset.from_npz(saved).x.shape == black.shape
 
 
-def test_numbers_count_as_float64_and_texts_as_objects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("residuum.records.inputs.MAX_GROWTH", 0)
-    for x, held in ((np.zeros(100, np.uint8), 800), (np.zeros(10, "U2"), 720)):
-        np.savez(tmp_path / "d.npz", x=x)
-        monkeypatch.setattr("residuum.records.inputs.SMALL_BYTES", held)
+def test_numbers_count_as_float64_and_texts_as_objects(tmp_path: Path) -> None:
+    for dtype, item_bytes in ((np.uint8, 8), ("U2", 72)):
+        count = SMALL_BYTES // item_bytes
+        np.savez_compressed(tmp_path / "d.npz", x=np.zeros(count, dtype))
         read_npz(tmp_path / "d.npz")
-        monkeypatch.setattr("residuum.records.inputs.SMALL_BYTES", held - 1)
-        with pytest.raises(UnsafeFileError, match=f"claims {held}"):
+        np.savez_compressed(tmp_path / "d.npz", x=np.zeros(count + 1, dtype))
+        with pytest.raises(UnsafeFileError, match=f"claims {(count + 1) * item_bytes}"):
             read_npz(tmp_path / "d.npz")
 
 
 def test_damaged_data_are_refused(tmp_path: Path) -> None:
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "d.npz", x=np.arange(4000.0).reshape(40, 100), y=np.zeros(40))
-        whole = bytearray((tmp_path / "d.npz").read_bytes())
-        whole[1000:1400] = bytes(400)
-        (tmp_path / "d.npz").write_bytes(whole)
+        content = bytearray((tmp_path / "d.npz").read_bytes())
+        content[1000:1400] = bytes(400)
+        (tmp_path / "d.npz").write_bytes(content)
         with pytest.raises(DataError, match="reading it failed"):
             Dataset.from_npz(tmp_path / "d.npz")
 

@@ -72,7 +72,7 @@ def dotted(module: str, attribute: str) -> bytes:
     return text(module) + text(attribute) + b"\x93"
 
 
-def whole(body: bytes) -> bytes:
+def frame_pickle(body: bytes) -> bytes:
     return b"\x80\x04" + body + b"."
 
 
@@ -92,7 +92,7 @@ def archive(content: bytes) -> bytes:
 def test_a_call_of_any_other_function_ends_in_exit_code_4(
     tmp_path: Path, function: str, capsys: Capture
 ) -> None:
-    content = whole(b"}" + text("weights") + call(name(function), text("x")) + b"s")
+    content = frame_pickle(b"}" + text("weights") + call(name(function), text("x")) + b"s")
     (tmp_path / "m.pkl").write_bytes(content)
     (tmp_path / "m.pt").write_bytes(archive(content))
     for file in ("m.pkl", "m.pt"):
@@ -138,8 +138,12 @@ def test_a_working_network_with_such_an_attribute_is_refused(
 
 
 def legacy_torch(content: bytes) -> bytes:
-    parts = (0x1950A86A20F9469CFC6C, 1001, {})
-    return b"".join(pickle.dumps(part, 2) for part in parts) + whole(content) + pickle.dumps([], 2)
+    headers = (0x1950A86A20F9469CFC6C, 1001, {})
+    return (
+        b"".join(pickle.dumps(header, 2) for header in headers)
+        + frame_pickle(content)
+        + pickle.dumps([], 2)
+    )
 
 
 def joblib_array(hidden: bytes) -> bytes:
@@ -201,7 +205,7 @@ WAYS: dict[str, Callable[[str], bytes]] = {
 @pytest.mark.parametrize("way", WAYS)
 def test_hidden_calls_are_found(tmp_path: Path, way: str, capsys: Capture) -> None:
     mark = tmp_path / "called"
-    content = whole(WAYS[way](str(mark)))
+    content = frame_pickle(WAYS[way](str(mark)))
     (tmp_path / "m.pkl").write_bytes(content)
     assert main(["scan", str(tmp_path / "m.pkl")]) == 4, capsys.readouterr().out
     assert not mark.exists()
@@ -230,8 +234,8 @@ UNUSUAL = {
 
 @pytest.mark.parametrize("deed", UNUSUAL)
 def test_unusual_uses_of_known_names_are_found(tmp_path: Path, deed: str) -> None:
-    (tmp_path / "m.pkl").write_bytes(whole(UNUSUAL[deed]))
-    assert any(found.startswith(deed) for found in read_release(tmp_path / "m.pkl").unsafe)
+    (tmp_path / "m.pkl").write_bytes(frame_pickle(UNUSUAL[deed]))
+    assert any(findings.startswith(deed) for findings in read_release(tmp_path / "m.pkl").unsafe)
 
 
 def test_strip_never_advises_to_load_a_file_that_runs_code(tmp_path: Path, capsys: Capture) -> None:
@@ -253,7 +257,7 @@ def test_strip_never_advises_to_load_a_file_that_runs_code(tmp_path: Path, capsy
 def test_what_lies_outside_of_the_file_is_not_read(
     tmp_path: Path, opcode: bytes, capsys: Capture
 ) -> None:
-    (tmp_path / "m.pkl").write_bytes(whole(opcode))
+    (tmp_path / "m.pkl").write_bytes(frame_pickle(opcode))
     assert main(["scan", str(tmp_path / "m.pkl")]) == 2
     assert "outside of the file" in capsys.readouterr().err
 
@@ -266,8 +270,8 @@ def test_classes_of_a_project_are_reported_and_pass(tmp_path: Path, capsys: Capt
     for protocol in range(6):
         (tmp_path / "m.pkl").write_bytes(pickle.dumps([foreign.Config("a"), items], protocol))
         assert main(["scan", str(tmp_path / "m.pkl")]) == 0
-        shown = " ".join(capsys.readouterr().out.split())
-        assert "imports tests.foreign.Config, tests.foreign.Items and runs" in shown
+        output = " ".join(capsys.readouterr().out.split())
+        assert "imports tests.foreign.Config, tests.foreign.Items and runs" in output
         assert main(["scan", str(tmp_path / "m.pkl"), "--fail-on", "classes"]) == 1
         capsys.readouterr()
 
@@ -278,7 +282,7 @@ def fitted(cls: type) -> Any:
     y = (x[:, 0] > 0.6).astype(int)
     inner = estimators.LogisticRegression()
     for arguments in ((), (inner,), ([("a", inner)],)):
-        for given in (
+        for fit_arguments in (
             (x, y),
             (x,),
             (x, np.c_[y, 1 - y]),
@@ -287,7 +291,7 @@ def fitted(cls: type) -> Any:
             (x[:, 0], y),
         ):
             try:
-                return cls(*arguments).fit(*given)
+                return cls(*arguments).fit(*fit_arguments)
             except Exception:  # noqa: BLE001 - it takes something else
                 continue
     return None

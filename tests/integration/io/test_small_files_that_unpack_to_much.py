@@ -103,7 +103,7 @@ def torch_zip(content: bytes) -> bytes:
 
 def legacy(head: bytes = b"}", body: bytes = b"}", keys: bytes = b"]") -> bytes:
     begin = pickle.dumps(LEGACY_MAGIC, 2) + pickle.dumps(LEGACY_PROTOCOL, 2)
-    return begin + b"".join(b"\x80\x02" + part + b"." for part in (head, body, keys))
+    return begin + b"".join(b"\x80\x02" + section + b"." for section in (head, body, keys))
 
 
 def tar_as_legacy(digits: int = 500_000) -> bytes:
@@ -112,8 +112,8 @@ def tar_as_legacy(digits: int = 500_000) -> bytes:
     header = bytearray(512)
     header[124:136] = b"%011o\0" % digits
     header[156:157] = b"x"
-    whole = legacy(text(bytes(header[start:]) + b"1" * digits))
-    header[148:156] = b"%06o\0 " % (sum(whole[:512]) + 8 * ord(" "))
+    archive = legacy(text(bytes(header[start:]) + b"1" * digits))
+    header[148:156] = b"%06o\0 " % (sum(archive[:512]) + 8 * ord(" "))
     return legacy(text(bytes(header[start:]) + b"1" * digits))
 
 
@@ -276,41 +276,41 @@ def commands(tmp_path: Path) -> dict[str, list[str]]:
         return ["audit", str(model), "--data", path, "--budget", "0.01", *quick]
 
     def train(name: str, root: Path) -> list[str]:
-        given = ["--data", name, "--data-root", str(root), "--n", "2", "--arch", "mlp:784-3-1"]
-        return ["train", *given, *quick]
+        arguments = ["--data", name, "--data-root", str(root), "--n", "2", "--arch", "mlp:784-3-1"]
+        return ["train", *arguments, *quick]
 
-    found = {"scan": ["scan", str(model)], "audit": audit("missing.npz")}
+    command_lists = {"scan": ["scan", str(model)], "audit": audit("missing.npz")}
     np.savez(tmp_path / "sound.npz", x=np.ones((2, 5_000_000)), y=[1.0, -1.0])
-    found["sound"] = audit(str(tmp_path / "sound.npz"))
+    command_lists["sound"] = audit(str(tmp_path / "sound.npz"))
     for name, make in CHECKPOINTS.items():
-        found[f"checkpoint: {name}"] = ["attack", write(f"{name}.pt", make()), "--dry-run"]
-        found[f"scan: {name}"] = ["scan", str(tmp_path / f"{name}.pt")]
+        command_lists[f"checkpoint: {name}"] = ["attack", write(f"{name}.pt", make()), "--dry-run"]
+        command_lists[f"scan: {name}"] = ["scan", str(tmp_path / f"{name}.pt")]
     for name, make in DATA.items():
-        found[f"data: {name}"] = audit(write(f"{name}.npz", make()))
+        command_lists[f"data: {name}"] = audit(write(f"{name}.npz", make()))
     for name, make in BATCHES.items():
         write(f"{name}/cifar-10-batches-py/test_batch", make())
-        found[f"batch: {name}"] = train("cifar10", tmp_path / name)
+        command_lists[f"batch: {name}"] = train("cifar10", tmp_path / name)
     for name, text in RECORDS.items():
         write(f"{name}.safetensors", save({"a": torch.zeros(1)}, {"residuum": text()}))
         config = write(f"{name}.toml", f'knowledge = "{name}.safetensors"\n'.encode())
-        found[f"record: {name}"] = ["audit", str(model), "--config", config, *quick]
+        command_lists[f"record: {name}"] = ["audit", str(model), "--config", config, *quick]
     black = io.BytesIO()
     Image.new("RGBA", (8000, 8000)).save(black, "PNG", compress_level=1)
     for name in ("a", "b"):
         write(f"photos/{name}/black.png", black.getvalue())
-    found["images: black"] = train(str(tmp_path / "photos"), tmp_path)
+    command_lists["images: black"] = train(str(tmp_path / "photos"), tmp_path)
     write("zeros/MNIST/raw/t10k-images-idx3-ubyte.gz", packed_images())
-    found["images: zeros"] = train("mnist", tmp_path / "zeros")
-    return found
+    command_lists["images: zeros"] = train("mnist", tmp_path / "zeros")
+    return command_lists
 
 
 def test_bombs_are_refused_before_they_go_off(commands: dict[str, list[str]]) -> None:
     """One test, so that all of them share one idle process."""
     warm_up = [commands.pop("scan"), commands.pop("audit")]
-    taken = dict(zip(commands, confined(warm_up, [*commands.values()]), strict=True))
-    assert 80_000_000 < taken.pop("sound").bytes < BYTES, "memory is not measured"
-    assert len(taken) == 2 * len(CHECKPOINTS) + len(DATA) + len(BATCHES) + len(RECORDS) + 2
-    for name, (code, seconds, size) in taken.items():
+    outcomes = dict(zip(commands, confined(warm_up, [*commands.values()]), strict=True))
+    assert 80_000_000 < outcomes.pop("sound").bytes < BYTES, "memory is not measured"
+    assert len(outcomes) == 2 * len(CHECKPOINTS) + len(DATA) + len(BATCHES) + len(RECORDS) + 2
+    for name, (code, seconds, size) in outcomes.items():
         # Some of these files can be scanned. None of them holds a network that is read.
         assert code in ((0, 1, 2, 4) if name.startswith("scan: ") else (2, 4)), name
         assert seconds < SECONDS, name

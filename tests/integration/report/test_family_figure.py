@@ -17,17 +17,17 @@ def test_the_pictures_tell_what_happened():
         {"step": 20, "run": 0, "kind": "merge", "parent": 2, "children": [0]},
         {"step": 40, "run": 0, "kind": "prune", "parent": 3},
     )
-    known = trace_candidates(events, 2)
-    assert {number: (life.born, life.parent, life.died) for number, life in known.items()} == {
+    families = trace_candidates(events, 2)
+    assert {number: (life.born, life.parent, life.died) for number, life in families.items()} == {
         0: (0, None, None),
         1: (0, None, 10),
         2: (10, 1, 20),
         3: (10, 1, 40),
     }
-    assert known[1].children == (3, 2)
+    assert families[1].children == (3, 2)
     grown, seen = SMALL.changed(surrogate="softplus"), Follow(torch.zeros(5))
-    found = attack(released(), None, grown, watch=seen)
-    assert family_figure(found)[:4] == b"\x89PNG"
+    reconstruction = attack(released(), None, grown, watch=seen)
+    assert family_figure(reconstruction)[:4] == b"\x89PNG"
     assert family_figure(attack(released(), None, SMALL.changed(split="none"))) is None
     assert seen.steps[-1] == 120
     assert seen.counts[-1] > seen.counts[0] == 4

@@ -34,9 +34,9 @@ def opened(content: bytes | None) -> np.ndarray:
     assert image.format == "PNG"
     assert 300 <= image.width <= 1400
     assert 100 <= image.height <= 1200
-    found = np.asarray(image.convert("RGB"))
-    assert len(np.unique(found.reshape(-1, 3), axis=0)) > 5
-    return found
+    pixels = np.asarray(image.convert("RGB"))
+    assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 5
+    return pixels
 
 
 def made_up(shape: tuple[int, ...], restarts: int = 2) -> tuple[Reconstruction, Dataset]:
@@ -48,7 +48,7 @@ def made_up(shape: tuple[int, ...], restarts: int = 2) -> tuple[Reconstruction, 
         [x + 0.1 * torch.randn(x.shape, generator=generator) for _ in range(restarts)]
     )
     history = torch.rand(restarts, 9, 2, generator=generator, dtype=torch.float64)
-    found = Reconstruction(
+    reconstruction = Reconstruction(
         attack="binary-kkt",
         x=noisy,
         labels=train.y.repeat(restarts),
@@ -61,80 +61,92 @@ def made_up(shape: tuple[int, ...], restarts: int = 2) -> tuple[Reconstruction, 
         status=("finished",) * restarts,
         knowledge=Knowledge(mean=train.mean),
     )
-    return found.replace(selection=select(found)), train
+    return reconstruction.replace(selection=select(reconstruction)), train
 
 
-def scored(found: Reconstruction, train: Dataset, outputs: int = 1) -> tuple[Scores, torch.Tensor]:
+def scored(
+    reconstruction: Reconstruction, train: Dataset, outputs: int = 1
+) -> tuple[Scores, torch.Tensor]:
     says = torch.randn(len(train), outputs, generator=torch.Generator().manual_seed(1))
-    return score(found.x, train, None, outputs=says, metrics=("ncc", "l2")), says
+    return score(reconstruction.x, train, None, outputs=says, metrics=("ncc", "l2")), says
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_samples_of_every_shape(shape: tuple[int, ...]) -> None:
-    found, train = made_up(shape)
-    opened(selected_figure(found))
-    opened(matches_figure(found.x, train, scored(found, train)[0]))
+    reconstruction, train = made_up(shape)
+    opened(selected_figure(reconstruction))
+    opened(matches_figure(reconstruction.x, train, scored(reconstruction, train)[0]))
 
 
 def test_the_same_figure_twice_is_the_same_file() -> None:
-    found, train = made_up((1, 8, 8))
-    scores, _ = scored(found, train)
-    assert selected_figure(found) == selected_figure(found)
-    assert matches_figure(found.x, train, scores) == matches_figure(found.x, train, scores)
+    reconstruction, train = made_up((1, 8, 8))
+    scores, _ = scored(reconstruction, train)
+    assert selected_figure(reconstruction) == selected_figure(reconstruction)
+    assert matches_figure(reconstruction.x, train, scores) == matches_figure(
+        reconstruction.x, train, scores
+    )
 
 
 def test_recovered_samples_are_framed() -> None:
-    found, train = made_up((1, 8, 8))
+    reconstruction, train = made_up((1, 8, 8))
     pool = torch.randn(300, 1, 8, 8, generator=torch.Generator().manual_seed(5)).double()
     control = Dataset(pool, torch.tensor([-1.0, 1.0] * 150), mean=train.mean)
-    scores = score(found.x, train, control, metrics=("ncc",), subsets=200)
+    scores = score(reconstruction.x, train, control, metrics=("ncc",), subsets=200)
     assert scores.recovered == SAMPLES
-    framed = opened(matches_figure(found.x, train, scores))
-    plain = opened(matches_figure(found.x, train, scored(found, train)[0]))
+    framed = opened(matches_figure(reconstruction.x, train, scores))
+    plain = opened(matches_figure(reconstruction.x, train, scored(reconstruction, train)[0]))
     blue = np.array([0x00, 0x72, 0xB2])
     assert (framed == blue).all(2).sum() > 1000 > (plain == blue).all(2).sum()
 
 
 def test_attacks_are_compared_band_by_band() -> None:
-    found, train = made_up((1, 8, 8))
-    few = found.replace(x=found.x[:3])
+    reconstruction, train = made_up((1, 8, 8))
+    few = reconstruction.replace(x=reconstruction.x[:3])
     bands = {
-        name: (part.x, score(part.x, train, None, metrics=("ncc",)))
-        for name, part in {"all": found, "few": few}.items()
+        name: (reconstruction_part.x, score(reconstruction_part.x, train, None, metrics=("ncc",)))
+        for name, reconstruction_part in {"all": reconstruction, "few": few}.items()
     }
-    both = opened(compared_figure(bands, train))
+    image = opened(compared_figure(bands, train))
     alone = opened(compared_figure({"all": bands["all"]}, train))
-    assert both.shape[1] < alone.shape[1]  # as many columns as the attack with fewer matches has
-    assert both.shape[0] > 1.5 * alone.shape[0]
+    assert image.shape[1] < alone.shape[1]  # as many columns as the attack with fewer matches has
+    assert image.shape[0] > 1.5 * alone.shape[0]
 
 
 def test_loss_over_the_steps() -> None:
-    found, _ = made_up((16,))
-    opened(loss_figure(found))
-    loss, layers = found.loss.clone(), found.layers.clone()
+    reconstruction, _ = made_up((16,))
+    opened(loss_figure(reconstruction))
+    loss, layers = reconstruction.loss.clone(), reconstruction.layers.clone()
     loss[1, 4:], layers[1, 4:] = torch.nan, torch.inf
     loss[0, 3], layers[0, 3] = 0.0, -1e-20
-    opened(loss_figure(found.replace(loss=loss, layers=layers, status=("finished", "diverged"))))
-    lost = found.replace(loss=loss * torch.nan, layers=layers * torch.nan)
+    opened(
+        loss_figure(
+            reconstruction.replace(loss=loss, layers=layers, status=("finished", "diverged"))
+        )
+    )
+    lost = reconstruction.replace(loss=loss * torch.nan, layers=layers * torch.nan)
     opened(loss_figure(lost.replace(status=("diverged", "diverged"))))
 
 
 def test_nothing_to_draw() -> None:
-    found, _ = made_up((16,))
-    assert selected_figure(found.replace(selection=None)) is None
-    empty = found.replace(steps=found.steps[:0], loss=found.loss[:, :0], layers=found.layers[:, :0])
+    reconstruction, _ = made_up((16,))
+    assert selected_figure(reconstruction.replace(selection=None)) is None
+    empty = reconstruction.replace(
+        steps=reconstruction.steps[:0],
+        loss=reconstruction.loss[:, :0],
+        layers=reconstruction.layers[:, :0],
+    )
     assert loss_figure(empty) is None
 
 
 @pytest.mark.parametrize("outputs", [1, 3])
 def test_outputs_and_margins(outputs: int) -> None:
-    found, train = made_up((1, 8, 8))
+    reconstruction, train = made_up((1, 8, 8))
     classes = train.replace(y=torch.arange(SAMPLES) % 3) if outputs > 1 else train
-    scores, says = scored(found, classes, outputs)
+    scores, says = scored(reconstruction, classes, outputs)
     assert all(row.margin is not None for row in scores.per_sample)
     opened(output_figure(scores, says, ("ncc", "l2")))
     targets = train.replace(y=torch.linspace(0, 1, SAMPLES, dtype=torch.float64))
-    opened(output_figure(*scored(found, targets, outputs)))
+    opened(output_figure(*scored(reconstruction, targets, outputs)))
 
 
 def test_pixels_fill_the_range() -> None:

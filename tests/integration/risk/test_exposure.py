@@ -26,14 +26,12 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.exposure import COLUMNS, Exposure
 from residuum.risk import canaries, gradients
-from residuum.risk import groups as grouping
-from residuum.risk import run as exposing
 from residuum.risk.canaries import compute_epsilon_bound, count_guesses, find_best_bound
 from residuum.risk.case import Case, compute_covectors
 from residuum.risk.conformal import rank_p_values
 from residuum.risk.fit import compute_informed_estimate
 from residuum.risk.gradients import AnyGradients, ChainGradients, compute_gradients
-from residuum.risk.groups import mean_interval
+from residuum.risk.groups import MAX_GROUPS, mean_interval
 from residuum.risk.probability import score_records
 from residuum.risk.row_space import RIDGE, SOFT, RowSpace
 from residuum.risk.run import expose
@@ -76,6 +74,7 @@ def test_gradients_are_those_of_one_backward_pass_per_row(
     kind: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
+    # Gradients that fill more than one block of the real size take more than 128 MiB.
     split_blocks = gradients.split_blocks
     monkeypatch.setattr(gradients, "split_blocks", lambda n, width: split_blocks(n, width, block))
     shape: tuple[int, ...] = (1, 4, 4) if kind == "convolutions" else (7,)
@@ -90,18 +89,18 @@ def test_gradients_are_those_of_one_backward_pass_per_row(
     names = [name for name, _ in model.named_parameters()]
     layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
     dense = reference.row_gradients(model, x, rows)
-    found = compute_gradients(model.requires_grad_(False), x, rows, layers)
-    assert isinstance(found, ChainGradients if kind.startswith("chain") else AnyGradients)
+    computed = compute_gradients(model.requires_grad_(False), x, rows, layers)
+    assert isinstance(computed, ChainGradients if kind.startswith("chain") else AnyGradients)
     lam = torch.rand(len(rows), dtype=DOUBLE)
     total = lam @ dense
-    flat = torch.cat([found.combine(lam)[name].flatten() for name in names])
-    torch.testing.assert_close(found.gram(), dense @ dense.T)
-    torch.testing.assert_close(found.squares(), dense.square().sum(1))
+    flat = torch.cat([computed.combine(lam)[name].flatten() for name in names])
+    torch.testing.assert_close(computed.gram(), dense @ dense.T)
+    torch.testing.assert_close(computed.squares(), dense.square().sum(1))
     torch.testing.assert_close(flat, total)
-    torch.testing.assert_close(found.project(found.combine(lam)), dense @ total)
-    each = torch.zeros(len(x), dense.shape[1], dtype=DOUBLE)
-    each.index_add_(0, rows.index, lam[:, None] * dense)
-    torch.testing.assert_close(found.sizes(lam, ""), each.norm(dim=1))
+    torch.testing.assert_close(computed.project(computed.combine(lam)), dense @ total)
+    per_record = torch.zeros(len(x), dense.shape[1], dtype=DOUBLE)
+    per_record.index_add_(0, rows.index, lam[:, None] * dense)
+    torch.testing.assert_close(computed.sizes(lam, ""), per_record.norm(dim=1))
 
 
 @pytest.mark.parametrize("kind", ["chain", "any"])
@@ -112,24 +111,24 @@ def test_a_record_adds_its_column_times_itself_to_the_layer_on_the_input(kind: s
     x, rows = torch.randn(6, 7, dtype=DOUBLE), random_rows(6, 2)
     lam = torch.rand(len(rows), dtype=DOUBLE)
     dense = reference.row_gradients(model, x, rows)[:, :35]  # the weight comes first
-    each = torch.zeros(6, 35, dtype=DOUBLE).index_add_(0, rows.index, lam[:, None] * dense)
-    found = compute_gradients(model.requires_grad_(False), x, rows, (name.rpartition(".")[0],))
-    columns = found.columns(lam, name)
-    torch.testing.assert_close((columns[:, :, None] * x[:, None]).flatten(1), each)
-    torch.testing.assert_close(found.sizes(lam, name), each.norm(dim=1))
+    per_record = torch.zeros(6, 35, dtype=DOUBLE).index_add_(0, rows.index, lam[:, None] * dense)
+    computed = compute_gradients(model.requires_grad_(False), x, rows, (name.rpartition(".")[0],))
+    columns = computed.columns(lam, name)
+    torch.testing.assert_close((columns[:, :, None] * x[:, None]).flatten(1), per_record)
+    torch.testing.assert_close(computed.sizes(lam, name), per_record.norm(dim=1))
 
 
 # Multipliers, own part, informed estimate
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_an_exact_point_gives_back_its_multipliers_and_every_record(depth: int) -> None:
+def test_an_exact_point_reveals_its_multipliers_and_every_record(depth: int) -> None:
     point = relu_point(depth, groups=3, size=2)
     case = case_of(point.model, point.x, point.y)
-    part = fit_records(case).figures
-    torch.testing.assert_close(part.multiplier, point.lam, rtol=1e-8, atol=1e-10)
-    assert part.misfit < 1e-7
-    torch.testing.assert_close(part.informed_ncc, torch.ones(6, dtype=DOUBLE))
+    figures = fit_records(case).figures
+    torch.testing.assert_close(figures.multiplier, point.lam, rtol=1e-8, atol=1e-10)
+    assert figures.misfit < 1e-7
+    torch.testing.assert_close(figures.informed_ncc, torch.ones(6, dtype=DOUBLE))
 
 
 def test_a_record_that_was_moved_or_relabeled_leaves_a_misfit() -> None:
@@ -138,34 +137,31 @@ def test_a_record_that_was_moved_or_relabeled_leaves_a_misfit() -> None:
     moved[0] += 0.3
     other[0] *= -1
     for x, y in ((moved, point.y), (point.x, other)):
-        part = fit_records(case_of(point.model, x, y)).figures
-        assert part.misfit > 1e-2
-        assert part.informed_ncc.nan_to_num().min() < 0.999
+        figures = fit_records(case_of(point.model, x, y)).figures
+        assert figures.misfit > 1e-2
+        assert figures.informed_ncc.nan_to_num().min() < 0.999
 
 
 def test_several_classes_have_a_multiplier_per_tied_rival() -> None:
     point = multiclass_point()
-    part = fit_records(case_of(point.model, point.x, point.y)).figures
+    figures = fit_records(case_of(point.model, point.x, point.y)).figures
     sums = torch.zeros(len(point.x), dtype=DOUBLE)
     sums.index_add_(0, torch.arange(len(point.x)).repeat_interleave(2), point.lam)
-    torch.testing.assert_close(part.multiplier, sums, rtol=1e-6, atol=1e-8)
-    assert part.misfit < 1e-6
+    torch.testing.assert_close(figures.multiplier, sums, rtol=1e-6, atol=1e-8)
+    assert figures.misfit < 1e-6
 
 
 @pytest.mark.parametrize("free", [False, True])
-def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(
-    free: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(free: bool) -> None:
     torch.manual_seed(2)
     model = MLP((12, 30, 1)).double().requires_grad_(False)
     x = torch.randn(15, 12, dtype=DOUBLE)
     rows = Rows(torch.arange(15), torch.ones(15, 1, dtype=DOUBLE))
     target = {n: torch.randn_like(p) for n, p in model.named_parameters()}
-    found = compute_gradients(model, x, rows, ("layers.0", "layers.1"))
-    exact = gradients.fit_multipliers(found, target, 15, free)
-    monkeypatch.setattr(gradients, "MAX_EXACT_ROWS", 0)
-    monkeypatch.setattr(gradients, "ITERATIONS", 5000)
-    descent = gradients.fit_multipliers(found, target, 15, free)
+    computed = compute_gradients(model, x, rows, ("layers.0", "layers.1"))
+    exact = gradients.fit_multipliers(computed, target, 15, free)
+    too_many = gradients.MAX_EXACT_ROWS + 1  # rows are said to be so many that descent is chosen
+    descent = gradients.fit_multipliers(computed, target, too_many, free)
     assert (exact.method, descent.method) == ("exact", "descent")
     assert exact.gap < 1e-10
     assert descent.gap < 1e-3
@@ -175,7 +171,7 @@ def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(
     assert free == bool((exact.lam < 0).any())
 
 
-def test_what_training_added_to_a_start_and_a_moment_are_explained_likewise() -> None:
+def test_a_weight_update_and_an_optimizer_state_are_fitted_like_weights() -> None:
     torch.manual_seed(3)
     model = MLP((9, 20, 12, 3)).double().requires_grad_(False)
     x, y = torch.randn(8, 9, dtype=DOUBLE), torch.arange(8) % 3
@@ -191,9 +187,9 @@ def test_what_training_added_to_a_start_and_a_moment_are_explained_likewise() ->
     for name, knowledge in granted.items():
         case = case_of(model, x, y, knowledge=knowledge)
         assert case.surface.name == name
-        part = fit_records(case).figures
-        torch.testing.assert_close(part.multiplier, lam, rtol=1e-4, atol=1e-6)
-        assert part.misfit < 1e-5
+        figures = fit_records(case).figures
+        torch.testing.assert_close(figures.multiplier, lam, rtol=1e-4, atol=1e-6)
+        assert figures.misfit < 1e-5
 
 
 def test_the_informed_estimate_is_what_is_left_after_all_others_are_taken_away() -> None:
@@ -201,11 +197,11 @@ def test_the_informed_estimate_is_what_is_left_after_all_others_are_taken_away()
     x, columns = torch.randn(5, 6, dtype=DOUBLE), torch.randn(5, 4, dtype=DOUBLE)
     weight = torch.randn(4, 6, dtype=DOUBLE)
     misfit = weight - columns.T @ x
-    found = compute_informed_estimate(x, columns, misfit)
+    estimate = compute_informed_estimate(x, columns, misfit)
     for i in range(5):
-        others = sum(torch.outer(columns[j], x[j]) for j in range(5) if j != i)
-        naive = (weight - others).T @ columns[i] / columns[i].square().sum()
-        torch.testing.assert_close(found[i], naive)
+        sum_of_others = sum(torch.outer(columns[j], x[j]) for j in range(5) if j != i)
+        naive = (weight - sum_of_others).T @ columns[i] / columns[i].square().sum()
+        torch.testing.assert_close(estimate[i], naive)
     columns[2] = 0
     assert compute_informed_estimate(x, columns, misfit)[2].isnan().all()
 
@@ -215,9 +211,9 @@ def test_covectors_point_where_the_loss_pulls() -> None:
     y = torch.tensor([0, 1, 2, 3, 0, 1])
     loss = nn.functional.cross_entropy(outputs, y, reduction="sum")
     (gradient,) = torch.autograd.grad(loss, outputs)
-    found = compute_covectors(outputs.detach(), y, "multiclass")
+    covectors = compute_covectors(outputs.detach(), y, "multiclass")
     torch.testing.assert_close(
-        nn.functional.normalize(found, dim=1), nn.functional.normalize(-gradient, dim=1)
+        nn.functional.normalize(covectors, dim=1), nn.functional.normalize(-gradient, dim=1)
     )
     sure = torch.tensor([[900.0, 0, 0, 1]], dtype=DOUBLE)  # the gradient itself underflows
     assert compute_covectors(sure, torch.tensor([0]), "multiclass").abs().sum() == pytest.approx(2)
@@ -256,7 +252,7 @@ def test_no_candidate_in_the_clean_directions_exceeds_the_reach(shape: tuple[int
 
 
 def test_a_cliff_in_the_spectrum_hides_no_direction_of_weights() -> None:
-    """Clusters of neurons have cliffs elsewhere: what unmixing leaves out may come back from one."""
+    """Clusters of neurons have cliffs elsewhere: what unmixing leaves out may be recovered from one."""
     generator = torch.Generator().manual_seed(13)
     x = torch.linalg.qr(torch.randn(40, 40, generator=generator, dtype=DOUBLE)).Q[:6]
     size = torch.tensor([1, 0.5, 0.3, 0.01, 0.01, 0.01], dtype=DOUBLE)
@@ -347,8 +343,8 @@ def test_delta_adds_the_steepest_part_of_the_tail_below() -> None:
     steepest = max(
         (binom.cdf(v - 1, r, q) - binom.cdf(v - 1 - i, r, q)) / i for i in range(1, v + 1)
     )
-    wanted = binom.sf(v - 1, r, q) + 2 * m * delta * steepest
-    assert canaries.compute_p_value(m, r, v, epsilon, delta) == pytest.approx(wanted)
+    expected = binom.sf(v - 1, r, q) + 2 * m * delta * steepest
+    assert canaries.compute_p_value(m, r, v, epsilon, delta) == pytest.approx(expected)
     assert canaries.compute_epsilon_bound(m, r, v, 0.95, delta) < canaries.compute_epsilon_bound(
         m, r, v, 0.95
     )
@@ -369,11 +365,11 @@ def test_randomized_response_is_not_said_to_leak_more_than_it_does(epsilon: floa
     for _ in range(60):
         inserted = torch.rand(200, generator=generator) < 0.5
         truly = torch.rand(200, generator=generator) < q
-        said = torch.where(truly, inserted, ~inserted).double()
-        said += 1e-3 * torch.rand(200, generator=generator)
-        found = canaries.find_best_bound({"answer": said}, inserted, 0.95, 0.0)
-        bounds.append(found.epsilon)
-        above += found.epsilon > epsilon
+        answer = torch.where(truly, inserted, ~inserted).double()
+        answer += 1e-3 * torch.rand(200, generator=generator)
+        bound = canaries.find_best_bound({"answer": answer}, inserted, 0.95, 0.0)
+        bounds.append(bound.epsilon)
+        above += bound.epsilon > epsilon
     assert above <= 7  # 5% of 60, and two and a half deviations
     assert epsilon == 0 or sum(bounds) / len(bounds) > epsilon / 2
 
@@ -382,30 +378,30 @@ def test_operating_points_and_the_area_are_counted() -> None:
     inserted = torch.arange(300) < 100
     statistic = torch.arange(300).flip(0).double()
     statistic[150] = 1000  # one of those left out beats all
-    found = canaries.find_best_bound({"s": statistic}, inserted, 0.95, 0.0)
-    rates = {point.rate: (point.false, point.true_rate) for point in found.points}
+    bound = canaries.find_best_bound({"s": statistic}, inserted, 0.95, 0.0)
+    rates = {point.rate: (point.false, point.true_rate) for point in bound.points}
     assert rates == {0.01: (2, 1.0), 0.001: (0, 0.0)}
-    assert found.auc == pytest.approx(199 / 200)
+    assert bound.auc == pytest.approx(199 / 200)
     pairs = [(statistic[i] > statistic[j]) for i in range(100) for j in range(100, 300)]
-    assert found.auc == pytest.approx(sum(map(float, pairs)) / len(pairs))
+    assert bound.auc == pytest.approx(sum(map(float, pairs)) / len(pairs))
 
 
 def test_few_canaries_of_a_kind_and_uneven_coins_are_said() -> None:
     with pytest.raises(DataError, match="10 inserted and 10 omitted canaries"):
         canaries.find_best_bound({"s": torch.rand(30)}, torch.arange(30) < 5, 0.95, 0.0)
-    found = canaries.find_best_bound({"s": torch.rand(200)}, torch.arange(200) < 150, 0.95, 0.0)
-    assert "fair coins" in found.notes[0]
+    bound = canaries.find_best_bound({"s": torch.rand(200)}, torch.arange(200) < 150, 0.95, 0.0)
+    assert "fair coins" in bound.notes[0]
 
 
 # The whole
 
 
 def case_of(
-    model: nn.Module, x: Tensor, y: Tensor, others: Dataset | None = None, **more: Any
+    model: nn.Module, x: Tensor, y: Tensor, holdout: Dataset | None = None, **more: Any
 ) -> Case:
     checkpoint = checkpoint_from_module(model)
     knowledge = more.pop("knowledge", Knowledge())
-    return Case.create(checkpoint, Dataset(x, y), others, knowledge, "auto", "auto", "cpu")
+    return Case.create(checkpoint, Dataset(x, y), holdout, knowledge, "auto", "auto", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -422,22 +418,26 @@ def test_exposure_of_digits_fits_its_schema_and_its_table(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint, split, _ = digits
-    found = rs.exposure(checkpoint, split.train, split.holdout, top=4)
-    said = found.to_json()
-    schemas.check("exposure", said)
-    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    exposure = rs.exposure(checkpoint, split.train, split.holdout, top=4)
+    document = exposure.to_json()
+    schemas.check("exposure", document)
+    rows = list(csv.DictReader(io.StringIO(exposure.to_csv())))
     assert tuple(rows[0]) == COLUMNS
-    assert [int(row["index"]) for row in rows] == found.order.tolist()
+    assert [int(row["index"]) for row in rows] == exposure.order.tolist()
     scores = [float(row["score"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
-    assert found.images.shape == found.informed.shape == (4, 1, 8, 8)
-    assert "samples with at least 3072 values each, and yours have 64" in found.uncalibrated
-    assert found.probability.isnan().all()
-    assert (found.expected, found.carry_half, said["largest_probability"]) == (None, None, None)
-    assert found.by_group == tuple(sorted(found.by_group, key=lambda group: -group.score))
-    assert "expected" not in " ".join(found.lines)
+    assert exposure.images.shape == exposure.informed.shape == (4, 1, 8, 8)
+    assert "samples with at least 3072 values each, and yours have 64" in exposure.uncalibrated
+    assert exposure.probability.isnan().all()
+    assert (exposure.expected, exposure.carry_half, document["largest_probability"]) == (
+        None,
+        None,
+        None,
+    )
+    assert exposure.by_group == tuple(sorted(exposure.by_group, key=lambda group: -group.score))
+    assert "expected" not in " ".join(exposure.lines)
     monkeypatch.setenv("COLUMNS", "80")
-    many = found.replace(kinks=found.kinks + 1000, found_ncc=found.reach)
+    many = exposure.replace(kinks=exposure.kinks + 1000, found_ncc=exposure.reach)
     show(many, None)
     text = capsys.readouterr().out
     assert all(f" {count} " in text for count in many.kinks.sum(1)[many.order[:4]].tolist())
@@ -465,24 +465,24 @@ def large_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_probability_is_given_where_it_was_checked(
     large_images: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = rs.exposure(large_images / "m.safetensors", large_images / "train.npz")
-    schemas.check("exposure", found.to_json())
-    assert found.uncalibrated == ""
-    torch.testing.assert_close(found.probability, torch.sigmoid(found.score))
-    shares = found.probability.sort(descending=True).values
-    k = found.carry_half
-    assert float(shares[:k].sum()) >= found.expected / 2 > float(shares[: k - 1].sum())
-    assert sum(group.expected for group in found.by_group) == pytest.approx(found.expected)
-    for group in found.by_group:
+    exposure = rs.exposure(large_images / "m.safetensors", large_images / "train.npz")
+    schemas.check("exposure", exposure.to_json())
+    assert exposure.uncalibrated == ""
+    torch.testing.assert_close(exposure.probability, torch.sigmoid(exposure.score))
+    shares = exposure.probability.sort(descending=True).values
+    k = exposure.carry_half
+    assert float(shares[:k].sum()) >= exposure.expected / 2 > float(shares[: k - 1].sum())
+    assert sum(group.expected for group in exposure.by_group) == pytest.approx(exposure.expected)
+    for group in exposure.by_group:
         assert group.interval[0] <= group.probability <= group.interval[1]
-    asked = ["exposure", str(large_images / "m.safetensors")]
-    asked += ["--data", str(large_images / "train.npz")]
-    largest = found.to_json()["largest_probability"]
-    assert main([*asked, "--fail-above", str(largest * 0.99)]) == 1
+    arguments = ["exposure", str(large_images / "m.safetensors")]
+    arguments += ["--data", str(large_images / "train.npz")]
+    largest = exposure.to_json()["largest_probability"]
+    assert main([*arguments, "--fail-above", str(largest * 0.99)]) == 1
     text = capsys.readouterr().out
     assert "carry half of the exposure" in text
     assert "records are above" in text
-    assert main([*asked, "--fail-above", str(min(1.0, largest * 1.01)), "--quiet"]) == 0
+    assert main([*arguments, "--fail-above", str(min(1.0, largest * 1.01)), "--quiet"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -513,12 +513,12 @@ def test_a_probability_is_withheld_elsewhere(change: dict[str, Any], reason: str
         first.add_(0 * mixture if change.get("scale") else mixture)
     checkpoint = Network(dict(model.state_dict()), arch, (3, 32, 32))
     knowledge = Knowledge(theta0=dict(Architecture.parse(arch).build().double().state_dict()))
-    found = expose(
+    exposure = expose(
         checkpoint, Dataset(x, y), knowledge=knowledge if change.get("knowledge") else None
     )
-    assert reason in found.uncalibrated
-    assert found.probability.isnan().all()
-    assert found.score.isfinite().all()
+    assert reason in exposure.uncalibrated
+    assert exposure.probability.isnan().all()
+    assert exposure.score.isfinite().all()
 
 
 def test_records_in_another_order_have_the_same_exposure(
@@ -527,11 +527,11 @@ def test_records_in_another_order_have_the_same_exposure(
     checkpoint, split, _ = digits
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     train = split.train
-    one = expose(checkpoint, train, split.holdout)
+    exposure = expose(checkpoint, train, split.holdout)
     other = expose(checkpoint, train.replace(x=train.x[order], y=train.y[order]), split.holdout)
     for name in ("score", "reach", "kink_p", "dual", "margin", "informed_ncc"):
-        mine, theirs = getattr(one, name)[order], getattr(other, name)
-        torch.testing.assert_close(theirs, mine, rtol=1e-5, atol=1e-6, equal_nan=True)
+        first_values, theirs = getattr(exposure, name)[order], getattr(other, name)
+        torch.testing.assert_close(theirs, first_values, rtol=1e-5, atol=1e-6, equal_nan=True)
 
 
 def test_members_stand_out_of_held_out_records(
@@ -555,12 +555,12 @@ def test_other_networks_have_scores_and_baselines_and_say_what_they_lack() -> No
     torch.manual_seed(10)
     split = rs.load_dataset("digits", 20, seed=1, holdout=120)
     convolutions = ConvNet((1, 8, 8), (4, 8), 1)
-    found = rs.exposure(convolutions, split.train, split.holdout)
-    assert found.called is None
-    assert found.reach.isnan().all()
-    assert found.score.isfinite().all()
-    assert {note.partition(":")[0] for note in found.notes} >= {"no kinks"}
-    schemas.check("exposure", found.to_json())
+    exposure = rs.exposure(convolutions, split.train, split.holdout)
+    assert exposure.called is None
+    assert exposure.reach.isnan().all()
+    assert exposure.score.isfinite().all()
+    assert {note.partition(":")[0] for note in exposure.notes} >= {"no kinks"}
+    schemas.check("exposure", exposure.to_json())
 
 
 def test_a_network_of_any_class_has_its_row_space() -> None:
@@ -576,57 +576,63 @@ def test_a_network_of_any_class_has_its_row_space() -> None:
         optimizer.zero_grad()
         nn.functional.softplus(-y[:, None] * model(x)).mean().backward()
         optimizer.step()
-    found = rs.exposure(model, Dataset(x, y))
-    assert found.rank == 10
-    assert found.layers == ("first",)
-    assert (found.reach > 0.999).all()
-    assert found.informed_ncc.nan_to_num().max() > 0.8
+    exposure = rs.exposure(model, Dataset(x, y))
+    assert exposure.rank == 10
+    assert exposure.layers == ("first",)
+    assert (exposure.reach > 0.999).all()
+    assert exposure.informed_ncc.nan_to_num().max() > 0.8
     rows = Rows(torch.arange(10), y.double()[:, None])
     dense = reference.row_gradients(model, x, rows)[:, : 40 * 21]
     target = torch.cat([model.first.weight.detach().flatten(), model.first.bias.detach()])
-    lam, left = reference.nnls(dense.T.numpy(), target.numpy())
-    torch.testing.assert_close(found.multiplier, torch.from_numpy(lam), rtol=1e-6, atol=1e-9)
-    assert found.misfit == pytest.approx(left / float(target.norm()), rel=1e-6)
+    lam, residual = reference.nnls(dense.T.numpy(), target.numpy())
+    torch.testing.assert_close(exposure.multiplier, torch.from_numpy(lam), rtol=1e-6, atol=1e-9)
+    assert exposure.misfit == pytest.approx(residual / float(target.norm()), rel=1e-6)
 
 
 def test_a_regression_has_no_margin_and_no_groups() -> None:
     torch.manual_seed(12)
     x = torch.randn(12, 6, dtype=DOUBLE)
-    found = rs.exposure(MLP((6, 20, 2)).double(), Dataset(x, torch.randn(12, 2)), task="regression")
-    assert found.margin.isnan().all()
-    assert found.by_group == ()
-    schemas.check("exposure", found.to_json())
+    exposure = rs.exposure(
+        MLP((6, 20, 2)).double(), Dataset(x, torch.randn(12, 2)), task="regression"
+    )
+    assert exposure.margin.isnan().all()
+    assert exposure.by_group == ()
+    schemas.check("exposure", exposure.to_json())
 
 
 def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
-    digits: tuple[Network, rs.Split, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+    digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     checkpoint, split, _ = digits
-    monkeypatch.setattr(exposing, "measure_outputs", lambda case: pytest.fail("work was done"))
+
+    def fail(*_: object) -> None:
+        pytest.fail("work was done")
+
     with pytest.raises(DataError, match="Every record needs the name of a group"):
-        expose(checkpoint, split.train, groups=["a"] * 29)
-    monkeypatch.setattr(grouping, "MAX_GROUPS", 20)
-    with pytest.raises(DataError, match="20 different names"):
-        expose(checkpoint, split.train, groups=[str(i) for i in range(30)])
+        expose(checkpoint, split.train, groups=["a"] * 29, watch=fail)
+    names = [str(i) for i in range(MAX_GROUPS + 1)]
+    records = split.holdout.take(torch.arange(len(names)))
+    with pytest.raises(DataError, match=f"{MAX_GROUPS} different names"):
+        expose(checkpoint, records, groups=names, watch=fail)
 
 
-def test_what_an_attack_found_stands_beside(
+def test_candidates_of_an_attack_are_shown_with_the_records(
     digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     checkpoint, split, _ = digits
     x = split.train.x
     planted = torch.cat([-2 * x[3:4], torch.randn(2, 1, 8, 8, dtype=DOUBLE)])
-    found = expose(checkpoint, split.train, candidates=planted, top=30)
-    assert float(found.found_ncc[3]) == pytest.approx(1)
-    assert float(found.found_ncc.max()) == pytest.approx(1)
-    place = found.top.tolist().index(3)
-    torch.testing.assert_close(found.nearest[place], 2 * x[3])  # its sign is that of the record
+    exposure = expose(checkpoint, split.train, candidates=planted, top=30)
+    assert float(exposure.found_ncc[3]) == pytest.approx(1)
+    assert float(exposure.found_ncc.max()) == pytest.approx(1)
+    place = exposure.top.tolist().index(3)
+    torch.testing.assert_close(exposure.nearest[place], 2 * x[3])  # its sign is that of the record
 
 
 def test_records_are_found_again_but_for_rounding() -> None:
     x = torch.randn(6, 3, 2, dtype=DOUBLE)
-    some = torch.cat([x[4:5].float().double(), x[1:2] + 1e-2, x[:1]])
-    assert locate_records(some, x).tolist() == [4, -1, 0]
+    candidates = torch.cat([x[4:5].float().double(), x[1:2] + 1e-2, x[:1]])
+    assert locate_records(candidates, x).tolist() == [4, -1, 0]
 
 
 def test_canaries_are_treated_alike_whether_inserted_or_left_out(tmp_path: Path) -> None:
@@ -634,29 +640,29 @@ def test_canaries_are_treated_alike_whether_inserted_or_left_out(tmp_path: Path)
     inserted = torch.rand(60, generator=torch.Generator().manual_seed(1)) < 0.5
     wrong = torch.rand(60, generator=torch.Generator().manual_seed(2)) < 0.5  # labels of a coin
     y = torch.where(wrong, -split.train.y, split.train.y)
-    kept = Dataset(split.train.x[inserted], y[inserted])
-    state = rs.train("mlp:64-60-1", kept, rs.TrainingConfig(steps=400))
+    data_inserted = Dataset(split.train.x[inserted], y[inserted])
+    state = rs.train("mlp:64-60-1", data_inserted, rs.TrainingConfig(steps=400))
     checkpoint = Network(state.theta, "mlp:64-60-1")
-    every = Dataset(split.train.x, y)
-    found = rs.exposure(checkpoint, kept, canaries=(every, inserted)).canaries
-    assert found is not None
-    assert (found.canaries, found.inserted) == (60, int(inserted.sum()))
-    assert found.epsilon > 0.5
-    assert found.right <= found.guesses <= 60
+    all_canaries = Dataset(split.train.x, y)
+    result = rs.exposure(checkpoint, data_inserted, canaries=(all_canaries, inserted)).canaries
+    assert result is not None
+    assert (result.canaries, result.inserted) == (60, int(inserted.sum()))
+    assert result.epsilon > 0.5
+    assert result.right <= result.guesses <= 60
     order = torch.randperm(60, generator=torch.Generator().manual_seed(3))
-    mixed = Dataset(every.x[order], every.y[order])
-    again = rs.exposure(checkpoint, kept, canaries=(mixed, inserted[order])).canaries
-    assert again is not None
-    assert again.epsilon == pytest.approx(found.epsilon)
+    mixed = Dataset(all_canaries.x[order], all_canaries.y[order])
+    repeated = rs.exposure(checkpoint, data_inserted, canaries=(mixed, inserted[order])).canaries
+    assert repeated is not None
+    assert repeated.epsilon == pytest.approx(result.epsilon)
     with pytest.raises(DataError, match="must be among the records"):
-        rs.exposure(checkpoint, kept, canaries=(every, ~inserted))
+        rs.exposure(checkpoint, data_inserted, canaries=(all_canaries, ~inserted))
     other = torch.zeros(60, dtype=torch.bool)
     other[inserted.nonzero()[:12, 0]] = True
     with pytest.raises(DataError, match="must not be among the records"):
-        rs.exposure(checkpoint, kept, canaries=(every, other))
+        rs.exposure(checkpoint, data_inserted, canaries=(all_canaries, other))
 
 
-def test_an_audit_shows_the_exposure_beside_its_verdict(
+def test_an_audit_shows_the_exposure_with_its_verdict(
     digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     checkpoint, split, _ = digits
@@ -669,10 +675,10 @@ def test_an_audit_shows_the_exposure_beside_its_verdict(
         baselines=False,
     )
     alone = expose(checkpoint, split.train, split.holdout)
-    found = result.exposure
-    assert found is not None
-    torch.testing.assert_close(found.score, alone.score)
-    assert found.found_ncc.isfinite().all()  # with what the attack found
+    exposure = result.exposure
+    assert exposure is not None
+    torch.testing.assert_close(exposure.score, alone.score)
+    assert exposure.found_ncc.isfinite().all()  # with what the attack found
     page, hidden = result.html(), result.html(redact=True)
     for text in (page, hidden):
         assert "Exposure of the training samples" in text
@@ -701,7 +707,7 @@ def test_a_network_whose_records_see_each_other_is_inconclusive() -> None:
     assert refused.value.exit_code in (2, 3)
 
 
-def test_the_state_of_an_optimizer_in_the_file_is_what_is_looked_at(tmp_path: Path) -> None:
+def test_the_optimizer_state_in_the_file_is_examined(tmp_path: Path) -> None:
     torch.manual_seed(14)
     x, y = torch.randn(12, 6), torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)
     model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 1))
@@ -713,12 +719,12 @@ def test_the_state_of_an_optimizer_in_the_file_is_what_is_looked_at(tmp_path: Pa
     file = tmp_path / "m.pt"
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     data = Dataset(x, y)
-    found = rs.exposure(file, data)
-    assert found.surface == "moment"
-    assert "calibrated only for final weights" in found.uncalibrated
-    kept = Knowledge(moment=rs.read_moment(optimizer, model))
-    torch.testing.assert_close(found.score, rs.exposure(model, data, knowledge=kept).score)
-    assert found.misfit < 0.3  # gates as they are, and gradients of the last steps
+    exposure = rs.exposure(file, data)
+    assert exposure.surface == "moment"
+    assert "calibrated only for final weights" in exposure.uncalibrated
+    knowledge = Knowledge(moment=rs.read_moment(optimizer, model))
+    torch.testing.assert_close(exposure.score, rs.exposure(model, data, knowledge=knowledge).score)
+    assert exposure.misfit < 0.3  # gates as they are, and gradients of the last steps
     assert rs.exposure(file, data, surface="weights").surface == "weights"
     with pytest.raises(InputError, match="No surface"):
         rs.exposure(file, data, surface="gradient")
@@ -730,26 +736,30 @@ def test_the_state_of_an_optimizer_in_the_file_is_what_is_looked_at(tmp_path: Pa
 def test_an_interrupted_run_goes_on_after_its_finished_stages(
     digits: tuple[Network, rs.Split, dict[str, Tensor]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint, split, _ = digits
-    whole = rs.exposure(checkpoint, split.train, split.holdout)
+    uninterrupted = rs.exposure(checkpoint, split.train, split.holdout)
+    inputs, out = (checkpoint, split.train, split.holdout), tmp_path / "e"
+    multipliers, written = out / "work" / "multipliers.safetensors", []
 
-    def interrupt(case: Case) -> None:
-        raise KeyboardInterrupt
+    def interrupt(done: int, total: int, stage: str) -> None:
+        if stage == "kinks":
+            raise KeyboardInterrupt
 
-    with monkeypatch.context() as broken:
-        broken.setattr(exposing, "count_kinks", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
-    assert (tmp_path / "e" / "work" / "span.safetensors").is_file()
-    assert not (tmp_path / "e" / "exposure.json").exists()
-    with monkeypatch.context() as spent:
-        spent.setattr(exposing, "fit_records", lambda *_, **__: pytest.fail("made a second time"))
-        found = rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
-        again = rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
-    assert torch.equal(found.score, whole.score)
-    assert found.to_json() == again.to_json()
+    def observe(done: int, total: int, stage: str) -> None:
+        if stage == "kinks":
+            written.append(multipliers.stat().st_mtime_ns)
+
+    with pytest.raises(KeyboardInterrupt):
+        rs.exposure(*inputs, out=out, watch=interrupt)
+    assert (out / "work" / "span.safetensors").is_file()
+    assert not (out / "exposure.json").exists()
+    before = multipliers.stat().st_mtime_ns
+    resumed = rs.exposure(*inputs, out=out, watch=observe)
+    assert written == [before], "the multipliers are not computed a second time"
+    repeated = rs.exposure(*inputs, out=out, watch=lambda *_: pytest.fail("computed again"))
+    assert torch.equal(resumed.score, uninterrupted.score)
+    assert resumed.to_json() == repeated.to_json()
     files = {path.name for path in (tmp_path / "e").iterdir()}
     assert files == {
         ".gitignore",
@@ -776,13 +786,13 @@ def test_the_command_ranks_records_and_refuses_a_limit_on_probabilities(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(trained)
-    asked = ["exposure", model, "--data", model, "--holdout", model]
-    assert main([*asked, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    schemas.check("exposure", said)
-    assert main([*asked, "--fail-above", "0.5", "--quiet"]) == 2
+    arguments = ["exposure", model, "--data", model, "--holdout", model]
+    assert main([*arguments, "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    schemas.check("exposure", output)
+    assert main([*arguments, "--fail-above", "0.5", "--quiet"]) == 2
     assert "--fail-above needs calibrated probabilities, which agree" in capsys.readouterr().err
-    assert main([*asked, "--init", "own", "--out", str(tmp_path / "e")]) == 0
+    assert main([*arguments, "--init", "own", "--out", str(tmp_path / "e")]) == 0
     text = capsys.readouterr().out
     assert "ranking only: scores are not probabilities here" in text
     assert "prob." not in text
@@ -796,10 +806,10 @@ def test_groups_are_a_column_of_the_data_file(
     with np.load(trained / "private" / "train.npz") as arrays:
         named = {**arrays, "site": np.array(["=north", "south", "-1", "-1+1"] * 5)}
     np.savez(tmp_path / "t.npz", **named)
-    asked = ["exposure", str(trained), "--data", str(tmp_path / "t.npz")]
-    assert main([*asked, "--group-by", "site", "--out", str(tmp_path / "e"), "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert {group["name"]: group["records"] for group in said["groups"]} == {
+    arguments = ["exposure", str(trained), "--data", str(tmp_path / "t.npz")]
+    assert main([*arguments, "--group-by", "site", "--out", str(tmp_path / "e"), "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert {group["name"]: group["records"] for group in output["groups"]} == {
         "=north": 5,
         "south": 5,
         "-1": 5,
@@ -808,7 +818,7 @@ def test_groups_are_a_column_of_the_data_file(
     rows = list(csv.DictReader((tmp_path / "e" / "exposure.csv").open()))
     # No formula for a spreadsheet; a number stays one.
     assert {row["group"] for row in rows} == {"'=north", "south", "-1", "'-1+1"}
-    assert main([*asked, "--group-by", "nothing"]) == 2
+    assert main([*arguments, "--group-by", "nothing"]) == 2
     assert "no such array 'nothing'" in capsys.readouterr().err
 
 
@@ -816,7 +826,7 @@ def test_wrong_inputs_are_refused(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(trained)
-    asked = ["exposure", model, "--data", model]
+    arguments = ["exposure", model, "--data", model]
     few = rs.load_dataset("digits", 20, holdout=50).holdout
     few.to_npz(tmp_path / "few.npz")
     Dataset(torch.randn(20, 9), torch.arange(20) % 2).to_npz(tmp_path / "other.npz")
@@ -827,51 +837,51 @@ def test_wrong_inputs_are_refused(
         (["--confidence", "0.9"], "--canaries"),
         (["--fail-above", "2"], "--fail-above"),
     ):
-        assert main([*asked, *more]) == 2
+        assert main([*arguments, *more]) == 2
         assert words in capsys.readouterr().err
     assert main(["exposure", model, "--data", str(tmp_path / "other.npz")]) == 2
 
 
-def test_a_refused_request_stands_in_nobodys_way(
+def test_a_refused_request_blocks_no_later_request(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = rs.load_dataset("digits", 20, holdout=150).holdout
     held.to_npz(tmp_path / "held.npz")
     Dataset(held.x, torch.arange(150) % 10).to_npz(tmp_path / "classes.npz")
-    asked = ["exposure", str(trained), "--data", str(trained), "--out", str(tmp_path / "e")]
-    assert main([*asked, "--holdout", str(tmp_path / "classes.npz")]) == 2
+    arguments = ["exposure", str(trained), "--data", str(trained), "--out", str(tmp_path / "e")]
+    assert main([*arguments, "--holdout", str(tmp_path / "classes.npz")]) == 2
     assert "Held-out samples: A network with one output needs labels" in capsys.readouterr().err
-    assert main([*asked, "--holdout", str(tmp_path / "held.npz"), "--quiet"]) == 0
+    assert main([*arguments, "--holdout", str(tmp_path / "held.npz"), "--quiet"]) == 0
 
 
 def test_the_record_is_read_again(
     digits: tuple[Network, rs.Split, dict[str, Tensor]], tmp_path: Path
 ) -> None:
     checkpoint, split, _ = digits
-    found = expose(checkpoint, split.train, split.holdout)
-    found.save(tmp_path / "e.safetensors")
+    exposure = expose(checkpoint, split.train, split.holdout)
+    exposure.save(tmp_path / "e.safetensors")
     read = Exposure.load(tmp_path / "e.safetensors")
-    assert read.to_json() == found.to_json()
-    assert torch.equal(read.informed, found.informed)
+    assert read.to_json() == exposure.to_json()
+    assert torch.equal(read.informed, exposure.informed)
 
 
 def test_the_score_rises_with_what_it_is_made_of() -> None:
-    own = torch.tensor([0.1, 0.2], dtype=DOUBLE)
+    signal_share = torch.tensor([0.1, 0.2], dtype=DOUBLE)
     same = torch.full((2,), 0.9, dtype=DOUBLE)
-    apart = torch.tensor([0.5, 0.99], dtype=DOUBLE)
-    for arguments in ((own, same, same), (same, apart, same), (same, same, apart)):
+    reach = torch.tensor([0.5, 0.99], dtype=DOUBLE)
+    for arguments in ((signal_share, same, same), (same, reach, same), (same, same, reach)):
         odds = score_records(*arguments, 784, 30)
         assert float(odds[0]) < float(odds[1])
-    alone = score_records(own, None, None, 784, None)
+    alone = score_records(signal_share, None, None, 784, None)
     assert float(alone[0]) < float(alone[1])
     # Where every record lies in the clean directions, they say nothing.
-    assert score_records(own, apart, apart, 10, 9).tolist() == pytest.approx(
-        score_records(own, None, None, 10, None).tolist()
+    assert score_records(signal_share, reach, reach, 10, 9).tolist() == pytest.approx(
+        score_records(signal_share, None, None, 10, None).tolist()
     )
 
 
 def test_the_score_is_its_formula() -> None:
-    own, heard, reach = 0.7, 0.95, 0.999
+    signal_share, heard, reach = 0.7, 0.95, 0.999
     odds = [
         -5.081 - 2.230 * math.log(0.05 + 1e-4) + 0.254 * math.log(0.7 + 1e-4),
         -9.267
@@ -881,9 +891,9 @@ def test_the_score_is_its_formula() -> None:
         + 2.835 * math.log(1 / 30),
     ]
     neither = math.prod(1 - 1 / (1 + math.exp(-value)) for value in odds)
-    wanted = -0.486 + 0.923 * math.log((1 - neither) / neither)
-    parts = (torch.tensor([value], dtype=DOUBLE) for value in (own, heard, reach))
-    assert float(score_records(*parts, 784, 30)) == pytest.approx(wanted)
+    expected = -0.486 + 0.923 * math.log((1 - neither) / neither)
+    figures = (torch.tensor([value], dtype=DOUBLE) for value in (signal_share, heard, reach))
+    assert float(score_records(*figures, 784, 30)) == pytest.approx(expected)
 
 
 # Ties between canaries
@@ -897,8 +907,8 @@ def listed(first: bool, m: int = 100) -> Tensor:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_statistic_that_tells_nothing_gives_no_bound_in_any_order(first: bool) -> None:
-    found = find_best_bound({"constant": torch.zeros(100)}, listed(first), 0.95, 0.0)
-    assert found.epsilon == 0.0
+    bound = find_best_bound({"constant": torch.zeros(100)}, listed(first), 0.95, 0.0)
+    assert bound.epsilon == 0.0
 
 
 def test_ties_do_not_raise_the_rate_of_false_alarms() -> None:
@@ -907,14 +917,14 @@ def test_ties_do_not_raise_the_rate_of_false_alarms() -> None:
     """
     alarms = 0
     for seed in range(400):
-        drawn = torch.Generator().manual_seed(seed)
-        values = torch.rand(100, generator=drawn)
-        values[torch.rand(100, generator=drawn) < 0.5] = 0.0
+        generator = torch.Generator().manual_seed(seed)
+        values = torch.rand(100, generator=generator)
+        values[torch.rand(100, generator=generator) < 0.5] = 0.0
         alarms += find_best_bound({"own part": values}, listed(False), 0.95, 0.0).epsilon > 0
     assert alarms <= 33
 
 
-def test_a_statistic_without_ties_is_sorted_and_tells_what_it_told() -> None:
+def test_a_statistic_without_ties_is_sorted_and_gives_the_same_bound() -> None:
     inserted = listed(False)
     values = torch.arange(100.0)
     assert count_guesses(values, inserted, 1.0) == (100, 100)
@@ -928,8 +938,8 @@ def test_the_level_is_shared_over_the_statistics() -> None:
     alone = find_best_bound({"a": values}, inserted, 0.95, 0.0)
     three = find_best_bound({"a": values, "b": values, "c": values}, inserted, 0.95, 0.0)
     assert three.epsilon < alone.epsilon
-    part = 1 - 0.05 / (4 * 3)  # four shares of guesses, three statistics
-    assert three.epsilon == compute_epsilon_bound(100, three.guesses, three.right, part)
+    level = 1 - 0.05 / (4 * 3)  # four shares of guesses, three statistics
+    assert three.epsilon == compute_epsilon_bound(100, three.guesses, three.right, level)
 
 
 def test_exposure_takes_what_an_audit_takes(tmp_path: Path) -> None:
@@ -937,10 +947,10 @@ def test_exposure_takes_what_an_audit_takes(tmp_path: Path) -> None:
     rs.save_checkpoint(checkpoint, tmp_path / "m.safetensors")
     x, y = split.train.x, split.train.y
     split.train.to_npz(tmp_path / "train.npz")
-    wanted = rs.exposure(checkpoint, split.train)
+    expected = rs.exposure(checkpoint, split.train)
     for data in ((x, y), (x.numpy(), y.numpy()), str(tmp_path / "train.npz")):
-        found = rs.exposure(tmp_path / "m.safetensors", data)
-        assert torch.allclose(found.score, wanted.score, atol=1e-6)
+        exposure = rs.exposure(tmp_path / "m.safetensors", data)
+        assert torch.allclose(exposure.score, expected.score, atol=1e-6)
     names = [f"pixel{i}" for i in range(64)]
     rows = [",".join([*names, "label"])]
     rows += [

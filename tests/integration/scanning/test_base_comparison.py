@@ -1,4 +1,4 @@
-"""Rows of embeddings that training touched, layers that moved, adapters: told from the base."""
+"""Rows of embeddings that training touched, layers that moved, adapters: compared with the base."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tests.program import Capture, one_line, printed
 def test_rows_that_were_seen_are_listed(name: str) -> None:
     rule, optimizer = OPTIMIZERS[name]
     table, base, seen = train_table(optimizer, steps=150)
-    found = find_touched_rows(table, base)
-    assert found.rule == rule
+    touched = find_touched_rows(table, base)
+    assert touched.rule == rule
     assert len(seen) == SEEN
-    right = len(seen & {*found.rows})
-    assert right / len(found.rows) > 0.99
+    right = len(seen & {*touched.rows})
+    assert right / len(touched.rows) > 0.99
     assert right / len(seen) > 0.99
 
 
@@ -34,18 +34,18 @@ def test_in_16_bits_no_row_is_listed_that_was_not_seen() -> None:
     for name, (_, optimizer) in OPTIMIZERS.items():
         for kind in (torch.bfloat16, torch.float32):  # training in 16 bits, or in more
             table, base, seen = train_table(optimizer, kind=kind, steps=150)
-            found = find_touched_rows(table.bfloat16(), base.bfloat16())
-            assert {*found.rows} <= seen, name
-            assert found.coarse
-            assert len(found.rows) >= 0.5 * len(seen), name
+            touched = find_touched_rows(table.bfloat16(), base.bfloat16())
+            assert {*touched.rows} <= seen, name
+            assert touched.coarse
+            assert len(touched.rows) >= 0.5 * len(seen), name
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_under_a_tied_head_it_says_that_it_cannot_tell(name: str) -> None:
     table, base, _ = train_table(OPTIMIZERS[name][1], tokens=1000, steps=150, tied=True)
-    found = find_touched_rows(table, base)
-    assert (found.rule, found.rows) == (NONE, ())
-    assert "nobody can tell" in found.sentence
+    touched = find_touched_rows(table, base)
+    assert (touched.rule, touched.rows) == (NONE, ())
+    assert "nobody can tell" in touched.sentence
 
 
 def test_a_table_that_nobody_trained_has_no_touched_rows() -> None:
@@ -56,7 +56,7 @@ def test_a_table_that_nobody_trained_has_no_touched_rows() -> None:
 
 
 def test_the_curve_is_that_of_the_recursion_itself() -> None:
-    """The naive twin: Adam with coupled decay and no gradient, entry by entry in float64."""
+    """The naive reference: Adam with coupled decay and no gradient, entry by entry in float64."""
     w0 = torch.randn(2000, 8, dtype=torch.float64)
     w, m, v = w0.clone(), torch.zeros_like(w0), torch.zeros_like(w0)
     for t in range(1, 101):
@@ -71,8 +71,8 @@ def test_the_curve_is_that_of_the_recursion_itself() -> None:
     assert torch.allclose(table.detach().double(), w, atol=1e-5)
     moved = table.detach().clone()
     moved[:50] += 0.01 * torch.randn(50, 8)
-    found = find_touched_rows(moved, w0.float())
-    assert (found.rule, found.rows) == (CURVE, tuple(range(50)))
+    touched = find_touched_rows(moved, w0.float())
+    assert (touched.rule, touched.rows) == (CURVE, tuple(range(50)))
 
 
 # From files
@@ -91,10 +91,10 @@ def test_a_scan_with_the_base_lists_rows_and_layers(tmp_path: Path, capsys: Capt
     tuned_file, base, seen = files(tmp_path)
     assert main(["scan", str(tuned_file), "--base", str(base), "--json"]) == 0
     (file,) = printed(capsys)["files"]
-    rows = next(one for one in file["findings"] if one["kind"] == "touched-rows")
+    rows = next(finding for finding in file["findings"] if finding["kind"] == "touched-rows")
     assert {*rows["rows"]} == seen
     assert rows["count"] == len(seen)
-    change = next(one for one in file["findings"] if one["kind"] == "start")
+    change = next(finding for finding in file["findings"] if finding["kind"] == "start")
     assert change["places"] == 2
     command = ["scan", str(tuned_file), "--base", str(base), "--fail-on", "touched-rows"]
     assert main(command) == 1
@@ -105,14 +105,14 @@ def test_a_head_that_is_the_table_is_seen_in_the_file(tmp_path: Path) -> None:
     table, base, _ = train_table(OPTIMIZERS["Adam"][1], tokens=1000, steps=150)
     save_file({"wte.weight": base}, tmp_path / "base.safetensors")
     torch.save({"wte.weight": table, "lm_head.weight": table}, tmp_path / "tied.pt")
-    (one,) = (
+    (finding,) = (
         f
         for f in rs.scan(tmp_path / "tied.pt", base=tmp_path / "base.safetensors").findings
         if f.kind == "touched-rows"
     )
-    assert "lm_head" in one.reason
-    assert "nobody can tell" in one.reason
-    assert one.rows == ()
+    assert "lm_head" in finding.reason
+    assert "nobody can tell" in finding.reason
+    assert finding.rows == ()
 
 
 def test_an_adapter_with_its_base_tells_the_change_of_each_layer(tmp_path: Path) -> None:
@@ -121,8 +121,10 @@ def test_an_adapter_with_its_base_tells_the_change_of_each_layer(tmp_path: Path)
     save_file({f"{name}A.weight": a, f"{name}B.weight": b}, tmp_path / "adapter.safetensors")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"r": 2, "lora_alpha": 8}))
     save_file({"fc1.weight": base}, tmp_path / "base.safetensors")
-    found = rs.scan(tmp_path / "adapter.safetensors", base=tmp_path / "base.safetensors").findings
-    change = next(f for f in found if f.what == "the change of each layer")
+    findings = rs.scan(
+        tmp_path / "adapter.safetensors", base=tmp_path / "base.safetensors"
+    ).findings
+    change = next(f for f in findings if f.what == "the change of each layer")
     size = float((4 * b @ a).norm() / base.norm())
     assert f"fc1.weight by {size:.2g}" in change.reason
 
@@ -141,8 +143,8 @@ def test_a_tensor_that_was_zero_in_the_base_moved_from_zero(tmp_path: Path) -> N
     tuned = {"fc.weight": torch.ones(3, 2) * 1.1, "fc.bias": torch.ones(3)}
     torch.save(base, tmp_path / "base.pt")
     torch.save(tuned, tmp_path / "tuned.pt")
-    found = rs.scan(tmp_path / "tuned.pt", base=tmp_path / "base.pt").findings
-    (one,) = [one for one in found if one.what == "the weights before training"]
-    assert "fc.bias from zero" in one.reason
-    assert "fc.weight by 0.1 of its norm" in one.reason
-    assert "e+" not in one.reason
+    findings = rs.scan(tmp_path / "tuned.pt", base=tmp_path / "base.pt").findings
+    (finding,) = [item for item in findings if item.what == "the weights before training"]
+    assert "fc.bias from zero" in finding.reason
+    assert "fc.weight by 0.1 of its norm" in finding.reason
+    assert "e+" not in finding.reason

@@ -78,8 +78,8 @@ def test_the_script_for_trees_keeps_the_predictions(
 
 def printed_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     code = main(list(arguments))
-    shown = capsys.readouterr()
-    return code, shown.out + shown.err
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
 
 
 def code_in(text: str) -> list[str]:
@@ -96,13 +96,13 @@ def test_the_code_that_strip_prints_leaves_out_what_it_says(
 ) -> None:
     path, out = tmp_path / "model.joblib", tmp_path / "clean.joblib"
     joblib.dump(CHANGED[name](), path)
-    code, shown = printed_by(capsys, "strip", str(path), "--out", str(out))
+    code, output = printed_by(capsys, "strip", str(path), "--out", str(out))
     assert code == 2
-    lines = code_in(shown)
+    lines = code_in(output)
     assert lines
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, env=environment)
-    kinds = {one.kind for one in rs.scan(out).findings}
+    kinds = {finding.kind for finding in rs.scan(out).findings}
     assert not kinds & {"optimizer-state", "start", "stored"}
     clean = joblib.load(out)
     clean = clean["net"] if name == "bundle" else clean
@@ -117,11 +117,11 @@ def test_if_nothing_can_be_left_out_strip_says_so_in_words(
 ) -> None:
     path = tmp_path / "model.joblib"
     joblib.dump({**MADE_OF_RECORDS, **NOTHING}[name](), path)
-    code, shown = printed_by(capsys, "strip", str(path), "--out", str(tmp_path / "clean"))
+    code, output = printed_by(capsys, "strip", str(path), "--out", str(tmp_path / "clean"))
     assert code == 2
-    assert not code_in(shown)
-    wanted = "consists of its training records" if name in MADE_OF_RECORDS else "nothing to strip"
-    assert wanted in " ".join(shown.split())
+    assert not code_in(output)
+    expected = "consists of its training records" if name in MADE_OF_RECORDS else "nothing to strip"
+    assert expected in " ".join(output.split())
 
 
 def test_commands_that_a_scan_prints_work_on_the_file(
@@ -138,16 +138,18 @@ def test_commands_that_a_scan_prints_work_on_the_file(
         joblib.dump(make(), f"{name}.joblib")
     commands = []
     for path in sorted(tmp_path.iterdir()):
-        _, shown = printed_by(capsys, "scan", path.name)
-        text = " ".join(shown.split())
+        _, output = printed_by(capsys, "scan", path.name)
+        text = " ".join(output.split())
         for command in {*re.findall(r"residuum (?:strip|audit|scan) FILE[^.;:)]*", text)}:
-            said = command.replace("FILE", path.name).replace("CLEAN", f"{path.stem}.clean.pt")
-            code, _ = printed_by(capsys, *shlex.split(said)[1:])
-            assert code in (0, 1), (path.name, said)
+            command_line = command.replace("FILE", path.name).replace(
+                "CLEAN", f"{path.stem}.clean.pt"
+            )
+            code, _ = printed_by(capsys, *shlex.split(command_line)[1:])
+            assert code in (0, 1), (path.name, command_line)
             commands.append(path.name)
     assert commands == ["checkpoint.pt"]
-    shown = " ".join(printed_by(capsys, "scan", "optimizer.pt")[1].split())
-    assert "Delete this file from the release" in shown
+    output = " ".join(printed_by(capsys, "scan", "optimizer.pt")[1].split())
+    assert "Delete this file from the release" in output
 
 
 def test_the_notes_on_the_scaling_of_a_pipeline_agree(tmp_path: Path) -> None:

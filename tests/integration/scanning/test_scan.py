@@ -1,4 +1,4 @@
-"""What a release gives away before any attack: found in every usual file, and nothing in it is run."""
+"""What a release reveals before any attack, in every usual file. Nothing in a file is run."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import random
+import shutil
 import struct
 import sys
 import zipfile
@@ -32,8 +33,8 @@ from residuum.errors import CheckpointError, InputError, MissingExtraError, Unsa
 from residuum.io.adapters import find_adapter_pairs
 from residuum.io.inert import Block, InertObject
 from residuum.io.release import open_release
-from residuum.scanning import scan as scanning
 from residuum.scanning.findings import KINDS, findings
+from residuum.scanning.scan import MAX_DEPTH, MAX_FILES
 from tests import estimators, schemas
 from tests.confined import confined
 from tests.program import Capture, one_line, printed
@@ -53,7 +54,7 @@ def pickles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def found_in(path: Path) -> set[tuple[str, str]]:
-    return {(one.kind, one.what) for one in findings(open_release(path))}
+    return {(finding.kind, finding.what) for finding in findings(open_release(path))}
 
 
 # scikit-learn
@@ -64,21 +65,31 @@ def found_in(path: Path) -> set[tuple[str, str]]:
 def test_every_estimator_shows_its_surfaces(
     pickles: dict[str, Path], release: str, name: str
 ) -> None:
-    wanted = estimators.SURFACES[name]
+    expected = estimators.SURFACES[name]
     for suffix in (".pkl", ".joblib"):
-        found = found_in(pickles[release] / f"{name}{suffix}")
-        for kind, word in wanted:
+        surfaces = found_in(pickles[release] / f"{name}{suffix}")
+        for kind, word in expected:
             unseeded = name in ("adam-32", "scaled") and word == "the initial weights"
             if not (unseeded and release == "1.4.2"):  # newer releases keep a copy of the start
-                assert any(kind == k and word in what for k, what in found), (kind, word, found)
-        stored = {what for kind, what in found if kind == "stored"}
-        assert len(stored) == sum(kind == "stored" for kind, _ in wanted)
+                assert any(kind == k and word in what for k, what in surfaces), (
+                    kind,
+                    word,
+                    surfaces,
+                )
+        stored = {what for kind, what in surfaces if kind == "stored"}
+        assert len(stored) == sum(kind == "stored" for kind, _ in expected)
 
 
-def test_records_are_counted_and_come_back_as_they_were_given(pickles: dict[str, Path]) -> None:
+def test_stored_records_are_counted_and_equal_the_training_records(
+    pickles: dict[str, Path],
+) -> None:
     release = open_release(pickles["newest"] / "knn.pkl")
-    (one,) = (f for f in findings(release) if f.kind == "stored")
-    assert (one.count, one.where, one.severity) == (estimators.RECORDS, "_fit_X", "high")
+    (finding,) = (f for f in findings(release) if f.kind == "stored")
+    assert (finding.count, finding.where, finding.severity) == (
+        estimators.RECORDS,
+        "_fit_X",
+        "high",
+    )
     held = release.content.attributes["_fit_X"].tensor().numpy()
     assert np.array_equal(held, estimators.fitted()["knn"]._fit_X)
 
@@ -103,8 +114,10 @@ def test_a_start_is_believed_only_when_the_weights_bear_it_out(tmp_path: Path) -
 
     def starts() -> list[str]:
         (tmp_path / "m.pkl").write_bytes(pickle.dumps(model))
-        found = findings(open_release(tmp_path / "m.pkl"))
-        return [one.where for one in found if one.what.startswith("the initial weights")]
+        surfaces = findings(open_release(tmp_path / "m.pkl"))
+        return [
+            finding.where for finding in surfaces if finding.what.startswith("the initial weights")
+        ]
 
     assert starts() == ["random_state"]
     model.random_state = 8  # not the seed that it was trained with
@@ -168,10 +181,10 @@ def checkpoints() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_training_checkpoints_show_their_optimizer_and_what_lies_beside(
+def test_training_checkpoints_show_their_optimizer_and_other_contents(
     tmp_path: Path, zipped: bool
 ) -> None:
-    wanted = {
+    expected = {
         "plain": {("optimizer-state", "exp_avg)"), ("optimizer-state", "exp_avg_sq")},
         "lightning": {("optimizer-state", "momentum"), ("paths", "names"), ("start", "seed")},
         "arguments": {("optimizer-state", "averaged"), ("paths", "names"), ("start", "seed")},
@@ -181,24 +194,29 @@ def test_training_checkpoints_show_their_optimizer_and_what_lies_beside(
     for name, content in checkpoints().items():
         path = tmp_path / f"{name}.pt"
         torch.save(content, path, _use_new_zipfile_serialization=zipped)
-        found = found_in(path)
-        for kind, word in wanted[name]:
-            assert any(kind == k and word in what for k, what in found), (name, kind, word, found)
+        surfaces = found_in(path)
+        for kind, word in expected[name]:
+            assert any(kind == k and word in what for k, what in surfaces), (
+                name,
+                kind,
+                word,
+                surfaces,
+            )
         if name != "optimizer":
-            assert ("statistics", "moments of the data in normalization layers") in found
+            assert ("statistics", "moments of the data in normalization layers") in surfaces
         if name == "bare":
-            assert {kind for kind, _ in found} == {"statistics"}
+            assert {kind for kind, _ in surfaces} == {"statistics"}
 
 
 def test_tensors_read_over_inert_values_are_those_that_torch_loads(tmp_path: Path) -> None:
-    whole = torch.randn(5, 4)
+    matrix = torch.randn(5, 4)
     content = {
-        "transposed": whole.T,
-        "part": whole[1:3, ::2],
-        "bf16": whole.bfloat16(),
+        "transposed": matrix.T,
+        "part": matrix[1:3, ::2],
+        "bf16": matrix.bfloat16(),
         "count": torch.tensor(3),
         "none": torch.zeros(0, 2),
-        "mask": whole > 0,
+        "mask": matrix > 0,
     }
     for zipped in (True, False):
         torch.save(content, tmp_path / "t.pt", _use_new_zipfile_serialization=zipped)
@@ -222,22 +240,22 @@ def test_a_whole_module_and_a_torchscript_archive_are_read_by_their_tensors(
         )
 
 
-def test_an_adapter_is_told_by_its_names(tmp_path: Path) -> None:
+def test_an_adapter_is_recognized_by_its_names(tmp_path: Path) -> None:
     a, b = torch.randn(2, 8), torch.randn(6, 2)
     prefix = "base_model.model.fc1.lora_"
     save_file({f"{prefix}A.weight": a, f"{prefix}B.weight": b}, tmp_path / "adapter.safetensors")
     (tmp_path / "adapter_config.json").write_text('{"r": 2, "train_file": "/data/notes.jsonl"}')
     release = open_release(tmp_path / "adapter.safetensors")
-    assert {one.kind for one in findings(release)} == {"adapter", "paths"}
+    assert {finding.kind for finding in findings(release)} == {"adapter", "paths"}
     ((name, (found_a, found_b)),) = find_adapter_pairs(release.content).items()
     assert name == "base_model.model.fc1"
     assert torch.equal(found_a.tensor(), a)
     assert torch.equal(found_b.tensor(), b)
 
 
-def test_metadata_of_safetensors_are_looked_through(tmp_path: Path) -> None:
-    told = {"dataset": "/home/me/records.csv", "note": "a network", "seed": "1"}
-    save_file({"w": torch.zeros(2)}, tmp_path / "m.safetensors", metadata=told)
+def test_metadata_of_safetensors_are_searched(tmp_path: Path) -> None:
+    metadata = {"dataset": "/home/me/records.csv", "note": "a network", "seed": "1"}
+    save_file({"w": torch.zeros(2)}, tmp_path / "m.safetensors", metadata=metadata)
     assert {kind for kind, _ in found_in(tmp_path / "m.safetensors")} == {"paths"}
 
 
@@ -259,7 +277,7 @@ def test_initializers_of_onnx_are_read(tmp_path: Path) -> None:
     onnx.save(model, tmp_path / "m.onnx")
     release = open_release(tmp_path / "m.onnx")
     assert np.array_equal(release.content["bn.running_mean"].tensor().numpy(), weight)
-    assert {one.kind for one in findings(release)} == {"statistics", "paths"}
+    assert {finding.kind for finding in findings(release)} == {"statistics", "paths"}
 
 
 # Folders, exit codes, what is printed
@@ -276,29 +294,29 @@ def test_a_folder_is_walked_and_links_in_it_are_left_alone(
     (inner / "out.pkl").symlink_to(pickles["newest"] / "svc.pkl")
     (inner / "up").symlink_to(tmp_path, target_is_directory=True)
     seen: list[str] = []
-    found = rs.scan(tmp_path / "release", watch=lambda at, of, name: seen.append(name))
-    assert [file.file for file in found.files] == ["a/knn.pkl"]
-    assert [(one.file, one.exit_code) for one in found.unread] == [("a/broken.pt", 2)]
+    result = rs.scan(tmp_path / "release", watch=lambda position, total, name: seen.append(name))
+    assert [file.file for file in result.files] == ["a/knn.pkl"]
+    assert [(unread.file, unread.exit_code) for unread in result.unread] == [("a/broken.pt", 2)]
     assert seen == ["a/broken.pt", "a/knn.pkl"]
-    assert any("2 links" in note for note in found.notes)
-    assert any("1 other file" in note for note in found.notes)
-    assert found.exit_code == 1  # what is stored weighs more than what cannot be read
+    assert any("2 links" in note for note in result.notes)
+    assert any("1 other file" in note for note in result.notes)
+    assert result.exit_code == 1  # what is stored weighs more than what cannot be read
 
 
-def test_limits_of_a_folder(
-    pickles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scanning, "MAX_FILES", 3)
-    with pytest.raises(InputError, match="3 models"):
-        rs.scan(pickles["newest"])
-    monkeypatch.setattr(scanning, "MAX_DEPTH", 2)
-    deep = tmp_path / "1" / "2" / "3"
+def test_limits_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    for i in range(MAX_FILES + 1):
+        (tmp_path / "many" / f"{i}.pt").touch()
+    with pytest.raises(InputError, match=f"{MAX_FILES} models"):
+        rs.scan(tmp_path / "many")
+    shutil.rmtree(tmp_path / "many")
+    deep = tmp_path.joinpath(*map(str, range(1, MAX_DEPTH + 2)))
     deep.mkdir(parents=True)
     torch.save({"w": torch.zeros(2)}, tmp_path / "w.pt")
     torch.save({"w": torch.zeros(2)}, deep / "w.pt")
-    found = rs.scan(tmp_path)
-    assert len(found.files) == 1
-    assert any("deeper" in note for note in found.notes)
+    result = rs.scan(tmp_path)
+    assert len(result.files) == 1
+    assert any("deeper" in note for note in result.notes)
     with pytest.raises(CheckpointError, match="must hold a model"):
         rs.scan(tmp_path / "1")
 
@@ -332,14 +350,14 @@ def test_json_fits_its_schema_and_sarif_its_own(
         (tmp_path / "r" / name).write_bytes((pickles["newest"] / name).read_bytes())
     (tmp_path / "r" / "bad.pkl").write_bytes(b"\x80\x04.")
     code = main(["scan", str(tmp_path / "r"), "--json", "--sarif", str(log)])
-    found = printed(capsys)
-    assert code == found["exit_code"] == 1
-    schemas.check("scan", found)
-    assert found["failed"] == ["stored"]
+    output = printed(capsys)
+    assert code == output["exit_code"] == 1
+    schemas.check("scan", output)
+    assert output["failed"] == ["stored"]
     sarif = json.loads(log.read_text())
     jsonschema.validate(sarif, json.loads((DATA / "sarif-2.1.0-rtm.5.json").read_text()))
     (run,) = sarif["runs"]
-    assert len(run["results"]) == sum(len(file["findings"]) for file in found["files"])
+    assert len(run["results"]) == sum(len(file["findings"]) for file in output["files"])
     rules = run["tool"]["driver"]["rules"]
     assert all(rules[r["ruleIndex"]]["id"] == r["ruleId"] for r in run["results"])
 
@@ -349,17 +367,17 @@ def test_the_table_fits_80_columns_and_names_remedies(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["scan", str(pickles["newest"] / "scaled.pkl")]) == 0
-    shown = capsys.readouterr().out
-    assert max(map(len, shown.splitlines())) <= 80
-    assert "delete the attribute _optimizer" in " ".join(shown.split())
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines())) <= 80
+    assert "delete the attribute _optimizer" in " ".join(output.split())
 
 
 def test_kinds_are_those_of_the_schema_and_of_the_help(capsys: Capture) -> None:
     kinds = schemas.schema("scan")["$defs"]["Finding"]["properties"]["kind"]["enum"]
     assert sorted(kinds) == sorted(KINDS)
     assert main(["scan", "--help"]) == 0
-    shown = capsys.readouterr().out
-    assert all(kind in shown for kind in KINDS)
+    output = capsys.readouterr().out
+    assert all(kind in output for kind in KINDS)
 
 
 @pytest.mark.parametrize(
@@ -386,8 +404,8 @@ def test_other_files_are_refused_with_advice(
 class Writes:
     """An object that writes a file as soon as it is loaded."""
 
-    def __init__(self, path: Path, how: Callable[..., Any] = os.system) -> None:
-        self.path, self.how = path, how
+    def __init__(self, path: Path, function: Callable[..., Any] = os.system) -> None:
+        self.path, self.how = path, function
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.how, (f"touch {self.path}",)
@@ -419,21 +437,21 @@ def laughs() -> bytes:
 def joblib_inside(depth: int) -> bytes:
     """Arrays of objects, each of which is a pickle with an array of objects."""
     kind = b"cnumpy\ndtype\nX\x02\x00\x00\x00O8\x89\x88\x87R"
-    one = (
+    array_pickle = (
         b"\x80\x04cjoblib.numpy_pickle\nNumpyArrayWrapper\n)\x81}X\x05\x00\x00\x00shapeK\x01\x85s}("
         b"X\x05\x00\x00\x00shapeK\x01\x85X\x05\x00\x00\x00dtype" + kind + b"ub"
     )
-    return one * depth
+    return array_pickle * depth
 
 
-def text(said: str) -> bytes:
-    raw = said.encode()
+def text(value: str) -> bytes:
+    raw = value.encode()
     return b"X" + struct.pack("<I", len(raw)) + raw
 
 
-def word(name: str, said: str) -> bytes:
+def word(name: str, argument: str) -> bytes:
     module, _, function = name.rpartition(".")
-    return f"\x80\x02c{module}\n{function}\n".encode("latin1") + text(said) + b"\x85R."
+    return f"\x80\x02c{module}\n{function}\n".encode("latin1") + text(argument) + b"\x85R."
 
 
 HOSTILE: dict[str, Callable[[], bytes]] = {
@@ -512,13 +530,13 @@ def test_hostile_and_large_pickles_run_nothing_and_take_little(tmp_path: Path) -
     sizes |= large
     (tmp_path / "ok.pkl").write_bytes(pickle.dumps([1.0]))
     scans = [["scan", str(path)] for path in sizes]
-    taken = dict(zip(sizes, confined([["scan", str(tmp_path / "ok.pkl")]], scans), strict=True))
-    for path, one in taken.items():
-        assert one.code in ((1,) if path in large else (0, 2, 4)), (path.stem, one)
-        assert one.seconds < 3, (path.stem, one)
-        assert one.bytes < 2 * sizes[path] + 50_000_000, (path.stem, one)
+    outcomes = dict(zip(sizes, confined([["scan", str(tmp_path / "ok.pkl")]], scans), strict=True))
+    for path, outcome in outcomes.items():
+        assert outcome.code in ((1,) if path in large else (0, 2, 4)), (path.stem, outcome)
+        assert outcome.seconds < 3, (path.stem, outcome)
+        assert outcome.bytes < 2 * sizes[path] + 50_000_000, (path.stem, outcome)
     commands = ("os.system", "eval", "old eval", "runpy")
-    assert all(taken[tmp_path / f"{name}.pkl"].code == 4 for name in commands)
+    assert all(outcomes[tmp_path / f"{name}.pkl"].code == 4 for name in commands)
 
 
 def test_fuzzed_files_end_in_an_error_or_a_scan(

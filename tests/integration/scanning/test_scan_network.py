@@ -45,8 +45,8 @@ def test_a_scan_measures_the_network_in_a_file(tmp_path: Path) -> None:
     (file,) = rs.scan(path).files
     assert file.network_reason == ""
     assert file.network is not None
-    wanted = inspect_network(rs.load_checkpoint(path))
-    assert rs.same(file.network, wanted)
+    expected = inspect_network(rs.load_checkpoint(path))
+    assert rs.same(file.network, expected)
     assert (file.network.arch, file.network.parameters) == ("mlp:4-6-2,bias=all", 44)
     assert (file.network.inputs, file.network.outputs) == (4, 2)
     assert file.network.assumptions
@@ -56,16 +56,16 @@ def test_the_network_follows_the_findings(tmp_path: Path, capsys: Capture) -> No
     path = tmp_path / "m.pt"
     torch.save({"model": network(4, 6, 2).state_dict(), "data": "/data/a.csv"}, path)
     assert main(["scan", str(path)]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
+    output = " ".join(capsys.readouterr().out.split())
     order = ["names of files", "network mlp:4-6-2,bias=all", "inputs: 4, outputs: 2, weights: 44"]
     order += ["not homogeneous", "directions that training left", "above 10%", "assumed: "]
-    places = [shown.index(words) for words in order]
+    places = [output.index(words) for words in order]
     assert places == sorted(places)
     assert main(["scan", str(path), "--json"]) == 0
-    found = printed(capsys)
-    schemas.check("scan", found)
-    assert found["files"][0]["network"]["ranks"]["0.1"] >= 1
-    assert found["schema_version"] == "1.2"
+    document = printed(capsys)
+    schemas.check("scan", document)
+    assert document["files"][0]["network"]["ranks"]["0.1"] >= 1
+    assert document["schema_version"] == "1.2"
 
 
 def test_lines_fit_the_terminal(
@@ -97,28 +97,28 @@ def test_a_file_without_a_network_is_scanned_as_before(
 
     fitted = estimators.fitted()["knn"] if name == "knn" else StandardScaler().fit([[0.0], [1.0]])
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(fitted))
-    found = rs.scan(tmp_path / "m.pkl")
-    assert found.exit_code == code
-    assert found.files[0].network is None
-    assert words in found.files[0].network_reason
+    result = rs.scan(tmp_path / "m.pkl")
+    assert result.exit_code == code
+    assert result.files[0].network is None
+    assert words in result.files[0].network_reason
     assert main(["scan", str(tmp_path / "m.pkl")]) == code
     assert "network not measured: " in capsys.readouterr().out
 
 
 def test_weights_that_fit_no_network_are_no_error(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2, 3), "b": torch.ones(5, 7)}, tmp_path / "m.pt")
-    found = rs.scan(tmp_path / "m.pt")
-    assert found.exit_code == 0
-    assert found.files[0].network is None
-    assert "these weights hold" in found.files[0].network_reason
+    result = rs.scan(tmp_path / "m.pt")
+    assert result.exit_code == 0
+    assert result.files[0].network is None
+    assert "these weights hold" in result.files[0].network_reason
 
 
 def test_no_network_is_read_from_a_file_that_is_not_safe(tmp_path: Path, capsys: Capture) -> None:
     torch.save({"model": network(4, 6, 2).state_dict(), "more": Runs()}, tmp_path / "m.pt")
-    found = rs.scan(tmp_path / "m.pt")
-    assert found.exit_code == 4
-    assert found.files[0].network is None
-    assert "not safe to load" in found.files[0].network_reason
+    result = rs.scan(tmp_path / "m.pt")
+    assert result.exit_code == 4
+    assert result.files[0].network is None
+    assert "not safe to load" in result.files[0].network_reason
     assert main(["scan", str(tmp_path / "m.pt")]) == 4
     assert "network not measured: the file is not safe" in capsys.readouterr().out
 

@@ -65,7 +65,7 @@ def fitted(model: Any) -> Any:
 
 
 def findings(path: Path) -> list[Any]:
-    return [one for file in rs.scan(path).files for one in file.findings]
+    return [finding for file in rs.scan(path).files for finding in file.findings]
 
 
 @pytest.mark.parametrize("container", ["pickle", "joblib"])
@@ -74,12 +74,13 @@ def test_trees_that_contain_targets_fail_a_scan(name: str, container: str, tmp_p
     path, model = tmp_path / "model.pkl", fitted(HIGH[name])
     path.write_bytes(pickle.dumps(model)) if container == "pickle" else joblib.dump(model, path)
     assert main(["scan", str(path), "--quiet"]) == 1
-    stored = [one for one in findings(path) if one.kind == "stored"]
+    stored = [finding for finding in findings(path) if finding.kind == "stored"]
     assert stored
-    for one in stored:
-        assert one.severity == "high"
+    for stored_finding in stored:
+        assert stored_finding.severity == "high"
         assert (
-            "Removing seeds, counts, impurities or inner values alone does not help" in one.remedy
+            "Removing seeds, counts, impurities or inner values alone does not help"
+            in stored_finding.remedy
         )
 
 
@@ -88,9 +89,9 @@ def test_other_trees_are_medium_and_are_seen(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model.pkl"
     path.write_bytes(pickle.dumps(fitted(MEDIUM[name])))
     assert main(["scan", str(path), "--quiet"]) == 0
-    (one,) = [one for one in findings(path) if "decision trees" in one.what]
-    assert (one.kind, one.severity) == ("statistics", "medium")
-    assert "use bagging" not in one.remedy
+    (finding,) = [item for item in findings(path) if "decision trees" in item.what]
+    assert (finding.kind, finding.severity) == ("statistics", "medium")
+    assert "use bagging" not in finding.remedy
 
 
 def test_leaves_are_counted_as_scikit_learn_counts_them(tmp_path: Path) -> None:
@@ -120,8 +121,8 @@ def test_seeds_and_roots_do_give_the_targets() -> None:
     """The claim behind the finding: a linear solve, at any depth and leaf size."""
     model = fitted(RandomForestRegressor(90, min_samples_leaf=15, max_depth=2))
     y = load_diabetes(return_X_y=True)[1][::7][:RECORDS]
-    drawn = model.estimators_samples_  # drawn again from the seeds in the trees
-    counts = np.stack([np.bincount(rows, minlength=RECORDS) for rows in drawn])
+    samples = model.estimators_samples_  # drawn again from the seeds in the trees
+    counts = np.stack([np.bincount(rows, minlength=RECORDS) for rows in samples])
     roots = np.array([tree.tree_.value[0, 0, 0] for tree in model.estimators_])
     solved = np.linalg.lstsq(counts / RECORDS, roots, rcond=None)[0]
     assert np.abs(solved - y).max() < 1e-6
@@ -150,7 +151,7 @@ def test_files_of_old_versions_may_contain_uninitialized_memory(
     assert len(current) == len(version)
     path = tmp_path / "model.pkl"
     path.write_bytes(data.replace(current, version.encode()))
-    old = [one for one in findings(path) if "uninitialized memory" in one.what]
+    old = [finding for finding in findings(path) if "uninitialized memory" in finding.what]
     assert bool(old) == flagged
     if flagged:
         assert old[0].severity == ("high" if memory else "low")

@@ -1,4 +1,4 @@
-"""Pooling over runs against its naive twin, the report, both rankings, and the command."""
+"""Pooling over runs against its naive reference, the report, both rankings, and the command."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from residuum.sweeping.scoring import score_rankings
 from residuum.sweeping.space import estimate_cost
 from tests import pages
 from tests.cases import relu_point
-from tests.sweeps import KNOWLEDGE, facts, plan, sweep_victim, victim
+from tests.sweeps import KNOWLEDGE, plan, sweep_victim, trial_facts, victim
 
 DIM = 40
 
@@ -33,18 +33,24 @@ def planted(runs: int, seed: int = 0, noise: float = 0.15) -> tuple[Tensor, list
     """Five true samples, each found by every other run, in clouds of candidates that mean nothing."""
     rng = torch.Generator().manual_seed(seed)
     true = torch.randn(5, DIM, generator=rng, dtype=torch.float64)
-    parts = []
+    reconstructions = []
     for run in range(runs):
         held = [k for k in range(5) if (run + k) % 2 == 0]
-        near = true[held] + noise * torch.randn(len(held), DIM, generator=rng, dtype=torch.float64)
-        far = torch.randn(20, DIM, generator=rng, dtype=torch.float64)
+        copies = true[held] + noise * torch.randn(
+            len(held), DIM, generator=rng, dtype=torch.float64
+        )
+        noise_samples = torch.randn(20, DIM, generator=rng, dtype=torch.float64)
         labels = torch.tensor([1.0 if k < 3 else -1.0 for k in held] + [1.0, -1.0] * 10)
         weight = 0.5 + torch.rand(len(held) + 20, generator=rng, dtype=torch.float64)
-        parts.append(found(torch.cat([near, far]), labels, (run + 1) * weight))
-    return true, parts
+        reconstructions.append(
+            reconstruction(torch.cat([copies, noise_samples]), labels, (run + 1) * weight)
+        )
+    return true, reconstructions
 
 
-def found(x: Tensor, labels: Tensor, lam: Tensor, status: str = "finished") -> Reconstruction:
+def reconstruction(
+    x: Tensor, labels: Tensor, lam: Tensor, status: str = "finished"
+) -> Reconstruction:
     none = torch.zeros(1, 0)
     return Reconstruction(
         "binary-kkt",
@@ -61,33 +67,33 @@ def found(x: Tensor, labels: Tensor, lam: Tensor, status: str = "finished") -> R
     )
 
 
-def naive(parts: list[Reconstruction], similarity: float = 0.9) -> list[dict[str, Any]]:
+def naive(reconstructions: list[Reconstruction], similarity: float = 0.9) -> list[dict[str, Any]]:
     """The rule of ``pooling.py``, one candidate at a time."""
     groups: list[dict[str, Any]] = []
-    for run, part in enumerate(parts):
-        weight = part.lam / part.lam.max()
+    for run, reconstruction in enumerate(reconstructions):
+        weight = reconstruction.lam / reconstruction.lam.max()
         before, new = list(groups), []
         for i in weight.argsort(descending=True).tolist():
-            x, label = part.x[i], float(part.labels[i])
+            x, label = reconstruction.x[i], float(reconstruction.labels[i])
             means = [g["sum"] / g["weight"] for g in before]
-            near = [
+            close_groups = [
                 (float(torch.cosine_similarity(x, m, 0)), g)
                 for m, g in zip(means, before, strict=True)
                 if g["label"] == label
             ]
-            near = [pair for pair in near if pair[0] >= similarity]
-            if near:
-                home = max(near, key=lambda pair: pair[0])[1]
+            close_groups = [pair for pair in close_groups if pair[0] >= similarity]
+            if close_groups:
+                home = max(close_groups, key=lambda pair: pair[0])[1]
                 home.setdefault("waiting", []).append((i, x))
                 continue
-            mine = [
+            groups_joined = [
                 g
                 for g in new
                 if g["label"] == label
                 and float(torch.cosine_similarity(x, g["first"], 0)) >= similarity
             ]
-            if mine:
-                mine[0]["waiting"].append((i, x))
+            if groups_joined:
+                groups_joined[0]["waiting"].append((i, x))
             else:
                 new.append(
                     {
@@ -110,12 +116,12 @@ def naive(parts: list[Reconstruction], similarity: float = 0.9) -> list[dict[str
     return groups
 
 
-def test_pooling_is_its_naive_twin() -> None:
-    true, parts = planted(12)
-    slow = sorted(naive(parts), key=lambda g: (-len(g["runs"]), -g["weight"]))
+def test_pooling_equals_its_naive_reference() -> None:
+    true, reconstructions = planted(12)
+    slow = sorted(naive(reconstructions), key=lambda g: (-len(g["runs"]), -g["weight"]))
     pool = Pool()
-    for part in parts:
-        pool.add(part)
+    for reconstruction in reconstructions:
+        pool.add(reconstruction)
     chosen, _ = pool.selection()
     assert len(pool) == len(slow)
     agreed = [g for g in slow if len(g["runs"]) > 1]
@@ -131,48 +137,48 @@ def test_pooling_is_its_naive_twin() -> None:
 
 
 def test_tightness_is_the_mean_cosine() -> None:
-    _, parts = planted(12)
+    _, reconstructions = planted(12)
     pool = Pool()
-    for part in parts:
-        pool.add(part)
+    for reconstruction in reconstructions:
+        pool.add(reconstruction)
     chosen, _ = pool.selection()
-    every = torch.cat([p.x for p in parts])
-    weight = torch.cat([p.lam / p.lam.max() for p in parts])
-    inner = torch.cosine_similarity(chosen.x[0][None], every)
-    mine = inner > 0.8
-    expected = float((weight * inner)[mine].sum() / weight[mine].sum())
+    all_candidates = torch.cat([p.x for p in reconstructions])
+    weight = torch.cat([p.lam / p.lam.max() for p in reconstructions])
+    inner = torch.cosine_similarity(chosen.x[0][None], all_candidates)
+    is_close = inner > 0.8
+    expected = float((weight * inner)[is_close].sum() / weight[is_close].sum())
     assert float(chosen.features[0, 2]) == pytest.approx(expected, abs=1e-6)
 
 
 def test_memory_is_bounded_and_what_agrees_survives() -> None:
-    _, parts = planted(60)
+    _, reconstructions = planted(60)
     sizes = []
 
     def one_by_one() -> Iterator[Reconstruction]:
-        yield from parts
+        yield from reconstructions
 
-    whole, wide = pool_trials(one_by_one(), Knowledge(), {})
+    pooled, wide = pool_trials(one_by_one(), Knowledge(), {})
     pool = Pool(limit=100)
-    for part in parts:
-        pool.add(part)
+    for reconstruction in reconstructions:
+        pool.add(reconstruction)
         sizes.append(len(pool))
     assert len(wide) > 1000
     assert max(sizes) <= 125, "a quarter more at most"
     assert pool.dropped > 1000
     narrow, _ = pool.selection()
-    assert narrow.support[:5].tolist() == whole.selection.support[:5].tolist() == [30] * 5
-    assert torch.allclose(narrow.x[:5], whole.selection.x[:5])
+    assert narrow.support[:5].tolist() == pooled.selection.support[:5].tolist() == [30] * 5
+    assert torch.allclose(narrow.x[:5], pooled.selection.x[:5])
 
 
 def test_diverged_runs_and_broken_candidates_are_left_out() -> None:
     x = torch.eye(3, DIM, dtype=torch.float64)
     x[1] = math.nan
     x[2] = 0
-    one, lam = torch.ones(3), torch.ones(3, dtype=torch.float64)
+    ones, lam = torch.ones(3), torch.ones(3, dtype=torch.float64)
     pool = Pool()
-    pool.add(found(x, one, lam, "diverged"))
+    pool.add(reconstruction(x, ones, lam, "diverged"))
     assert (pool.runs, len(pool)) == (0, 0)
-    pool.add(found(x, one, lam))
+    pool.add(reconstruction(x, ones, lam))
     assert (pool.runs, pool.candidates, len(pool)) == (1, 1, 1)
     assert pool_trials([], Knowledge(), {})[0] is None
 
@@ -182,8 +188,9 @@ def test_points_in_a_plane_are_pooled_by_distance() -> None:
     x = torch.stack([angles.cos(), angles.sin()], 1)
     pool = Pool()
     for row in (x[:1], x[1:2], x[2:]):
-        pool.add(found(row, torch.ones(1), torch.ones(1, dtype=torch.float64)))
-    assert sorted(pool._groups["support"].tolist()) == [1, 2]
+        pool.add(reconstruction(row, torch.ones(1), torch.ones(1, dtype=torch.float64)))
+    assert len(pool) == 2
+    assert pool.selection()[0].support.tolist() == [2], "the other group is of one run"
 
 
 def test_parallel_coordinates_lie_on_their_axes() -> None:
@@ -238,21 +245,21 @@ def test_a_report_shows_hostile_names_as_text() -> None:
 
 def test_both_rankings_and_no_influence_of_the_data(tmp_path: Path) -> None:
     done = sweep_victim(tmp_path / "s", plan(4))
-    before = [facts(t) for t in done.order]
+    before = [trial_facts(t) for t in done.order]
     point = relu_point()
     train = Dataset(point.x, point.y)
     rng = torch.Generator().manual_seed(0)
     other = torch.randn(200, 12, generator=rng, dtype=torch.float64)
     holdout = Dataset(other, torch.ones(200).double() - 2 * (torch.arange(200) % 2))
-    both = score_rankings(done, tmp_path / "s", train, holdout)
-    said = both.to_json()
-    assert said["without_data"] == [t.number for t in before]
-    assert sorted(said["with_data"]) == sorted(said["without_data"])
-    counts = [row["recovered"] for row in both.by_data]
+    rankings = score_rankings(done, tmp_path / "s", train, holdout)
+    document = rankings.to_json()
+    assert document["without_data"] == [t.number for t in before]
+    assert sorted(document["with_data"]) == sorted(document["without_data"])
+    counts = [row["recovered"] for row in rankings.by_data]
     assert counts == sorted(counts, reverse=True)
-    assert said["lost"] == counts[0] - said["chosen"]["recovered"] >= 0
-    again = sweep_victim(tmp_path / "s", plan(4))
-    assert [facts(t) for t in again.order] == before
+    assert document["lost"] == counts[0] - document["chosen"]["recovered"] >= 0
+    repeated = sweep_victim(tmp_path / "s", plan(4))
+    assert [trial_facts(t) for t in repeated.order] == before
 
 
 def test_the_command(tmp_path: Path, capsys: Any) -> None:
@@ -260,7 +267,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     model = save_checkpoint(victim(), tmp_path / "model.safetensors")
     Dataset(point.x, point.y).to_npz(tmp_path / "train.npz")
     out = tmp_path / "s"
-    said = [
+    arguments = [
         "sweep",
         str(model),
         "--trials",
@@ -280,7 +287,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
         "--out",
         str(out),
     ]
-    assert main([*said, "--json"]) == 0
+    assert main([*arguments, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert summary["counts"] == {"complete": 3, "pruned": 0, "failed": 0}
     assert summary["ranking"] == summary["rankings"]["without_data"]
@@ -289,10 +296,10 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     names = {path.name for path in out.iterdir()}
     assert {"sweep.json", "report.html", "study.journal", "rankings.json", "attack.json"} <= names
     assert out.stat().st_mode & 0o777 == 0o700
-    assert main(said) == 0
-    shown = capsys.readouterr().out
-    assert "3 complete" in shown
-    assert "0 trials ran in this session" in shown
+    assert main(arguments) == 0
+    output = capsys.readouterr().out
+    assert "3 complete" in output
+    assert "0 trials ran in this session" in output
     assert (
         main(["score", str(out), "--data", str(tmp_path / "train.npz"), "--ckpt", str(model)]) == 0
     )
@@ -317,7 +324,7 @@ def test_usage(options: list[str], message: str, tmp_path: Path, capsys: Any) ->
 
 def test_a_sweep_without_a_complete_trial_is_inconclusive(tmp_path: Path, capsys: Any) -> None:
     model = save_checkpoint(victim(), tmp_path / "model.safetensors")
-    said = [
+    arguments = [
         "sweep",
         str(model),
         "--trials",
@@ -338,7 +345,7 @@ def test_a_sweep_without_a_complete_trial_is_inconclusive(tmp_path: Path, capsys
         str(tmp_path / "s"),
         "--json",
     ]
-    assert main(said) == 3
+    assert main(arguments) == 3
     printed = json.loads(capsys.readouterr().out)
     assert "diverged" in printed["error"]
     summary = json.loads((tmp_path / "s/sweep.json").read_text())
@@ -348,13 +355,13 @@ def test_a_sweep_without_a_complete_trial_is_inconclusive(tmp_path: Path, capsys
 
 def test_a_dry_run_counts_what_halving_saves(tmp_path: Path, capsys: Any) -> None:
     model = save_checkpoint(victim(), tmp_path / "model.safetensors")
-    said = ["sweep", str(model), "--trials", "9", "--steps", "900", "--rungs", "2"]
-    assert main([*said, "--dry-run", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    whole = found["seconds_per_trial"] / 3600
+    arguments = ["sweep", str(model), "--trials", "9", "--steps", "900", "--rungs", "2"]
+    assert main([*arguments, "--dry-run", "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    hours_per_trial = output["seconds_per_trial"] / 3600
     # 9 to step 100, 3 on to 300, 1 on to 900: 2100 steps of 8100.
-    assert found["hours_of_this_sweep"] == pytest.approx(2100 / 8100 * 9 * whole)
-    assert found["hours_of_10000_runs"] == pytest.approx(2100 / 8100 * 5000 * whole)
+    assert output["hours_of_this_sweep"] == pytest.approx(2100 / 8100 * 9 * hours_per_trial)
+    assert output["hours_of_10000_runs"] == pytest.approx(2100 / 8100 * 5000 * hours_per_trial)
     plain = estimate_cost(
         plan(9, 900), estimate(victim(), KNOWLEDGE, plan(9, 900).attack, measured=0.01)
     )

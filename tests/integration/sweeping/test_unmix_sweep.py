@@ -33,25 +33,25 @@ def plan(trials: int = 4, **changes: Any) -> SweepRequest:
 
 def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> None:
     assert apply_settings(CONFIG, LADDER[0]) == LADDER[0]
-    asked = CONFIG.changed(rank=0.7, strength=3.0, starts=5)
-    assert apply_settings(asked, Effort()) == Effort(
+    settings = CONFIG.changed(rank=0.7, strength=3.0, starts=5)
+    assert apply_settings(settings, Effort()) == Effort(
         ranks=(0.7,), strengths=(3.0,), starts=5, repeats=CONFIG.restarts
     )
-    assert apply_settings(asked, LADDER[0]).overfull_partitions == ()
-    found = rs.attack(planted()[0], None, asked.changed(restarts=3))
-    assert found.restarts == 3
-    assert found.selection is not None
-    assert found.selection.support.max() == 3
+    assert apply_settings(settings, LADDER[0]).overfull_partitions == ()
+    reconstruction = rs.attack(planted()[0], None, settings.changed(restarts=3))
+    assert reconstruction.restarts == 3
+    assert reconstruction.selection is not None
+    assert reconstruction.selection.support.max() == 3
     with pytest.raises(InputError, match=r"^rank must be at least 0 and at most 1"):
         rs.attacks.Unmix(rank=1.2)
 
 
 def test_repeats_agree_on_planted_images_and_on_nothing_in_noise() -> None:
     noise = torch.randn(60, 1728, generator=torch.Generator().manual_seed(3))
-    one = dataclasses.replace(QUICK, ranks=(1.0,))
-    twice = dataclasses.replace(one, repeats=2)
+    full_rank = dataclasses.replace(QUICK, ranks=(1.0,))
+    twice = dataclasses.replace(full_rank, repeats=2)
     planted_rows = mixture(blocks(12), noise=1e-3)
-    assert unmix(planted_rows, SHAPE, one).runs == (1, 0)
+    assert unmix(planted_rows, SHAPE, full_rank).runs == (1, 0)
     true, false = (unmix(rows, SHAPE, twice, rank=12) for rows in (planted_rows, noise))
     assert true.runs[0] == false.runs[0] == 2
     assert (true.support == 1.0).float().mean() > 0.8
@@ -62,8 +62,8 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     checkpoint, x = planted()
     data = rs.Dataset(x, torch.tensor([1.0, -1.0] * 5).double())
     other = rs.Dataset(blocks(200, seed=7).double(), torch.tensor([1.0, -1.0] * 100).double())
-    wanted = plan(attack=CONFIG.changed(starts=4))
-    done = sweep(checkpoint, out=tmp_path / "s", data=data, holdout=other, **dict(wanted))
+    sweep_plan = plan(attack=CONFIG.changed(starts=4))
+    done = sweep(checkpoint, out=tmp_path / "s", data=data, holdout=other, **dict(sweep_plan))
     assert done.request.space == UNMIX_SPACE
     assert done.request.objectives == ("expected",)
     assert {t.state for t in done.trials} == {"complete"}, done.summary["failures"]
@@ -73,10 +73,10 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     assert expected[0] > expected[-1]
     assert len({t.params["strength"] for t in done.trials}) == 4
     # What a trial kept is the attack it names.
-    kept = SweepRun(tmp_path / "s").load(2)
-    assert kept is not None
-    again = rs.attack(checkpoint, None, rebuild_attack(kept))
-    assert torch.equal(again.x, kept.x)
+    stored = SweepRun(tmp_path / "s").load(2)
+    assert stored is not None
+    reconstruction = rs.attack(checkpoint, None, rebuild_attack(stored))
+    assert torch.equal(reconstruction.x, stored.x)
     # A group's confidence is that of the share of trials that hold it.
     assert done.reconstruction is not None
     chosen = done.reconstruction.selection
@@ -100,10 +100,10 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
         if progress.fresh == 2:
             raise KeyboardInterrupt
 
-    wanted = plan(3, sampler="tpe", wave=2, space={"starts": Range(1, 3, integer=True)})
+    sweep_plan = plan(3, sampler="tpe", wave=2, space={"starts": Range(1, 3, integer=True)})
     with pytest.raises(KeyboardInterrupt):
-        sweep(planted()[0], out=tmp_path / "s", watch=stop, **dict(wanted))
-    done = sweep(planted()[0], out=tmp_path / "s", **dict(wanted))
+        sweep(planted()[0], out=tmp_path / "s", watch=stop, **dict(sweep_plan))
+    done = sweep(planted()[0], out=tmp_path / "s", **dict(sweep_plan))
     assert (done.fresh, len(done.order)) == (1, 3)
 
 
@@ -153,7 +153,7 @@ def test_the_command_line_sweeps_unmix(tmp_path: Path, capsys: Capture) -> None:
             "--json",
         ]
     )
-    said = printed(capsys)
+    output = printed(capsys)
     assert code == 0
-    assert said["counts"]["complete"] == 2
-    assert said["plan"]["objectives"] == ["expected"]
+    assert output["counts"]["complete"] == 2
+    assert output["plan"]["objectives"] == ["expected"]

@@ -60,8 +60,8 @@ def test_losses_are_their_formulas() -> None:
     outputs = torch.tensor([[3.0], [-25.0], [0.0], [21.0], [-700.0]], dtype=torch.float64)
     y = torch.tensor([1.0, 1.0, -1.0, -1.0, 1.0], dtype=torch.float64)
     z = [float(a) * float(b) for a, b in zip(outputs[:, 0], y, strict=True)]
-    wanted = [math.log1p(math.exp(-m)) if m > -700 else -m for m in z]
-    assert float(LOSSES["logistic"](outputs, y)) == pytest.approx(sum(wanted) / 5, rel=1e-14)
+    expected = [math.log1p(math.exp(-m)) if m > -700 else -m for m in z]
+    assert float(LOSSES["logistic"](outputs, y)) == pytest.approx(sum(expected) / 5, rel=1e-14)
     exponential = sum(math.exp(-m) for m in z[:4]) / 4
     assert float(LOSSES["exponential"](outputs[:4], y[:4])) == pytest.approx(exponential, rel=1e-14)
     squared = sum((float(a) - float(b)) ** 2 for a, b in zip(outputs[:, 0], y, strict=True)) / 5
@@ -86,8 +86,8 @@ def test_single_logistic_losses_are_exact_over_the_whole_range() -> None:
 
 def test_margins() -> None:
     outputs = torch.tensor([[1.0, 2.0, -3.0], [0.0, 0.5, 0.25]])
-    found = margins(outputs, torch.tensor([1, 2]))
-    assert found.tolist() == [[1.0, math.inf, 5.0], [0.25, -0.25, math.inf]]
+    values = margins(outputs, torch.tensor([1, 2]))
+    assert values.tolist() == [[1.0, math.inf, 5.0], [0.25, -0.25, math.inf]]
     assert margins(outputs[:, :1], torch.tensor([-1, 1])).tolist() == [[-1.0], [0.0]]
 
 
@@ -142,10 +142,10 @@ def test_settings_are_checked() -> None:
 
 
 def test_settings_as_json() -> None:
-    found = TrainingConfig().to_json()
-    assert found["seconds"] is None
-    assert found["stop_margin"] is None
-    assert found["steps"] == 5000
+    settings = TrainingConfig().to_json()
+    assert settings["seconds"] is None
+    assert settings["stop_margin"] is None
+    assert settings["steps"] == 5000
 
 
 def test_initial_weights() -> None:
@@ -188,8 +188,8 @@ def test_gd_equals_a_hand_written_loop() -> None:
                 db += c * v[0] * (z > 0)
                 dw += torch.outer(c * v[0] * (z > 0), x)
             w, b, v = w - 0.3 * dw, b - 0.3 * db, v - 0.3 * dv
-        found = train(ARCH, data, config).theta
-        for ours, naive in zip(found.values(), (w, b, v), strict=True):
+        theta = train(ARCH, data, config).theta
+        for ours, naive in zip(theta.values(), (w, b, v), strict=True):
             torch.testing.assert_close(ours, naive, rtol=1e-12, atol=1e-14)
 
 
@@ -214,9 +214,9 @@ def test_momentum_and_decay_equal_those_of_torch(momentum: float, decay: float) 
             optimizer.zero_grad()
             LOSSES[loss](model(data.x), data.y.double()).backward()
             optimizer.step()
-        found = train(ARCH, data, config).theta
+        theta = train(ARCH, data, config).theta
         for name, p in model.named_parameters():
-            torch.testing.assert_close(found[name], p.detach(), rtol=1e-12, atol=1e-14)
+            torch.testing.assert_close(theta[name], p.detach(), rtol=1e-12, atol=1e-14)
 
 
 def descent(n: int, batch: int, seed: int = 0) -> GradientDescent:
@@ -229,24 +229,24 @@ def test_batches_cover_every_sample_once_an_epoch() -> None:
     method = descent(10, 4)
     epochs = []
     for epoch in range(3):
-        parts = [method._batch(3 * epoch + i) for i in range(3)]
-        assert [len(x) for x, _ in parts] == [4, 4, 2]
-        assert all(torch.equal(x[:, 0], y) for x, y in parts)
-        epochs.append(torch.cat([y for _, y in parts]))
+        batches = [method.select_batch(3 * epoch + i) for i in range(3)]
+        assert [len(x) for x, _ in batches] == [4, 4, 2]
+        assert all(torch.equal(x[:, 0], y) for x, y in batches)
+        epochs.append(torch.cat([y for _, y in batches]))
         assert sorted(epochs[-1].tolist()) == list(range(10))
     assert not torch.equal(epochs[0], epochs[1])
-    again, other = descent(10, 4), descent(10, 4, seed=1)
-    assert torch.equal(again._batch(5)[1], method._batch(5)[1])
-    assert not torch.equal(torch.cat([other._batch(i)[1] for i in range(3)]), epochs[0])
-    assert torch.equal(descent(4, 9)._batch(3)[1], torch.arange(4.0).double())
+    repeated, other = descent(10, 4), descent(10, 4, seed=1)
+    assert torch.equal(repeated.select_batch(5)[1], method.select_batch(5)[1])
+    assert not torch.equal(torch.cat([other.select_batch(i)[1] for i in range(3)]), epochs[0])
+    assert torch.equal(descent(4, 9).select_batch(3)[1], torch.arange(4.0).double())
 
 
 def test_batches_are_the_same_in_every_process() -> None:
     code = (
         "from tests.integration.training.test_training import descent;"
-        "print([descent(10, 4, seed=3)._batch(i)[1].tolist() for i in range(7)])"
+        "print([descent(10, 4, seed=3).select_batch(i)[1].tolist() for i in range(7)])"
     )
-    here = str([descent(10, 4, seed=3)._batch(i)[1].tolist() for i in range(7)])
+    here = str([descent(10, 4, seed=3).select_batch(i)[1].tolist() for i in range(7)])
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -342,7 +342,7 @@ def test_rescaling_changes_neither_direction_nor_objective() -> None:
     lowest = float(method.model(method.x).detach().min())
     assert lowest > method.MARGIN_CAP
     theta, before = flatten(parameters(method.model)).clone(), naive_objective(method)
-    method._rescale(lowest)
+    method.rescale(lowest)
     scaled = flatten(parameters(method.model))
     torch.testing.assert_close(scaled / scaled.norm(), theta / theta.norm(), rtol=1e-14, atol=1e-16)
     assert scaled.norm() < theta.norm()
@@ -350,7 +350,7 @@ def test_rescaling_changes_neither_direction_nor_objective() -> None:
         method.MARGIN_BACK_TO, rel=1e-12
     )
     assert naive_objective(method) == pytest.approx(before, rel=1e-12)
-    method._rescale(5.0)
+    method.rescale(5.0)
     assert torch.equal(flatten(parameters(method.model)), scaled)
 
 
@@ -454,8 +454,8 @@ def test_stop_by_margin_loss_and_residual() -> None:
     state = run(stop_residual=0.5)
     assert state.status == "residual"
     assert state.history[-1]["residual"] <= 0.5
-    found = certify(_model(state, "mlp:10-20-1"), data.x, data.y)
-    assert found.residual_plain == pytest.approx(state.history[-1]["residual"], rel=1e-9)
+    certificate = certify(_model(state, "mlp:10-20-1"), data.x, data.y)
+    assert certificate.residual_plain == pytest.approx(state.history[-1]["residual"], rel=1e-9)
 
 
 def test_a_loss_of_zero_is_no_goal() -> None:
@@ -500,7 +500,7 @@ def test_two_runs_are_equal_and_ignore_the_global_generator(name: str) -> None:
 
 @pytest.mark.parametrize("name", RUNS)
 def test_an_interrupted_run_goes_on_to_the_same_weights(name: str, tmp_path: Path) -> None:
-    whole = train(ARCH, toy(), RUNS[name])
+    uninterrupted = train(ARCH, toy(), RUNS[name])
     path = tmp_path / "state"
 
     def stop_at(step: int) -> Any:
@@ -516,10 +516,10 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(name: str, tmp_path: Pat
         saved = TrainingState.load(path)
         assert (saved.step, saved.status) == (step, "running")
     resumed = train(ARCH, toy(), RUNS[name], state_path=path)
-    assert same(resumed.theta, whole.theta)
-    assert same(resumed.theta0, whole.theta0)
-    assert same(resumed.history, whole.history)
-    assert (resumed.step, resumed.status) == (whole.step, whole.status)
+    assert same(resumed.theta, uninterrupted.theta)
+    assert same(resumed.theta0, uninterrupted.theta0)
+    assert same(resumed.history, uninterrupted.history)
+    assert (resumed.step, resumed.status) == (uninterrupted.step, uninterrupted.status)
     assert same(TrainingState.load(path), resumed)
 
 
@@ -527,7 +527,7 @@ def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, path = RUNS["gd"], tmp_path / "state"
-    whole = train(ARCH, toy(), config)
+    uninterrupted = train(ARCH, toy(), config)
     step = GradientDescent.step
 
     def half_step(self: GradientDescent, count: int) -> None:
@@ -542,21 +542,22 @@ def test_ctrl_c_in_the_middle_of_a_step_waits_for_its_end(
     assert loop.signal.getsignal(loop.signal.SIGINT) is handler
     assert TrainingState.load(path).step == 11
     monkeypatch.undo()
-    assert same(train(ARCH, toy(), config, state_path=path).theta, whole.theta)
+    assert same(train(ARCH, toy(), config, state_path=path).theta, uninterrupted.theta)
 
 
 def test_training_in_a_thread() -> None:
-    found = []
-    thread = threading.Thread(target=lambda: found.append(train(ARCH, toy(), RUNS["gd"])))
+    thread_results = []
+    thread = threading.Thread(target=lambda: thread_results.append(train(ARCH, toy(), RUNS["gd"])))
     thread.start()
     thread.join()
-    assert same(found[0], train(ARCH, toy(), RUNS["gd"]))
+    assert same(thread_results[0], train(ARCH, toy(), RUNS["gd"]))
 
 
 def test_a_state_saved_on_the_way_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is killed goes on from its last checkpoint."""
+    # A state is saved every 20 seconds, and no run of a test is as long.
     monkeypatch.setattr(loop, "SAVE_EVERY", -1.0)
     path = tmp_path / "state"
 
@@ -585,9 +586,9 @@ def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
         **{**RUNS["gd"].to_json(), "steps": 90, "seconds": 1e9, "stop_margin": math.inf}
     )
     train(ARCH, toy(), RUNS["gd"], state_path=path)
-    found = train(ARCH, toy(), longer, state_path=path)
-    assert found.step == 90
-    assert same(found.theta, train(ARCH, toy(), longer).theta)
+    trained = train(ARCH, toy(), longer, state_path=path)
+    assert trained.step == 90
+    assert same(trained.theta, train(ARCH, toy(), longer).theta)
 
 
 def test_other_settings_or_data_are_not_mixed(tmp_path: Path) -> None:

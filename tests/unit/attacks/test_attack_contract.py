@@ -37,7 +37,9 @@ class Target(NamedTuple):
     knowledge: Knowledge
 
 
-def trained(arch: str, shape: tuple[int, ...], classes: int = 2, **known: Any) -> Target:
+def trained(
+    arch: str, shape: tuple[int, ...], classes: int = 2, **knowledge_options: Any
+) -> Target:
     """Return a small network that was trained on random samples, with its initial weights and momentum."""
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(6, *shape, generator=generator, dtype=torch.float64)
@@ -47,7 +49,9 @@ def trained(arch: str, shape: tuple[int, ...], classes: int = 2, **known: Any) -
     moment = {name: theta - state.theta0[name] for name, theta in state.theta.items()}
     return Target(
         network,
-        Knowledge(theta0=dict(state.theta0), moment=moment, value_range=(0.0, 1.0), **known),
+        Knowledge(
+            theta0=dict(state.theta0), moment=moment, value_range=(0.0, 1.0), **knowledge_options
+        ),
     )
 
 

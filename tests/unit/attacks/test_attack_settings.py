@@ -67,10 +67,10 @@ def test_every_attack_survives_json_and_names_itself(name: str) -> None:
         stored = attack.to_json()
         assert stored["attack"] == name
         assert stored.keys() == {"attack", *kind.model_fields}
-        again = kind.from_json(stored)
-        assert type(again) is kind
-        assert again == attack
-        assert again.to_json() == stored
+        restored = kind.from_json(stored)
+        assert type(restored) is kind
+        assert restored == attack
+        assert restored.to_json() == stored
         assert pickle.loads(pickle.dumps(attack)) == attack
     changed, defaults = all_changed(kind), kind()
     assert all(getattr(changed, n) != getattr(defaults, n) for n in kind.model_fields)
@@ -155,7 +155,9 @@ def test_an_audit_runs_attacks_with_their_settings_and_its_configuration_repeats
         baselines=False,
         out=tmp_path / "run",
     )
-    settings = {found.attack: found.settings for found in result.reconstructions}
+    settings = {
+        reconstruction.attack: reconstruction.settings for reconstruction in result.reconstructions
+    }
     assert settings.keys() == {"binary-kkt", "unmix"}
     assert (settings["binary-kkt"]["steps"], settings["binary-kkt"]["sigma"]) == (7, 0.3)
     assert isinstance(rebuild_attack(result.reconstructions[0]), BinaryKKT | Unmix)
@@ -192,11 +194,11 @@ class Halved(Objective):
 def test_an_attack_by_an_objective_can_be_pickled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its class is made while the program runs, and workers of a sweep receive it in a pickle."""
     attack = Stationarity.with_objective(Halved)(steps=7, restarts=2)
-    again = pickle.loads(pickle.dumps(attack))
-    assert again.to_json() == attack.to_json()
-    assert again.model_fields_set == {"steps", "restarts"}
-    assert (again.name, again.surface, again.objective) == ("halved", "weights", Halved)
-    assert again.is_plugin
+    restored = pickle.loads(pickle.dumps(attack))
+    assert restored.to_json() == attack.to_json()
+    assert restored.model_fields_set == {"steps", "restarts"}
+    assert (restored.name, restored.surface, restored.objective) == ("halved", "weights", Halved)
+    assert restored.is_plugin
     changed = BinaryKKT.with_objective(objectives.BinaryKKT)(rivals="best")
     assert pickle.loads(pickle.dumps(changed)).rivals == "best"
     monkeypatch.setitem(OBJECTIVES, "halved", Halved)
@@ -205,10 +207,12 @@ def test_an_attack_by_an_objective_can_be_pickled(monkeypatch: pytest.MonkeyPatc
         "mlp:4-9-1,bias=none",
     )
     small = attack.changed(candidates=4)
-    wanted = small.run(model)
-    assert wanted.attack == wanted.settings["attack"] == "halved"
-    assert torch.equal(pickle.loads(pickle.dumps(small)).run(model).x, wanted.x)
-    assert rebuild_attack(wanted).to_json() == small.resolve_settings(model, Knowledge()).to_json()
+    expected = small.run(model)
+    assert expected.attack == expected.settings["attack"] == "halved"
+    assert torch.equal(pickle.loads(pickle.dumps(small)).run(model).x, expected.x)
+    assert (
+        rebuild_attack(expected).to_json() == small.resolve_settings(model, Knowledge()).to_json()
+    )
 
 
 def test_an_attack_with_another_strategy_can_be_pickled() -> None:
@@ -217,6 +221,6 @@ def test_an_attack_with_another_strategy_can_be_pickled() -> None:
     kinds = (BinaryKKT, Stationarity.with_objective(Halved))
     for kind in kinds:
         attack = kind.with_strategy(RandomPlaces())(steps=7)
-        again = pickle.loads(pickle.dumps(attack))
-        assert isinstance(again.strategy, RandomPlaces)
-        assert (again.name, again.objective, again.steps) == (kind.name, kind.objective, 7)
+        restored = pickle.loads(pickle.dumps(attack))
+        assert isinstance(restored.strategy, RandomPlaces)
+        assert (restored.name, restored.objective, restored.steps) == (kind.name, kind.objective, 7)

@@ -1,4 +1,4 @@
-"""Images behind a trunk: which layer, what it spans, an exact case and its control."""
+"""Images behind a backbone: which layer, what it spans, an exact case and its control."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import residuum as rs
 from residuum.attacks import every_attack
 from residuum.attacks.stationarity.priors import SparseGradients
-from residuum.attacks.unmixing import backbone as trunk
+from residuum.attacks.unmixing import backbone
 from residuum.attacks.unmixing.backbone import (
     Backbone,
     BackboneLayer,
@@ -62,26 +62,30 @@ def planted(n: int = 6) -> tuple[nn.Module, rs.Knowledge, Tensor]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> rs.attacks.Attack:
-    """Few sources, whatever the clock says, and steps enough that rounding does not decide."""
-    monkeypatch.setattr(trunk, "choose_effort", lambda *_: QUICK)
-    monkeypatch.setattr(trunk, "CANDIDATES", 8)
-    monkeypatch.setattr(trunk, "INVERT", replace(trunk.INVERT, steps=300))
-    monkeypatch.setattr(trunk, "SETTLE", replace(trunk.SETTLE, steps=250))
+    """Few sources, and enough steps that rounding does not decide.
+
+    The setting ``seconds`` would shorten the descents so far that rounding decides, so the constants of the
+    attack are replaced.
+    """
+    monkeypatch.setattr(backbone, "choose_effort", lambda *_: QUICK)
+    monkeypatch.setattr(backbone, "CANDIDATES", 8)
+    monkeypatch.setattr(backbone, "INVERT", replace(backbone.INVERT, steps=300))
+    monkeypatch.setattr(backbone, "SETTLE", replace(backbone.SETTLE, steps=250))
     return rs.attacks.BehindBackboneOptimizerState(seed=1)
 
 
 def why_not(model: nn.Module, knowledge: rs.Knowledge, name: str) -> str:
     checkpoint = as_network(model, shape=SHAPE)
-    one = every_attack()[name]()
-    kind = "weights" if knowledge.moment is None else one.surface
-    return one.why_not(SURFACES[kind](checkpoint, knowledge), knowledge)
+    attack = every_attack()[name]()
+    kind = "weights" if knowledge.moment is None else attack.surface
+    return attack.why_not(SURFACES[kind](checkpoint, knowledge), knowledge)
 
 
 def layer_of(model: nn.Module, knowledge: rs.Knowledge) -> BackboneLayer:
     surface = SURFACES["moment"](as_network(model, shape=SHAPE), knowledge)
-    found = read_backbone_layer(surface, knowledge)
-    assert isinstance(found, BackboneLayer)
-    return found
+    layer = read_backbone_layer(surface, knowledge)
+    assert isinstance(layer, BackboneLayer)
+    return layer
 
 
 def test_features_are_what_the_first_dense_layer_is_given_maps_and_all() -> None:
@@ -114,18 +118,20 @@ def test_training_images_lie_in_the_span_and_others_do_not() -> None:
         assert float(distance_from_span(layer.span)(features(blocks(6, seed=7))).min()) > 0.02
 
 
-def test_images_come_back_from_the_moment_of_a_layer_behind_a_trunk(
+def test_images_are_recovered_from_the_optimizer_state_of_a_layer_behind_a_backbone(
     quick: rs.attacks.Attack,
 ) -> None:
     model, knowledge, x = planted()
-    found = rs.attack(model, knowledge, quick)
-    near = ncc(found.x, x.double()).amax(0)
-    assert int((near > 0.9).sum()) >= 3
-    assert float(near.min()) > 0.7
-    assert float(ncc(found.x, blocks(6, seed=7).double()).max()) < 0.5
-    assert found.selection is not None
-    assert float(ncc(found.selection.x[:4], x.double()).amax(1).min()) > 0.7  # least outside first
-    assert "span 6 directions" in found.notes[0]
+    reconstruction = rs.attack(model, knowledge, quick)
+    similarity = ncc(reconstruction.x, x.double()).amax(0)
+    assert int((similarity > 0.9).sum()) >= 3
+    assert float(similarity.min()) > 0.7
+    assert float(ncc(reconstruction.x, blocks(6, seed=7).double()).max()) < 0.5
+    assert reconstruction.selection is not None
+    assert (
+        float(ncc(reconstruction.selection.x[:4], x.double()).amax(1).min()) > 0.7
+    )  # least outside first
+    assert "span 6 directions" in reconstruction.notes[0]
 
 
 def test_a_moment_of_nothing_gives_no_confidence(quick: rs.attacks.Attack) -> None:
@@ -142,11 +148,11 @@ def test_a_moment_of_nothing_gives_no_confidence(quick: rs.attacks.Attack) -> No
 
 def test_the_share_outside_orders_what_is_chosen() -> None:
     x = blocks(3).double()
-    found = select_images(
+    chosen = select_images(
         torch.cat([x, x]), torch.zeros(6), torch.tensor([1e-5, 5e-4, 1e-2] * 2).double()
     )
-    assert found.members.tolist() == [2, 2, 2]
-    assert found.confidence[0] > 0.9 > found.confidence[1] > 0.5 > found.confidence[2]
+    assert chosen.members.tolist() == [2, 2, 2]
+    assert chosen.confidence[0] > 0.9 > chosen.confidence[1] > 0.5 > chosen.confidence[2]
 
 
 def test_a_descent_takes_its_steps() -> None:
@@ -156,10 +162,10 @@ def test_a_descent_takes_its_steps() -> None:
         seen.append(len(x))
         return x.flatten(1)
 
-    x, how = blocks(2), Descent(50, 0.01, 0.0)
+    x, descent = blocks(2), Descent(50, 0.01, 0.0)
     prior = SparseGradients(1.0, knowledge=rs.Knowledge(shape=SHAPE))
     missed = distance_from_span(torch.eye(1728)[:4])
-    invert_features(features, x, missed, how, prior, None)
+    invert_features(features, x, missed, descent, prior, None)
     assert len(seen) == 51  # and once more for what is left
 
 
@@ -171,12 +177,13 @@ def test_few_seconds_of_a_reference_machine_shorten_both_descents(
     steps: list[int] = []
 
     def spy(
-        _: Backbone, x: Tensor, __: object, how: Descent, *___: object
+        _: Backbone, x: Tensor, __: object, descent: Descent, *___: object
     ) -> tuple[Tensor, Tensor]:
-        steps.append(how.steps)
+        steps.append(descent.steps)
         return x, torch.ones(len(x))
 
-    monkeypatch.setattr(trunk, "invert_features", spy)
+    # The descent is replaced, so that its steps can be counted.
+    monkeypatch.setattr(backbone, "invert_features", spy)
     model, knowledge, _ = planted()
     rs.attack(model, knowledge, quick.changed(seconds=seconds))
     assert steps == ([300, 250] if all_steps else [1, 1])
@@ -202,7 +209,8 @@ def test_what_it_refuses() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     model, knowledge, _ = planted()
-    monkeypatch.setattr(trunk, "MAX_BYTES", 2**18)
+    # A layer beyond the real limit takes gigabytes.
+    monkeypatch.setattr(backbone, "MAX_BYTES", 2**18)
     assert "the limit is 0 GiB" in why_not(model, knowledge, "trunk-moment")
 
 

@@ -55,17 +55,17 @@ def test_each_run_of_a_batch_ends_as_it_does_alone(tmp_path):
 
 def test_they_need_no_curvature_and_the_result_names_the_arm():
     for arm, strategy in CONTROLS.items():
-        found = attack(released(), Knowledge(), SMALL.changed(surrogate="none"), strategy)
-        assert any(event["kind"] == arm for event in found.events)
-        assert found.settings["split"] == arm
+        reconstruction = attack(released(), Knowledge(), SMALL.changed(surrogate="none"), strategy)
+        assert any(event["kind"] == arm for event in reconstruction.events)
+        assert reconstruction.settings["split"] == arm
 
 
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
 def test_the_gain_is_the_same_by_the_engine_and_by_automatic_differentiation(objective, outputs):
     for surrogate in ["sigmoid", "softplus"]:
         case, explicit = case_of(objective, outputs, surrogate)
-        known = (objective, case.knowledge, case.labels)
-        generic = AllLayers(Wrapped(case.model), *known, surrogate=surrogate)
+        inputs = (objective, case.knowledge, case.labels)
+        generic = AllLayers(Wrapped(case.model), *inputs, surrogate=surrogate)
         labels = case.labels.expand(2, -1)
         by_engine, by_autograd = (
             Gain(problem, case.x, case.lam, SHARPNESS).slope(case.x, case.lam, labels)
@@ -77,8 +77,8 @@ def test_the_gain_is_the_same_by_the_engine_and_by_automatic_differentiation(obj
 
 def test_the_gain_is_the_derivative_along_the_multiplier():
     case, problem = case_of(BinaryKKT(), 1)
-    found = problem.evaluate(case.x, case.lam, SHARPNESS)
+    evaluation = problem.evaluate(case.x, case.lam, SHARPNESS)
     gain = Gain(problem, case.x, case.lam, SHARPNESS)
     gradient, value = gain.slope(case.x, torch.ones_like(case.lam), case.labels.expand(2, -1))
-    assert close(value, found.grad_lam, 1e-10)
-    assert close(gradient * case.lam[..., None], found.grad_x, 1e-10)
+    assert close(value, evaluation.grad_lam, 1e-10)
+    assert close(gradient * case.lam[..., None], evaluation.grad_x, 1e-10)

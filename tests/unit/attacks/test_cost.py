@@ -41,11 +41,11 @@ def test_the_formula_counts_what_is_done(objective, outputs):
         problem.explicit.chunk, problem.explicit.workspace = next(sizes)
         with FlopCounterMode(display=False) as counter:
             problem.evaluate(case.x, case.lam, 4.0, measure)
-        found = evaluation_cost(
+        cost = evaluation_cost(
             problem.explicit, 2, 12, follows_outputs=objective.follows_outputs, measure=measure
         )
-        assert sum(found.flops) == counter.get_total_flops()
-        assert len(found.flops) == len(hidden)
+        assert sum(cost.flops) == counter.get_total_flops()
+        assert len(cost.flops) == len(hidden)
 
 
 def test_a_step_on_the_published_shape_is_twelve_products():
@@ -56,10 +56,10 @@ def test_a_step_on_the_published_shape_is_twelve_products():
     from residuum.engine.explicit import ExplicitEquation
 
     equation = ExplicitEquation([model], target, [1.0, 1.0, 1.0])
-    found = evaluation_cost(equation, 1, 1000)
-    assert sum(found.flops) == pytest.approx(44.7e9, rel=2e-3)
-    assert found.flops[0] == 5 * 2 * 1000 * 3072 * 1000
-    assert found.flops[1] == 7 * 2 * 1000 * 1000 * 1000
+    cost = evaluation_cost(equation, 1, 1000)
+    assert sum(cost.flops) == pytest.approx(44.7e9, rel=2e-3)
+    assert cost.flops[0] == 5 * 2 * 1000 * 3072 * 1000
+    assert cost.flops[1] == 7 * 2 * 1000 * 1000 * 1000
 
 
 def test_memory_stays_bounded_while_candidates_grow():
@@ -78,13 +78,13 @@ def test_memory_stays_bounded_while_candidates_grow():
 
 def test_an_estimate_describes_the_attack():
     config = Auto(restarts=3, candidates=20, steps=500)
-    found = estimate(released(), None, config, measured=0.05)
-    assert (found.parameters, found.candidates, found.dimensions) == (72, 20, 6)
-    assert found.unknowns == 3 * 20 * (6 + 1)
-    assert found.flops_per_step == sum(found.flops_by_layer.values())
-    assert list(found.flops_by_layer) == ["layers.0", "layers.1"]
-    assert found.step_seconds > 0
-    assert found.seconds == pytest.approx(500 * found.step_seconds * (1 + 1 / 25))
+    cost = estimate(released(), None, config, measured=0.05)
+    assert (cost.parameters, cost.candidates, cost.dimensions) == (72, 20, 6)
+    assert cost.unknowns == 3 * 20 * (6 + 1)
+    assert cost.flops_per_step == sum(cost.flops_by_layer.values())
+    assert list(cost.flops_by_layer) == ["layers.0", "layers.1"]
+    assert cost.step_seconds > 0
+    assert cost.seconds == pytest.approx(500 * cost.step_seconds * (1 + 1 / 25))
     dear = estimate(released(), None, Auto(candidates=20, lam_every=10), measured=0.05)
     assert dear.seconds == pytest.approx(3000 * dear.step_seconds * (1 + 1 / 25 + 21 / 10))
     short = estimate(released(), None, Auto(seconds=1e-6), measured=0.05)
@@ -101,36 +101,37 @@ def test_other_networks_are_estimated():
 
 
 def test_reference_seconds_count_every_step_and_no_clock():
-    checkpoint, known = released(), Knowledge()
-    surface = build_surfaces(checkpoint, known)[WEIGHTS]
+    checkpoint, knowledge = released(), Knowledge()
+    surface = build_surfaces(checkpoint, knowledge)[WEIGHTS]
     inversion = ModelInversion(steps=7, candidates=5)
-    seconds = estimate_reference_seconds(inversion, surface, known)
+    seconds = estimate_reference_seconds(inversion, surface, knowledge)
     # The second call gives the same result, although properties of the network are cached by then.
-    assert seconds == estimate_reference_seconds(inversion, surface, known)
-    work = count_work(lambda: inversion.changed(steps=1, dtype="float32").run(surface, known))
+    assert seconds == estimate_reference_seconds(inversion, surface, knowledge)
+    work = count_work(lambda: inversion.changed(steps=1, dtype="float32").run(surface, knowledge))
     assert seconds == pytest.approx(7 * work.seconds(REFERENCE["cpu"]))
-    kkt = Auto(restarts=3, candidates=20, steps=500).resolve_settings(checkpoint, known)
-    seconds = estimate_reference_seconds(kkt, surface, known)
-    assert seconds == estimate_reference_seconds(kkt, surface, known)
-    assert estimate_reference_seconds(kkt.changed(seconds=1e-6), surface, known) == 1e-6
+    kkt = Auto(restarts=3, candidates=20, steps=500).resolve_settings(checkpoint, knowledge)
+    seconds = estimate_reference_seconds(kkt, surface, knowledge)
+    assert seconds == estimate_reference_seconds(kkt, surface, knowledge)
+    assert estimate_reference_seconds(kkt.changed(seconds=1e-6), surface, knowledge) == 1e-6
     # A loss is evaluated every 25 steps, and closed-form multipliers cost a step each and one more.
-    often = estimate_reference_seconds(kkt.changed(lam_every=10), surface, known)
+    often = estimate_reference_seconds(kkt.changed(lam_every=10), surface, knowledge)
     assert often / seconds == pytest.approx((1 + 1 / 25 + 21 / 10) / (1 + 1 / 25))
 
 
 def test_a_dry_run_prints_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    # Each dry run measures for two seconds, and the command has no option for this duration.
     monkeypatch.setattr("residuum.attacks.cost.MEASURING_SECONDS", 0.05)
     path = tmp_path / "m.safetensors"
     save_checkpoint(released(), path)
     command = ["attack", str(path), "--dry-run"]
     assert main([*command, "--out", str(tmp_path / "r")]) == 0
-    shown = capsys.readouterr().out
+    output = capsys.readouterr().out
     for word in ("parameters", "unknowns", "GFLOP per step", "memory", "time per step", "whole"):
-        assert word in shown
+        assert word in output
     assert main([*command, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["memory_bytes"] == sum(found["memory"].values())
-    assert found["flops_per_step"] > 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["memory_bytes"] == sum(document["memory"].values())
+    assert document["flops_per_step"] > 0
     assert main([*command, "--quiet"]) == 0
     assert capsys.readouterr().out == ""
     assert sorted(p.name for p in tmp_path.iterdir()) == ["m.safetensors"]

@@ -51,10 +51,10 @@ def test_a_constant_shift_is_read_off_an_exact_point(groups: int, width: int) ->
     for c in SHIFTS:
         for seed in [0, 1, 2]:
             point = relu_point(2, groups=groups, width=width, seed=seed)
-            found = infer_constant_shift(move_biases(checkpoint(point.model), -c))
-            assert found.consensus, found.reason
-            assert found.shift == pytest.approx(c, abs=1e-6)
-            assert found.imbalance <= EXACT_BALANCE < found.before
+            inferred = infer_constant_shift(move_biases(checkpoint(point.model), -c))
+            assert inferred.consensus, inferred.reason
+            assert inferred.shift == pytest.approx(c, abs=1e-6)
+            assert inferred.imbalance <= EXACT_BALANCE < inferred.before
 
 
 @pytest.mark.parametrize("c", SHIFTS)
@@ -71,22 +71,22 @@ def test_several_outputs_and_deeper_networks(c: float) -> None:
 def test_permuted_biases_have_no_consensus(groups: int, width: int) -> None:
     for c in SHIFTS:
         shifted = move_biases(checkpoint(relu_point(2, groups=groups, width=width).model), -c)
-        found = infer_constant_shift(with_bias(shifted, shifted.theta[BIAS].roll(width)))
-        assert not found.consensus
-        assert found.reason.startswith("no consensus")
-        assert found.imbalance > 1e3 * EXACT_BALANCE
+        inferred = infer_constant_shift(with_bias(shifted, shifted.theta[BIAS].roll(width)))
+        assert not inferred.consensus
+        assert inferred.reason.startswith("no consensus")
+        assert inferred.imbalance > 1e3 * EXACT_BALANCE
 
 
 def test_one_neuron_and_its_multiples_are_no_consensus() -> None:
     model = relu_point(2, groups=2, width=3).model
-    mine = MLP((12, 3, 1)).double()
+    multiples = MLP((12, 3, 1)).double()
     with torch.no_grad():
-        mine.linears[0].weight.copy_(model.linears[0].weight[:3])
-        mine.linears[0].bias.copy_(model.linears[0].bias[:3])
-        mine.linears[1].weight.copy_(model.linears[1].weight[:, :3])
-    found = infer_constant_shift(move_biases(checkpoint(mine), -0.5))
-    assert found.imbalance <= EXACT_BALANCE, "its root is there"
-    assert not found.consensus, "and says nothing"
+        multiples.linears[0].weight.copy_(model.linears[0].weight[:3])
+        multiples.linears[0].bias.copy_(model.linears[0].bias[:3])
+        multiples.linears[1].weight.copy_(model.linears[1].weight[:, :3])
+    inferred = infer_constant_shift(move_biases(checkpoint(multiples), -0.5))
+    assert inferred.imbalance <= EXACT_BALANCE, "its root is there"
+    assert not inferred.consensus, "and says nothing"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -94,7 +94,7 @@ def test_the_minimum_of_the_quartic_is_the_global_one(seed: int) -> None:
     torch.manual_seed(seed)
     model = MLP((6, 9, 1)).double()
     released = checkpoint(model)
-    found = infer_constant_shift(released)
+    inferred = infer_constant_shift(released)
     w, b = released.theta["layers.0.weight"].numpy(), released.theta[BIAS].numpy()
     v = released.theta["layers.1.weight"].numpy()[0]
 
@@ -103,9 +103,9 @@ def test_the_minimum_of_the_quartic_is_the_global_one(seed: int) -> None:
         return float(np.sqrt(sum(terms) / sum(v**4)))
 
     values = [naive(c) for c in np.linspace(-20, 20, 8001)]
-    assert found.imbalance == pytest.approx(naive(float(found.shift)), rel=1e-9)
-    assert found.imbalance <= min(values) + 1e-12
-    assert min(values) == pytest.approx(found.imbalance, rel=1e-2)
+    assert inferred.imbalance == pytest.approx(naive(float(inferred.shift)), rel=1e-9)
+    assert inferred.imbalance <= min(values) + 1e-12
+    assert min(values) == pytest.approx(inferred.imbalance, rel=1e-2)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -116,9 +116,9 @@ def test_a_trained_network_gives_its_shift_away(seed: int) -> None:
     before = make_release(state, arch, split.train, "binary")
     errors = []
     for c in SHIFTS:
-        found = infer_constant_shift(move_biases(before, -c))
-        assert found.consensus, found.reason
-        errors.append(float(found.shift) - c)
+        inferred = infer_constant_shift(move_biases(before, -c))
+        assert inferred.consensus, inferred.reason
+        errors.append(float(inferred.shift) - c)
     assert max(map(abs, errors)) < 0.02
     assert np.ptp(errors) < 1e-8, "the error is the network's own and does not depend on c"
     generator = torch.Generator().manual_seed(seed)
@@ -135,10 +135,10 @@ def test_a_vector_needs_more_neurons_than_directions() -> None:
         size = (first.weight.square().sum(1) + first.bias.square()).sqrt()
         balanced.linears[1].weight.copy_(size[None])
     u = torch.randn(6, dtype=torch.float64)
-    found = infer_vector_shift(move_biases(checkpoint(balanced), -u))
-    assert found.consensus, found.reason
-    assert isinstance(found.shift, Tensor)
-    assert float((found.shift - u).norm()) < 1e-6
+    inferred = infer_vector_shift(move_biases(checkpoint(balanced), -u))
+    assert inferred.consensus, inferred.reason
+    assert isinstance(inferred.shift, Tensor)
+    assert float((inferred.shift - u).norm()) < 1e-6
     few = infer_vector_shift(move_biases(checkpoint(relu_point(2, groups=3).model), -0.5))
     assert few.imbalance <= EXACT_BALANCE
     assert not few.consensus, "every choice of signs balances as many neurons as directions"
@@ -156,19 +156,19 @@ def test_stationarity_gives_any_shift_at_the_right_candidates(
 ) -> None:
     point, shifted, u = rewritten
     z = point.x + u
-    found, left = fit_shift(shifted, z, point.y, point.lam, torch.eye(12))
-    assert float((found - u).norm()) < 1e-9
-    assert left < 1e-12
+    shift_fitted, residual = fit_shift(shifted, z, point.y, point.lam, torch.eye(12))
+    assert float((shift_fitted - u).norm()) < 1e-9
+    assert residual < 1e-12
     assert shift_residual(shifted, z, point.y, point.lam, 0.0) > 0.01
     constant = move_biases(checkpoint(point.model), -0.5)
-    found, left = fit_shift(constant, point.x + 0.5, point.y, point.lam)
-    assert torch.allclose(found, torch.full((12,), 0.5, dtype=torch.float64))
+    shift_fitted, residual = fit_shift(constant, point.x + 0.5, point.y, point.lam)
+    assert torch.allclose(shift_fitted, torch.full((12,), 0.5, dtype=torch.float64))
     curve = [
         shift_residual(constant, point.x + 0.5, point.y, point.lam, c)
         for c in (0, 0.4, 0.5, 0.6, 1)
     ]
     assert curve.index(min(curve)) == 2
-    assert curve[2] == pytest.approx(left, abs=1e-12)
+    assert curve[2] == pytest.approx(residual, abs=1e-12)
 
 
 def test_the_residual_is_that_of_the_moved_network(
@@ -240,18 +240,20 @@ def test_noise_is_averaged_away_and_cut_off() -> None:
     clean = checkpoint(model)
     releases = tuple(noisy(clean, 0.2, seed) for seed in range(16))
 
-    def error(part: Network) -> float:
-        return float((part.theta["layers.0.weight"] - clean.theta["layers.0.weight"]).norm())
+    def error(network: Network) -> float:
+        return float((network.theta["layers.0.weight"] - clean.theta["layers.0.weight"]).norm())
 
     config = Auto(steps=8, restarts=1, candidates=4)
     handed = Released(releases, Knowledge(), config)
     mean = ADAPTIVE["average-releases"](handed)
     assert error(mean.checkpoint) == pytest.approx(error(releases[0]) / 4, rel=0.1)
-    cut, kept, of = cut_singular_values(releases[0])
-    assert (kept, of) == (2, 40)
+    cut, rank_kept, rank_full = cut_singular_values(releases[0])
+    assert (rank_kept, rank_full) == (2, 40)
     assert error(cut) < 0.4 * error(releases[0])
-    one = ADAPTIVE["average-releases"](Released(releases[:1], Knowledge(), config))
-    assert one.findings["kept_directions"] == 2, "a single release is not averaged but cut"
+    single_release = ADAPTIVE["average-releases"](Released(releases[:1], Knowledge(), config))
+    assert single_release.findings["kept_directions"] == 2, (
+        "a single release is not averaged but cut"
+    )
 
 
 @pytest.mark.parametrize("name", ["undo-constant-shift", "undo-vector-shift"])
@@ -273,7 +275,7 @@ def test_every_strategy_attacks_with_the_budget_it_was_given(name: str) -> None:
     released = checkpoint(relu_point(2, groups=3, width=2).model)
     theta0 = {key: torch.zeros_like(t) for key, t in released.theta.items()}
     config = Auto(steps=20, restarts=2, candidates=6)
-    facts = {
+    knowledge_facts = {
         "weight_decay": 0.1,
         "loss": "logistic",
         "theta0": theta0,
@@ -281,9 +283,9 @@ def test_every_strategy_attacks_with_the_budget_it_was_given(name: str) -> None:
         "rewritten": True,
     }
     knowledge = Knowledge(shape=(12,), sample_count=9)
-    adapted = ADAPTIVE[name](Released((released,), knowledge, config, facts))
-    found = attack(adapted.checkpoint, adapted.knowledge, adapted.attack)
-    assert found.restarts == 2
-    assert found.settings["steps"] == 20
-    assert torch.isfinite(found.x).all()
+    adapted = ADAPTIVE[name](Released((released,), knowledge, config, knowledge_facts))
+    reconstruction = attack(adapted.checkpoint, adapted.knowledge, adapted.attack)
+    assert reconstruction.restarts == 2
+    assert reconstruction.settings["steps"] == 20
+    assert torch.isfinite(reconstruction.x).all()
     assert all(isinstance(key, str) for key in adapted.findings)

@@ -38,17 +38,19 @@ def network() -> nn.Module:
 def smooth(n: int, seed: int = 1) -> Tensor:
     """Images of one bright disc each."""
     generator = torch.Generator().manual_seed(seed)
-    at = 1 + 6 * torch.rand(n, 2, generator=generator)
+    centers = 1 + 6 * torch.rand(n, 2, generator=generator)
     grid = torch.arange(8.0)
-    far = (grid[:, None] - at[:, 0, None, None]) ** 2 + (grid - at[:, 1, None, None]) ** 2
-    return torch.exp(-far / 5)[:, None]
+    squared_distance = (grid[:, None] - centers[:, 0, None, None]) ** 2 + (
+        grid - centers[:, 1, None, None]
+    ) ** 2
+    return torch.exp(-squared_distance / 5)[:, None]
 
 
 def granted(model: nn.Module, x: Tensor, y: Tensor) -> rs.Knowledge:
     """The gradient of the summed loss as a moment."""
     loss = F.cross_entropy(model(x), y, reduction="sum")
-    parts = torch.autograd.grad(loss, list(model.parameters()))
-    moment = dict(zip(dict(model.named_parameters()), parts, strict=True))
+    gradients = torch.autograd.grad(loss, list(model.parameters()))
+    moment = dict(zip(dict(model.named_parameters()), gradients, strict=True))
     return rs.Knowledge(shape=SHAPE, value_range=(0, 1), moment=moment)
 
 
@@ -60,21 +62,26 @@ def problem(model: nn.Module, knowledge: rs.Knowledge, matching=GEIPING, m: int 
 def test_the_sum_is_the_gradient_of_the_loss_and_both_distances_vanish_there() -> None:
     model, x, y = network().double(), smooth(3).double(), torch.tensor([0, 1, 2])
     knowledge = granted(model, x, y)
-    at = problem(model, knowledge)
-    assert at.labels.tolist() == [0, 1, 2]
-    total = {name: t.detach() for name, t in at.total(x, torch.ones(3, 3)).items()}
+    matching_problem = problem(model, knowledge)
+    assert matching_problem.labels.tolist() == [0, 1, 2]
+    total = {name: t.detach() for name, t in matching_problem.total(x, torch.ones(3, 3)).items()}
     assert knowledge.moment is not None
-    for name, wanted in knowledge.moment.items():
-        assert torch.allclose(total[name], wanted)
+    for name, expected in knowledge.moment.items():
+        assert torch.allclose(total[name], expected)
     for matching in (OURS, GEIPING, replace(OURS, distance="squared")):
-        there = matching.measure(at.target, total, at.groups)
-        assert len(there) == (3 if matching.per_layer else 1)
-        assert float(there.abs().max()) < 1e-9
-    other = at.total(smooth(3, seed=2).double(), torch.ones(3, 3))
-    assert float(GEIPING.measure(at.target, other, at.groups).detach()) > 0.05
+        distances = matching.measure(matching_problem.target, total, matching_problem.groups)
+        assert len(distances) == (3 if matching.per_layer else 1)
+        assert float(distances.abs().max()) < 1e-9
+    other = matching_problem.total(smooth(3, seed=2).double(), torch.ones(3, 3))
+    assert (
+        float(GEIPING.measure(matching_problem.target, other, matching_problem.groups).detach())
+        > 0.05
+    )
     half = {name: 0.5 * t for name, t in total.items()}
-    assert float(OURS.measure(at.target, half, at.groups).max()) < 1e-9
-    squared = replace(OURS, distance="squared").measure(at.target, half, at.groups)
+    assert float(OURS.measure(matching_problem.target, half, matching_problem.groups).max()) < 1e-9
+    squared = replace(OURS, distance="squared").measure(
+        matching_problem.target, half, matching_problem.groups
+    )
     assert torch.allclose(squared, torch.full((3,), 0.25).double())
 
 
@@ -84,22 +91,22 @@ def test_the_change_of_the_weights_is_turned_into_a_gradient() -> None:
     surface = SURFACES["weights - start"](
         as_network(model, shape=SHAPE), rs.Knowledge(shape=SHAPE, theta0=start)
     )
-    for part in read_gradient_sum(surface).values():
-        assert torch.allclose(part, torch.full_like(part, 0.1), atol=1e-6)
+    for gradient in read_gradient_sum(surface).values():
+        assert torch.allclose(gradient, torch.full_like(gradient, 0.1), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["invert-moment", "geiping2020-moment"])
-def test_a_sample_comes_back_from_its_gradient(name: str) -> None:
+def test_a_sample_is_recovered_from_its_gradient(name: str) -> None:
     model, x, y = network(), smooth(1), torch.tensor([1])  # one candidate has the middle label
     knowledge = granted(model, x, y)
     config = rs.attacks.make_attack(name, candidates=1, restarts=2, steps=150, lr_x=0.03, seed=3)
-    found = rs.attack(model, knowledge, config)
-    assert float(ncc(found.x, x.double()).max()) > 0.9
-    assert float(ncc(found.x, smooth(8, seed=9).double()).max()) < float(
-        ncc(found.x, x.double()).max()
+    reconstruction = rs.attack(model, knowledge, config)
+    assert float(ncc(reconstruction.x, x.double()).max()) > 0.9
+    assert float(ncc(reconstruction.x, smooth(8, seed=9).double()).max()) < float(
+        ncc(reconstruction.x, x.double()).max()
     )
-    assert found.status == ("finished", "finished")
-    assert float(found.loss[:, -1].min()) < 0.1 * float(found.loss[:, 0].min())
+    assert reconstruction.status == ("finished", "finished")
+    assert float(reconstruction.loss[:, -1].min()) < 0.1 * float(reconstruction.loss[:, 0].min())
 
 
 def test_a_chain_of_dense_layers_is_matched_as_one_and_gives_its_samples_back() -> None:
@@ -108,10 +115,10 @@ def test_a_chain_of_dense_layers_is_matched_as_one_and_gives_its_samples_back() 
     x, y = smooth(3), torch.tensor([0, 1, 2])
     knowledge = granted(chain, x.flatten(1), y)
     config = rs.attacks.OptimizerStateMatching(candidates=3, steps=300, lr_x=0.03, seed=3)
-    found = rs.attack(chain, knowledge, config)
-    assert "over the whole network, with multipliers by rivals" in found.notes[0]
-    assert "the prior total-variation" in found.notes[0]
-    images = found.x.reshape(-1, *SHAPE)
+    reconstruction = rs.attack(chain, knowledge, config)
+    assert "over the whole network, with multipliers by rivals" in reconstruction.notes[0]
+    assert "the prior total-variation" in reconstruction.notes[0]
+    images = reconstruction.x.reshape(-1, *SHAPE)
     assert float(ncc(images, x.double()).amax(0).min()) > 0.9
     assert float(ncc(images, smooth(3, seed=9).double()).amax(0).min()) < 0.9
     ours, floor = (every_attack()[name]() for name in ("invert-moment", "geiping2020-moment"))
@@ -127,9 +134,9 @@ def test_a_clock_shortens_it_and_says_so() -> None:
     model, x, y = network(), smooth(2), torch.tensor([0, 1])
     config = rs.attacks.OptimizerStateMatching(candidates=2, steps=10**6, seconds=0.5)
     seen = []
-    found = rs.attack(model, granted(model, x, y), config, watch=seen.append)
-    assert set(found.status) == {"time"}
-    assert found.seconds < 5
+    reconstruction = rs.attack(model, granted(model, x, y), config, watch=seen.append)
+    assert set(reconstruction.status) == {"time"}
+    assert reconstruction.seconds < 5
     assert seen[0].layer_names == ("0", "3", "5")
 
 

@@ -1,4 +1,4 @@
-"""Rows where hyperplanes meet: a planted table comes back, an arrangement by accident does not."""
+"""Rows where hyperplanes meet: a planted table is recovered, an accidental arrangement is not."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def planted(rows: int, through: int = 12, seed: int = 0) -> tuple[Tensor, Tensor
     weight = torch.randn(NEURONS, COLUMNS, generator=generator).double()
     bias = -(weight * torch.rand(NEURONS, COLUMNS, generator=generator).double()).sum(1)
     for row in range(rows):
-        mine = slice(row * through, (row + 1) * through)
-        bias[mine] = -(weight[mine] @ x[row])
+        neurons = slice(row * through, (row + 1) * through)
+        bias[neurons] = -(weight[neurons] @ x[row])
     return weight, bias, x
 
 
@@ -46,39 +46,39 @@ def network(weight: Tensor, bias: Tensor) -> rs.Network:
     return rs.Network(theta, f"mlp:{COLUMNS}-{NEURONS}-1")
 
 
-def hits(found: Tensor, rows: Tensor, tolerance: float = 0.05) -> int:
+def hits(points_found: Tensor, rows: Tensor, tolerance: float = 0.05) -> int:
     """Rows that some candidate is within the tolerance of, in all columns."""
-    return int(((found[:, None] - rows).abs().amax(2) < tolerance).any(0).sum())
+    return int(((points_found[:, None] - rows).abs().amax(2) < tolerance).any(0).sum())
 
 
 CONFIG = rs.attacks.Hyperplanes(seconds=1)
 
 
-def test_rows_on_which_hyperplanes_meet_come_back_and_are_no_accident() -> None:
+def test_rows_on_which_hyperplanes_meet_are_recovered_and_are_no_accident() -> None:
     weight, bias, x = planted(5)
-    found = rs.attack(network(weight, bias), rs.Knowledge(value_range=(0, 1)), CONFIG)
-    assert hits(found.x, x, 1e-3) == 5
-    assert found.selection is not None
-    sure = found.selection.x[found.selection.confidence > 0.5]
+    reconstruction = rs.attack(network(weight, bias), rs.Knowledge(value_range=(0, 1)), CONFIG)
+    assert hits(reconstruction.x, x, 1e-3) == 5
+    assert reconstruction.selection is not None
+    sure = reconstruction.selection.x[reconstruction.selection.confidence > 0.5]
     assert hits(sure, x, 1e-3) == len(sure) == 5
 
 
 def test_an_arrangement_by_accident_gives_nothing_to_believe() -> None:
     weight, bias, _ = planted(0)
-    found = rs.attack(network(weight, bias), rs.Knowledge(value_range=(0, 1)), CONFIG).selection
-    assert found is not None
-    assert float(found.confidence.max()) < 0.1
+    selection = rs.attack(network(weight, bias), rs.Knowledge(value_range=(0, 1)), CONFIG).selection
+    assert selection is not None
+    assert float(selection.confidence.max()) < 0.1
 
 
 def test_ranges_and_means_are_taken_into_account() -> None:
     weight, bias, x = planted(4)
     mean = torch.linspace(0.3, 0.6, COLUMNS).double()
     shifted = bias + weight @ mean  # the network is given x - mean
-    known = rs.Knowledge(value_range=(0, 1), mean=mean)
-    found = rs.attack(network(weight, shifted), known, CONFIG)
+    knowledge = rs.Knowledge(value_range=(0, 1), mean=mean)
+    reconstruction = rs.attack(network(weight, shifted), knowledge, CONFIG)
     plain = rs.attack(network(weight, bias), rs.Knowledge(value_range=(0, 1)), CONFIG)
-    assert hits(found.x, x - mean, 1e-3) >= 3
-    assert torch.allclose(found.x[:3] + mean, plain.x[:3])
+    assert hits(reconstruction.x, x - mean, 1e-3) >= 3
+    assert torch.allclose(reconstruction.x[:3] + mean, plain.x[:3])
 
 
 def test_corners_are_those_of_a_plain_loop() -> None:
@@ -104,9 +104,9 @@ def test_points_on_lines_are_those_where_more_hyperplanes_meet_than_anywhere() -
         weight, bias, torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double()
     )
     around = x + 0.05 * torch.randn(20, COLUMNS, generator=torch.Generator().manual_seed(1))
-    found = find_crossings(planes, around, torch.Generator().manual_seed(2))
-    assert hits(found, x, 1e-3) == 1
-    for point in found:
+    crossings = find_crossings(planes, around, torch.Generator().manual_seed(2))
+    assert hits(crossings, x, 1e-3) == 1
+    for point in crossings:
         passing = sum(
             abs(float(n @ point + o)) < 1e-3 * float(n.norm())
             for n, o in zip(weight, bias, strict=True)
@@ -119,15 +119,15 @@ def test_hyperplanes_that_hold_a_line_need_fewer_that_cross_it() -> None:
     """Ten hyperplanes through two rows, and one more through the first alone."""
     generator = torch.Generator().manual_seed(4)
     weight, bias, _ = planted(0, seed=4)
-    one, other = torch.rand(2, COLUMNS, generator=generator).double()
-    along = torch.nn.functional.normalize(other - one, dim=0)
+    point, other = torch.rand(2, COLUMNS, generator=generator).double()
+    along = torch.nn.functional.normalize(other - point, dim=0)
     weight[:10] -= (weight[:10] @ along)[:, None] * along
-    bias[:11] = -(weight[:11] @ one)
+    bias[:11] = -(weight[:11] @ point)
     planes = Planes.from_layer(
         weight, bias, torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double()
     )
-    between = (one + other) / 2 + 1e-3 * torch.randn(40, COLUMNS, generator=generator)
-    assert hits(find_crossings(planes, between, generator), one[None], 1e-3) == 1
+    between = (point + other) / 2 + 1e-3 * torch.randn(40, COLUMNS, generator=generator)
+    assert hits(find_crossings(planes, between, generator), point[None], 1e-3) == 1
 
 
 def test_counts_of_layers_above_are_those_of_a_plain_loop() -> None:
@@ -148,14 +148,14 @@ def test_counts_of_layers_above_are_those_of_a_plain_loop() -> None:
                 a, b = (middle, b) if pre(middle, 1)[j] * pre(a, 1)[j] > 0 else (a, middle)
             points.append(a + 2e-4 * torch.rand(COLUMNS).double())
     assert len(points) > 3
-    found = make_upper_counter(model, low, high)(torch.stack(points))
-    for layer, counts in enumerate(found, 1):
+    counts_found = make_upper_counter(model, low, high)(torch.stack(points))
+    for layer, counts in enumerate(counts_found, 1):
         for x, count in zip(points, counts, strict=True):
             steps = [pre(x + 1e-7 * e, layer) for e in torch.eye(COLUMNS).double()]
             slope = ((torch.stack(steps) - pre(x, layer)) / 1e-7).norm(dim=0)
-            far = pre(x, layer).abs() / slope
-            assert count.tolist() == [int((far < eps).sum()) for eps in (1e-4, 3e-4, 1e-3)]
-    assert int(found[0][:, -1].min()) >= 1
+            distances = pre(x, layer).abs() / slope
+            assert count.tolist() == [int((distances < eps).sum()) for eps in (1e-4, 3e-4, 1e-3)]
+    assert int(counts_found[0][:, -1].min()) >= 1
 
 
 def test_a_hyperplane_counts_once() -> None:
@@ -166,8 +166,8 @@ def test_a_hyperplane_counts_once() -> None:
         Planes.from_layer(weight, bias, *box).offsets
     )
     same = [
-        search_corners(Planes.from_layer(*part, *box), 4000, 1).x
-        for part in (twice, (weight, bias))
+        search_corners(Planes.from_layer(*layer, *box), 4000, 1).x
+        for layer in (twice, (weight, bias))
     ]
     assert torch.allclose(*same)
 
@@ -176,8 +176,8 @@ def test_what_it_refuses() -> None:
     weight, bias, _ = planted(1)
     checkpoint = network(weight, bias)
 
-    def why_not(checkpoint: rs.Network, **known: object) -> str:
-        knowledge = rs.Knowledge(**known)  # type: ignore[arg-type]
+    def why_not(checkpoint: rs.Network, **knowledge_options: object) -> str:
+        knowledge = rs.Knowledge(**knowledge_options)  # type: ignore[arg-type]
         return every_attack()["corners"]().why_not(
             SURFACES["weights"](checkpoint, knowledge), knowledge
         )

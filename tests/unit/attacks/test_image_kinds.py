@@ -1,4 +1,4 @@
-"""What data looks like in a first layer: photographs, strokes, neither."""
+"""Kinds of data in a first layer: photographs, strokes, neither."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def strokes(n=30, side=20):
     return images - images.mean(0)
 
 
-def test_photographs_are_told_from_small_digits():
+def test_photographs_are_distinguished_from_small_digits():
     photos, digits = trained("photos", 30), trained("digits", 30)
     seen = measure_appearance(photos.theta["layers.0.weight"], (3, 32, 32))
     assert seen.are_images
     assert seen.are_photographs
     assert not measure_appearance(digits.theta["layers.0.weight"], (1, 8, 8)).are_images
-    told = rs.attacks.Auto().resolve_settings(photos, rs.Knowledge())
-    assert told.priors == (("sparse-gradients", SPARSE),)
-    told = rs.attacks.Auto().resolve_settings(digits, rs.Knowledge())
-    assert told.priors == ()
+    resolved = rs.attacks.Auto().resolve_settings(photos, rs.Knowledge())
+    assert resolved.priors == (("sparse-gradients", SPARSE),)
+    resolved = rs.attacks.Auto().resolve_settings(digits, rs.Knowledge())
+    assert resolved.priors == ()
 
 
-def test_multipliers_of_free_sign_keep_their_rate_beside_a_weaker_prior():
+def test_multipliers_of_free_sign_keep_their_rate_with_a_weaker_prior():
     photos = trained("photos", 30)
     for objective, weight in (("binary-kkt", SPARSE), ("weight-decay", SIGNED_SPARSE)):
-        told = rs.attacks.make_attack(objective).resolve_settings(photos, rs.Knowledge())
-        assert told.priors == (("sparse-gradients", weight),)
-        assert (told.lr_lam == LR_LAM) == (objective == "weight-decay")
+        resolved = rs.attacks.make_attack(objective).resolve_settings(photos, rs.Knowledge())
+        assert resolved.priors == (("sparse-gradients", weight),)
+        assert (resolved.lr_lam == LR_LAM) == (objective == "weight-decay")
 
 
 def test_pen_strokes_have_a_weaker_prior_still_where_the_sign_is_free():
@@ -61,10 +61,10 @@ def test_pen_strokes_have_a_weaker_prior_still_where_the_sign_is_free():
     first = (mixtures @ strokes().flatten(1)).float()
     theta = {"layers.0.weight": first, "layers.0.bias": torch.zeros(50)}
     theta["layers.1.weight"] = torch.ones(1, 50)
-    drawn = rs.Network(theta, "mlp:400-50-1", (1, 20, 20))
+    pen_strokes = rs.Network(theta, "mlp:400-50-1", (1, 20, 20))
     for objective, weight in (("binary-kkt", SPARSE), ("weight-decay", SIGNED_STROKES)):
-        told = rs.attacks.make_attack(objective).resolve_settings(drawn, rs.Knowledge())
-        assert told.priors == (("sparse-gradients", weight),)
+        resolved = rs.attacks.make_attack(objective).resolve_settings(pen_strokes, rs.Knowledge())
+        assert resolved.priors == (("sparse-gradients", weight),)
 
 
 def test_images_show_in_the_change_from_a_start_that_hides_them():
@@ -72,10 +72,10 @@ def test_images_show_in_the_change_from_a_start_that_hides_them():
     start = {name: torch.randn(t.shape, generator=generator) for name, t in photos.theta.items()}
     hidden = photos.replace(theta={name: t + start[name] for name, t in photos.theta.items()})
     assert not measure_appearance(hidden.theta["layers.0.weight"], (3, 32, 32)).are_images
-    told = rs.attacks.NTK().resolve_settings(hidden, rs.Knowledge(theta0=start))
-    assert told.priors == (("sparse-gradients", SIGNED_SPARSE),)
-    told = rs.attacks.WeightDecay().resolve_settings(hidden, rs.Knowledge(theta0=start))
-    assert told.priors == ()  # its equation is about the weights, which do not show them
+    resolved = rs.attacks.NTK().resolve_settings(hidden, rs.Knowledge(theta0=start))
+    assert resolved.priors == (("sparse-gradients", SIGNED_SPARSE),)
+    resolved = rs.attacks.WeightDecay().resolve_settings(hidden, rs.Knowledge(theta0=start))
+    assert resolved.priors == ()  # its equation is about the weights, which do not show them
 
 
 def test_mixtures_of_strokes_are_images_and_no_photographs():
@@ -104,8 +104,10 @@ def test_pixels_in_another_order_are_no_image():
     assert not measure_appearance(rows[:, order], (1, 20, 20)).are_images
 
 
-@pytest.mark.parametrize("said", [{"priors": ()}, {"lr_lam": 0.02}, {"priors": (), "lr_lam": 0.02}])
-def test_what_is_said_stays(said):
-    told = rs.attacks.Auto(**said).resolve_settings(trained("photos", 20), rs.Knowledge())
-    for name, value in said.items():
-        assert getattr(told, name) == value
+@pytest.mark.parametrize(
+    "settings", [{"priors": ()}, {"lr_lam": 0.02}, {"priors": (), "lr_lam": 0.02}]
+)
+def test_what_is_said_stays(settings):
+    resolved = rs.attacks.Auto(**settings).resolve_settings(trained("photos", 20), rs.Knowledge())
+    for name, value in settings.items():
+        assert getattr(resolved, name) == value

@@ -1,4 +1,4 @@
-"""Slots of candidates: inheritance, merging what one can stand for, dropping what is unused."""
+"""Slots of candidates: inheritance, merging candidates that one can replace, dropping unused ones."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ def test_optimizer_state_goes_to_both_children():
         assert (moment[1, slots] == 0).all()
     assert grown.population.active.tolist() == [[True] * 5, [True] * 4 + [False]]
     freed = remove_candidates(grown, torch.tensor([[True, *[False] * 4], [False] * 5]))
-    again, _ = place_newcomers(freed, [[new], []])
-    assert again.x.shape[1] == slots + 1  # the freed slot is used first
-    assert again.population.ident[0].tolist() == [6, 1, 7, 3, 4]
+    second_state, _ = place_newcomers(freed, [[new], []])
+    assert second_state.x.shape[1] == slots + 1  # the freed slot is used first
+    assert second_state.population.ident[0].tolist() == [6, 1, 7, 3, 4]
 
 
 def exact_state(point, copies):
@@ -67,10 +67,10 @@ def test_a_split_that_brought_nothing_is_merged_again():
     merged, done = merge(problem, state, 1.0, 150.0, [0])
     assert {(run, *sorted(pair)) for run, *pair, _, _ in done} == {(0, 0, 2), (0, 1, 3)}
     assert all(after <= start + 1e-28 for *_, start, after in done)
-    kept = merged.population.active[0]
-    assert kept.tolist() == [True, True, False, False]
-    assert torch.allclose(merged.x[0, kept], point.x, atol=1e-12)
-    assert torch.allclose(merged.lam[0, kept], point.lam, atol=1e-12)
+    candidates_left = merged.population.active[0]
+    assert candidates_left.tolist() == [True, True, False, False]
+    assert torch.allclose(merged.x[0, candidates_left], point.x, atol=1e-12)
+    assert torch.allclose(merged.lam[0, candidates_left], point.lam, atol=1e-12)
     assert float(problem.evaluate(merged.x, merged.lam, 150.0).loss) <= float(before) + 1e-28
 
 
@@ -92,13 +92,13 @@ def test_zero_multipliers_that_stay_zero_are_dropped():
     problem, state = exact_state(point, 1)
     lam = state.lam.clone()
     lam[0, 0] = 0.0
-    kept, gone = prune(problem, state.replace(lam=lam), 1.0, 150.0, [0])
-    assert not gone.any()  # the gradient pulls it up again
+    pruned, dropped = prune(problem, state.replace(lam=lam), 1.0, 150.0, [0])
+    assert not dropped.any()  # the gradient pulls it up again
     x = state.x.clone()
     first = point.model.linears[0]
     x[0, 0] = torch.linalg.pinv(first.weight.data) @ (-1 - first.bias.data)  # every neuron is off
-    kept, gone = prune(problem, state.replace(lam=lam, x=x), 1.0, 150.0, [0])
-    assert gone.tolist() == [[True, False]]
-    assert get_population(kept).active.tolist() == [[False, True]]
+    pruned, dropped = prune(problem, state.replace(lam=lam, x=x), 1.0, 150.0, [0])
+    assert dropped.tolist() == [[True, False]]
+    assert get_population(pruned).active.tolist() == [[False, True]]
     _, other = prune(problem, state.replace(lam=lam, x=x), 1.0, 150.0, [])
     assert not other.any()

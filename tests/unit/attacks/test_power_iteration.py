@@ -23,47 +23,49 @@ def distinct(point: ExactPoint) -> list[int]:
     return sorted(rows.values())
 
 
-def part(point: ExactPoint, index: list[int]) -> nn.Module:
+def subnetwork(point: ExactPoint, index: list[int]) -> nn.Module:
     weight, coefficient = point.model.weight.detach(), point.model.coefficient.detach()
     return network(weight[index], coefficient[index], point.model.activation.coefficients)
 
 
-def recovered(point: ExactPoint, found: Identification, tolerance: float) -> int:
+def recovered(point: ExactPoint, identification: Identification, tolerance: float) -> int:
     """Samples with a recovered one within ``tolerance``, up to sign."""
-    both = torch.stack([found.x, -found.x])[:, :, None] - point.x
-    return int((both.norm(dim=3).amin(dim=(0, 1)) <= tolerance * point.x.norm(dim=1)).sum())
+    signed_errors = torch.stack([identification.x, -identification.x])[:, :, None] - point.x
+    return int(
+        (signed_errors.norm(dim=3).amin(dim=(0, 1)) <= tolerance * point.x.norm(dim=1)).sum()
+    )
 
 
 @pytest.mark.parametrize("draw", range(5))
 def test_sixteen_of_thirty_six_neurons(draw: int) -> None:
     point = polynomial_point(8, 20, 3)
-    every = distinct(point)
-    assert len(every) == 36
+    neurons = distinct(point)
+    assert len(neurons) == 36
     order = torch.randperm(36, generator=torch.Generator().manual_seed(draw))[:16]
-    found = recover(part(point, [every[i] for i in order]))
-    assert recovered(point, found, 1e-9) >= 7
-    assert found.rank_k == 16
-    assert found.method == "growth"
-    assert not found.certified.any()
-    assert found.residuals.max() <= 1e-9
+    identification = recover(subnetwork(point, [neurons[i] for i in order]))
+    assert recovered(point, identification, 1e-9) >= 7
+    assert identification.rank_k == 16
+    assert identification.method == "growth"
+    assert not identification.certified.any()
+    assert identification.residuals.max() <= 1e-9
 
 
 def test_a_random_guess_recovers_nothing() -> None:
     """Chance level of the counts above."""
     point = polynomial_point(8, 20, 3)
-    found = recover(point.model)
+    identification = recover(point.model)
     guess = torch.randn(8, 8, generator=torch.Generator().manual_seed(0)).double() @ point.x
     guess = guess / guess.norm(dim=1, keepdim=True)
-    assert recovered(point, found, 1e-9) == 8
-    assert recovered(point, dataclasses.replace(found, x=guess), 0.1) == 0
+    assert recovered(point, identification, 1e-9) == 8
+    assert recovered(point, dataclasses.replace(identification, x=guess), 0.1) == 0
 
 
 @pytest.mark.parametrize("alpha", [4, 5])
 def test_growth_finds_what_the_deficient_rank_leaves(alpha: int) -> None:
     point = polynomial_point(4, 6, alpha, "mixed")
-    found = recover(point.model)
-    assert max(errors(point, found, alpha)) <= 1e-8
-    assert not found.certified.any()
+    identification = recover(point.model)
+    assert max(errors(point, identification, alpha)) <= 1e-8
+    assert not identification.certified.any()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -78,8 +80,8 @@ def test_noise_at_a_stated_residual(seed: int) -> None:
         residual = certify(point.model, point.x, point.y).residual_plain
         size *= 1e-4 / residual
     assert residual == pytest.approx(1e-4, rel=0.01)
-    found = recover(point.model, rank=8)
-    assert errors(point, found, 3)[0] <= 20 * residual
+    identification = recover(point.model, rank=8)
+    assert errors(point, identification, 3)[0] <= 20 * residual
 
 
 @pytest.mark.parametrize("alpha", [3, 4])
@@ -100,7 +102,7 @@ def test_normal_equations_against_autograd(alpha: int) -> None:
 @pytest.mark.parametrize("alpha", [3, 4])
 def test_completed_forms_have_the_known_gradients(alpha: int) -> None:
     point = polynomial_point(4, 6, alpha, "one", seed=1)
-    neurons = find_live_neurons(part(point, distinct(point)[:6]))
+    neurons = find_live_neurons(subnetwork(point, distinct(point)[:6]))
     f = interpolate(neurons, estimate_signal_subspace(neurons))
     form = Completion(f).complete(f.sizes[:, None] * f.values)
     w = f.directions.clone().requires_grad_()
@@ -116,9 +118,9 @@ def test_negative_leading_coefficients(alpha: int, leading: float) -> None:
     point = polynomial_point(5, 8, alpha, "one", leading=leading)
     weight, coefficient = point.model.weight.detach(), -point.model.coefficient.detach()
     lower = [0.0] * alpha
-    found = recover(network(weight, coefficient, (*lower, -leading)))
-    assert max(errors(point, found, alpha)) <= 1e-9
-    assert found.certified.all()
+    identification = recover(network(weight, coefficient, (*lower, -leading)))
+    assert max(errors(point, identification, alpha)) <= 1e-9
+    assert identification.certified.all()
     wrong = recover(network(weight, coefficient, (*lower, leading)))
     assert errors(point, wrong, alpha)[1] > 1
 
@@ -138,10 +140,10 @@ def test_few_variables_certify_nothing() -> None:
     """One power fits every form in one variable, two cubes every cubic form in two."""
     for n in (1, 2):
         point = polynomial_point(n, 5, 3)
-        found = recover(point.model)
-        assert max(errors(point, found, 3)) <= 1e-9
-        assert not found.certified.any()
-        assert any("does not confirm the samples" in note for note in found.notes)
+        identification = recover(point.model)
+        assert max(errors(point, identification, 3)) <= 1e-9
+        assert not identification.certified.any()
+        assert any("does not confirm the samples" in note for note in identification.notes)
 
 
 def test_small_neurons_cannot_buy_a_certificate() -> None:
@@ -152,7 +154,7 @@ def test_small_neurons_cannot_buy_a_certificate() -> None:
     big = distinct(point)[:3]
     weight = torch.cat([point.model.weight.detach()[big], tiny])
     coefficient = torch.cat([point.model.coefficient.detach()[big], tiny.norm(dim=1) / 3**0.5])
-    found = recover(network(weight, coefficient, (0, 0, 0, 1)))
-    assert found.samples
-    assert found.balance_gap <= 1e-2
-    assert not found.certified.any()
+    identification = recover(network(weight, coefficient, (0, 0, 0, 1)))
+    assert identification.samples
+    assert identification.balance_gap <= 1e-2
+    assert not identification.certified.any()

@@ -31,7 +31,8 @@ def hinge(v):
 
 def pixels(x):
     """(value, mean) of every pixel of every candidate of one run."""
-    return [(float(v), float(mu)) for one in x for v, mu in zip(one.flatten(), MEAN.flatten())]  # noqa: B905
+    means = MEAN.flatten()
+    return [(float(v), float(mu)) for s in x for v, mu in zip(s.flatten(), means, strict=True)]
 
 
 def value_box(x, lam):
@@ -44,8 +45,8 @@ def unit_box(x, lam):
 
 def pixel_box(x, lam):
     return sum(
-        sum(hinge(-float(v)) + hinge(float(v) - 1) for v in one.flatten()) / one.numel()
-        for one in x
+        sum(hinge(-float(v)) + hinge(float(v) - 1) for v in sample.flatten()) / sample.numel()
+        for sample in x
     )
 
 
@@ -59,18 +60,21 @@ def floor(x, lam):
 
 
 def neighbors(x):
-    for one in x:
+    for sample in x:
         for c in range(2):
             for i in range(3):
                 for j in range(4):
                     if j + 1 < 4:
-                        yield float(one[c, i, j + 1] - one[c, i, j])
+                        yield float(sample[c, i, j + 1] - sample[c, i, j])
                     if i + 1 < 3:
-                        yield float(one[c, i + 1, j] - one[c, i, j])
+                        yield float(sample[c, i + 1, j] - sample[c, i, j])
 
 
 def carried(lam):
-    return [min(sum(abs(float(value)) for value in one.flatten()), MAX_MULTIPLIER) for one in lam]
+    return [
+        min(sum(abs(float(value)) for value in multipliers.flatten()), MAX_MULTIPLIER)
+        for multipliers in lam
+    ]
 
 
 def log_cosh(v):
@@ -80,12 +84,12 @@ def log_cosh(v):
 def sparse(x, lam):
     """Lengths over channels of horizontal and vertical steps, in units of a range of 1.5."""
     total = 0.0
-    for one, weight in zip(x / 1.5, carried(lam), strict=True):
+    for sample, weight in zip(x / 1.5, carried(lam), strict=True):
         across = [(i, j, i, j + 1) for i in range(3) for j in range(3)]
         down = [(i, j, i + 1, j) for i in range(2) for j in range(4)]
         for steps in (across, down):
             values = [
-                math.sqrt(float((one[:, k, l] - one[:, i, j]).square().mean()) + 1e-8)
+                math.sqrt(float((sample[:, k, l] - sample[:, i, j]).square().mean()) + 1e-8)
                 for i, j, k, l in steps
             ]
             total += weight * sum(log_cosh(STEEPNESS * v) / STEEPNESS for v in values) / len(values)
@@ -95,8 +99,8 @@ def sparse(x, lam):
 def typed(x, lam):
     """The least over legal values of every typed column, one by one."""
     total = 0.0
-    for one in x:
-        v = [float(value) for value in (one + MEAN).flatten()]
+    for sample in x:
+        v = [float(value) for value in (sample + MEAN).flatten()]
         for first, last, scale in ((0, 2, 1.0), (10, 11, 0.5)):
             group = [scale * v[k] for k in range(first, last + 1)]
             total += min(
@@ -104,7 +108,7 @@ def typed(x, lam):
                 for hot in range(len(group))
             )
         for column, scale in ((3, 1.0), (5, 9.0), (6, 9.0)):
-            total += min((scale * v[column] - whole) ** 2 for whole in range(-100, 101))
+            total += min((scale * v[column] - integer) ** 2 for integer in range(-100, 101))
     return total
 
 
@@ -150,11 +154,11 @@ def test_every_prior_has_a_formula():
 @pytest.mark.parametrize("name", PRIORS)
 def test_penalties_equal_their_formulas_run_by_run(name):
     x, lam = candidates()
-    found = prior(name).penalty(x, lam)
-    wanted = torch.tensor([NAIVE[name](x[r], lam[r]) for r in range(2)], dtype=torch.float64)
-    assert found.shape == (2,)
-    assert torch.allclose(found, wanted, rtol=1e-12, atol=0)
-    assert (found > 0).all() == (name != "none")
+    penalties = prior(name).penalty(x, lam)
+    expected = torch.tensor([NAIVE[name](x[r], lam[r]) for r in range(2)], dtype=torch.float64)
+    assert penalties.shape == (2,)
+    assert torch.allclose(penalties, expected, rtol=1e-12, atol=0)
+    assert (penalties > 0).all() == (name != "none")
 
 
 @pytest.mark.parametrize("name", [name for name in PRIORS if name != "none"])
@@ -162,8 +166,8 @@ def test_gradients_of_penalties(name):
     x, lam = candidates()
     x.requires_grad_(), lam.requires_grad_()
     assert torch.autograd.gradcheck(prior(name).penalty, (x, lam))
-    parts = torch.autograd.grad(prior(name).penalty(x, lam).sum(), (x, lam), allow_unused=True)
-    sizes = [0.0 if part is None else float(part.norm()) for part in parts]
+    gradients = torch.autograd.grad(prior(name).penalty(x, lam).sum(), (x, lam), allow_unused=True)
+    sizes = [0.0 if gradient is None else float(gradient.norm()) for gradient in gradients]
     assert tuple(size > 0 for size in sizes) == ON_LAM.get(name, (True, False))
 
 
@@ -171,39 +175,39 @@ def test_gradients_of_penalties(name):
 @pytest.mark.parametrize("lam_shape", [(), (2,)])
 @pytest.mark.parametrize("shift", [0.0, 0.5])
 def test_derivatives_by_hand_equal_automatic_ones(names, lam_shape, shift):
-    x, lam, known = frames()
+    x, lam, knowledge = frames()
     lam = 2.5 * lam if lam_shape else 2.5 * lam[..., 0]  # some carry all they can
     lam = lam - 2.5 * shift  # some of them, or none, have a sign
     weights = torch.tensor([3.0, 0.5], dtype=torch.float64)
-    priors = [PRIORS[name](weights, LAM_MIN, known) for name in names]
+    priors = [PRIORS[name](weights, LAM_MIN, knowledge) for name in names]
     xl, ll = x.clone().requires_grad_(), lam.clone().requires_grad_()
     total = penalty(priors, xl, ll, 0.3)
-    wanted = torch.autograd.grad(total.sum(), (xl, ll))
-    value, *found = derivatives(priors, x, lam, 0.3)
+    expected = torch.autograd.grad(total.sum(), (xl, ll))
+    value, *gradients = derivatives(priors, x, lam, 0.3)
     assert torch.allclose(value, total, rtol=1e-12, atol=0)
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(gradients, expected, strict=True):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-15)
 
 
 def test_a_sparse_prior_fades_and_means_the_same_at_every_size_and_range():
-    x, lam, known = frames()
-    one = PRIORS["sparse-gradients"](60.0, knowledge=known)
-    assert one.weight_at(0.0) == 60.0
-    assert one.weight_at(1.0) == pytest.approx(0.06)
-    assert one.weight_at(0.5) == pytest.approx(math.sqrt(60.0 * 0.06))
+    x, lam, knowledge = frames()
+    prior_at_60 = PRIORS["sparse-gradients"](60.0, knowledge=knowledge)
+    assert prior_at_60.weight_at(0.0) == 60.0
+    assert prior_at_60.weight_at(1.0) == pytest.approx(0.06)
+    assert prior_at_60.weight_at(0.5) == pytest.approx(math.sqrt(60.0 * 0.06))
     wide = Knowledge(shape=(2, 6, 7), value_range=(0.0, 3.0))  # twice the range of ``known``
-    there = PRIORS["sparse-gradients"](60.0, knowledge=wide).penalty(2 * x, lam)
-    assert torch.allclose(there, one.penalty(x, lam), rtol=1e-12)
-    twice = one.penalty(torch.cat([x, x], 1), torch.cat([lam, lam], 1))
-    assert torch.allclose(twice, one.penalty(x, lam), rtol=1e-12)
+    wide_penalty = PRIORS["sparse-gradients"](60.0, knowledge=wide).penalty(2 * x, lam)
+    assert torch.allclose(wide_penalty, prior_at_60.penalty(x, lam), rtol=1e-12)
+    twice = prior_at_60.penalty(torch.cat([x, x], 1), torch.cat([lam, lam], 1))
+    assert torch.allclose(twice, prior_at_60.penalty(x, lam), rtol=1e-12)
 
 
 def test_a_candidate_of_negative_multiplier_is_charged_as_one_of_positive():
-    (x, lam, known), name = frames(), "sparse-gradients"
+    (x, lam, knowledge), name = frames(), "sparse-gradients"
     signed = lam * torch.tensor([1.0, -1.0, 1.0])[:, None]
-    cost = prior(name, known).penalty(x, signed)
-    assert torch.equal(cost, prior(name, known).penalty(x, lam))
-    assert (prior(name, known).penalty(2 * x, signed) > cost).all()  # rougher is never cheaper
+    cost = prior(name, knowledge).penalty(x, signed)
+    assert torch.equal(cost, prior(name, knowledge).penalty(x, lam))
+    assert (prior(name, knowledge).penalty(2 * x, signed) > cost).all()  # rougher is never cheaper
 
 
 def test_a_mixture_of_images_costs_more_than_its_parts_and_a_quadratic_prior_cannot_tell():
@@ -214,11 +218,11 @@ def test_a_mixture_of_images_costs_more_than_its_parts_and_a_quadratic_prior_can
     b = blocks[1].repeat_interleave(4, -1).repeat_interleave(4, -2)
     b = torch.nn.functional.pad(b, (2, 2, 2, 2))
     angle = torch.tensor(math.pi / 4).double()
-    parts = torch.stack([a, b])
+    images = torch.stack([a, b])
     mixed = torch.stack([angle.cos() * a + angle.sin() * b, angle.cos() * b - angle.sin() * a])
-    known, lam = Knowledge(shape=(1, 12, 12)), torch.ones(1, 2, dtype=torch.float64)
+    knowledge, lam = Knowledge(shape=(1, 12, 12)), torch.ones(1, 2, dtype=torch.float64)
     sparse_cost, quadratic = (
-        [float(prior(name, known).penalty(v[None], lam)[0]) for v in (parts, mixed)]
+        [float(prior(name, knowledge).penalty(v[None], lam)[0]) for v in (images, mixed)]
         for name in ("sparse-gradients", "high-frequency")
     )
     assert sparse_cost[1] > 1.15 * sparse_cost[0]
@@ -251,9 +255,9 @@ def test_no_penalty_inside_the_paper_boxes_or_above_the_floor():
 
 def test_a_mean_may_be_flat_one_number_or_absent():
     x = candidates()[0]
-    wanted = box(KNOWN, x)
+    expected = box(KNOWN, x)
     flat = box(KNOWN.replace(mean=MEAN.flatten()), x)
-    assert torch.equal(flat[0], wanted[0])
+    assert torch.equal(flat[0], expected[0])
     assert flat[1].shape == SHAPE
     assert [float(b) for b in box(KNOWN.replace(mean=torch.tensor(0.5)), x)] == [-1.0, 0.5]
     bare = Knowledge(value_range=(-0.5, 1.0))
@@ -279,7 +283,7 @@ def test_smoothness_of_vectors_is_refused(name):
 
 
 def legal_rows():
-    """Rows of the types that are granted, other columns anything."""
+    """Rows of the types that are known, other columns anything."""
     x, lam = candidates()
     rows = (x + MEAN).flatten(2)
     rows[..., 0:3] = torch.eye(3).double()[torch.tensor([[0, 2, 1], [1, 0, 2]])]
@@ -289,7 +293,7 @@ def legal_rows():
     return rows.view_as(x) - MEAN, lam
 
 
-def test_rows_of_the_granted_types_cost_nothing_and_those_between_do():
+def test_rows_of_the_known_types_cost_nothing_and_those_between_do():
     x, lam = legal_rows()
     assert prior("columns").penalty(x, lam).max() < 1e-25
     for column, step in ((0, 0.2), (3, 0.2), (6, 0.2 / 9), (10, 0.4)):
@@ -303,9 +307,9 @@ def test_rows_of_the_granted_types_cost_nothing_and_those_between_do():
 
 
 def test_the_pull_to_types_of_columns_rises():
-    one = PRIORS["columns"](0.5, knowledge=KNOWN)
-    assert one.weight_at(1.0) == 0.5
-    assert one.weight_at(0.0) == pytest.approx(0.0005)
+    rising_prior = PRIORS["columns"](0.5, knowledge=KNOWN)
+    assert rising_prior.weight_at(1.0) == 0.5
+    assert rising_prior.weight_at(0.0) == pytest.approx(0.0005)
 
 
 @pytest.mark.parametrize(

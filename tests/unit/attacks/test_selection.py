@@ -62,13 +62,13 @@ def planted(noise=0.01, shape=(DIM,)):
     center, label, run, lam, cluster = (list(column) for column in zip(*rows, strict=True))
     x = (1 + torch.tensor(center))[:, None] * torch.eye(DIM, dtype=torch.float64)[center]
     x = x + noise * torch.randn(len(rows), DIM, generator=generator, dtype=torch.float64)
-    found = reconstruction(
+    candidates = reconstruction(
         x.view(-1, *shape),
         torch.tensor(label, dtype=torch.float64),
         torch.tensor(lam, dtype=torch.float64),
         torch.tensor(run),
     )
-    return found, torch.tensor(cluster)
+    return candidates, torch.tensor(cluster)
 
 
 def clusters_of(chosen, cluster):
@@ -76,47 +76,47 @@ def clusters_of(chosen, cluster):
     return cluster[chosen.index].tolist()
 
 
-def permuted(found, order):
-    parts = {name: getattr(found, name)[order] for name in ("x", "labels", "lam", "run")}
-    return found.replace(**parts)
+def permuted(candidates, order):
+    fields = {name: getattr(candidates, name)[order] for name in ("x", "labels", "lam", "run")}
+    return candidates.replace(**fields)
 
 
 @pytest.mark.parametrize("shape", [(DIM,), (1, 5, 6)])
 @pytest.mark.parametrize("radius", [None, 0.5])
-def test_planted_clusters_come_back(radius, shape):
-    found, cluster = planted(shape=shape)
-    chosen = select(found, radius=radius)
+def test_planted_clusters_are_recovered(radius, shape):
+    candidates, cluster = planted(shape=shape)
+    chosen = select(candidates, radius=radius)
     order = clusters_of(chosen, cluster)
     assert sorted(order) == list(range(len(PLANTED)))
     for k, c in enumerate(order):
         _, label, members = PLANTED[c]
         weights = torch.tensor([lam for _, lam in members], dtype=torch.float64)
         restarts = len({run for run, _ in members})
-        mine = found.x[cluster == c]
-        mean = sum(w * x for w, x in zip(weights, mine, strict=True)) / weights.sum()
+        mask = candidates.x[cluster == c]
+        mean = sum(w * x for w, x in zip(weights, mask, strict=True)) / weights.sum()
         assert torch.allclose(chosen.x[k], mean, atol=1e-12)
         assert chosen.labels[k] == label
         assert chosen.support[k] == restarts
         assert chosen.members[k] == len(members)
         assert float(chosen.lam[k]) == pytest.approx(float(weights.sum()) / restarts)
-        heaviest = found.lam[chosen.index[k]]
+        heaviest = candidates.lam[chosen.index[k]]
         assert heaviest == weights.max()
     assert chosen.x.shape == (len(PLANTED), *shape)
 
 
 def test_consensus_comes_first_and_singletons_after_whatever_their_weight():
-    found, cluster = planted()
-    chosen = select(found)
+    candidates, cluster = planted()
+    chosen = select(candidates)
     assert [int(s) > 1 for s in chosen.support] == [True] * 4 + [False] * 2
-    for part in (chosen.confidence[:4], chosen.confidence[4:]):
-        assert part.tolist() == sorted(part.tolist(), reverse=True)
+    for confidences in (chosen.confidence[:4], chosen.confidence[4:]):
+        assert confidences.tolist() == sorted(confidences.tolist(), reverse=True)
     assert clusters_of(chosen, cluster)[4] == 4  # of two alone the heavier first
     assert ((chosen.confidence >= 0) & (chosen.confidence <= 1)).all()
 
 
 def test_confidence_is_the_calibrated_logistic_of_the_features():
-    found, _ = planted()
-    chosen, constants = select(found), load_calibration()
+    candidates, _ = planted()
+    chosen, constants = select(candidates), load_calibration()
     assert chosen.features.shape == (len(PLANTED), len(FEATURES))
     heaviest = float(chosen.lam.max())
     for k in range(len(chosen)):
@@ -125,9 +125,9 @@ def test_confidence_is_the_calibrated_logistic_of_the_features():
         assert weight == pytest.approx(math.log(float(chosen.lam[k]) / heaviest), abs=1e-6)
         assert 0.99 < tightness <= 1 + 1e-6
         assert agreement == float(chosen.support[k] > 1)
-        directions = float(torch.linalg.svdvals(_unit(found.x)).square().pow(2).sum())
+        directions = float(torch.linalg.svdvals(_unit(candidates.x)).square().pow(2).sum())
         assert spread == pytest.approx(
-            agreement * math.log(len(found.x) ** 2 / directions), rel=1e-5
+            agreement * math.log(len(candidates.x) ** 2 / directions), rel=1e-5
         )
         pairs = zip(constants["weights"], chosen.features[k].tolist(), strict=True)
         score = constants["intercept"] + sum(w * f for w, f in pairs)
@@ -150,8 +150,8 @@ def test_effective_dimension_counts_directions():
 
 
 def test_one_restart_cannot_agree_with_anybody():
-    found, _ = planted()
-    alone = found.replace(run=torch.zeros_like(found.run), status=("finished",))
+    candidates, _ = planted()
+    alone = candidates.replace(run=torch.zeros_like(candidates.run), status=("finished",))
     chosen = select(alone)
     assert (chosen.support == 1).all()
     assert chosen.confidence.tolist() == pytest.approx(
@@ -161,24 +161,24 @@ def test_one_restart_cannot_agree_with_anybody():
 
 
 def test_labels_are_never_mixed():
-    found, _ = planted()
-    one = found.replace(labels=torch.ones_like(found.labels))
-    chosen = select(one)
+    candidates, _ = planted()
+    one_label = candidates.replace(labels=torch.ones_like(candidates.labels))
+    chosen = select(one_label)
     assert len(chosen) == len(PLANTED) - 1  # clusters 2 and 3 hold one image
     assert (chosen.members == 5).sum() == 1
-    assert len(select(found)) == len(PLANTED)
+    assert len(select(candidates)) == len(PLANTED)
 
 
 def test_the_order_of_candidates_does_not_matter():
-    found, cluster = planted()
-    first = select(found)
-    order = torch.randperm(len(found.x), generator=torch.Generator().manual_seed(3))
-    again = select(permuted(found, order))
-    assert clusters_of(again, cluster[order]) == clusters_of(first, cluster)
-    assert torch.equal(order[again.index], first.index)
-    assert torch.allclose(again.x, first.x, atol=1e-14)
-    assert torch.equal(again.support, first.support)
-    assert torch.equal(again.members, first.members)
+    candidates, cluster = planted()
+    first = select(candidates)
+    order = torch.randperm(len(candidates.x), generator=torch.Generator().manual_seed(3))
+    permuted_selection = select(permuted(candidates, order))
+    assert clusters_of(permuted_selection, cluster[order]) == clusters_of(first, cluster)
+    assert torch.equal(order[permuted_selection.index], first.index)
+    assert torch.allclose(permuted_selection.x, first.x, atol=1e-14)
+    assert torch.equal(permuted_selection.support, first.support)
+    assert torch.equal(permuted_selection.members, first.members)
 
 
 def test_selection_is_deterministic():
@@ -186,9 +186,9 @@ def test_selection_is_deterministic():
 
 
 def test_similarity_decides_what_a_group_is():
-    found, _ = planted(noise=0.3)
-    tight, loose = select(found, similarity=0.999), select(found, similarity=-1.0)
-    assert len(tight) == len(found.x)
+    candidates, _ = planted(noise=0.3)
+    tight, loose = select(candidates, similarity=0.999), select(candidates, similarity=-1.0)
+    assert len(tight) == len(candidates.x)
     assert (tight.support == 1).all()
     assert len(loose) == 2  # one per label
     pair = torch.eye(DIM, dtype=torch.float64)
@@ -208,48 +208,48 @@ def test_a_radius_sees_lengths_where_the_cosine_does_not():
 
 
 def test_light_candidates_of_a_restart_are_dropped():
-    found, _ = planted()
-    lam = found.lam.clone()
-    lam[4] = 0.9 * WEIGHT_FLOOR * lam[found.run == 0].max()
-    lam[1] = 1.1 * WEIGHT_FLOOR * lam[found.run == 1].max()
-    assert find_usable_candidates(found).all()
-    kept = find_usable_candidates(found.replace(lam=lam))
-    assert (~kept).nonzero().flatten().tolist() == [4]
+    candidates, _ = planted()
+    lam = candidates.lam.clone()
+    lam[4] = 0.9 * WEIGHT_FLOOR * lam[candidates.run == 0].max()
+    lam[1] = 1.1 * WEIGHT_FLOOR * lam[candidates.run == 1].max()
+    assert find_usable_candidates(candidates).all()
+    usable = find_usable_candidates(candidates.replace(lam=lam))
+    assert (~usable).nonzero().flatten().tolist() == [4]
     # Only its own restart is a yardstick: another one may be heavier by any factor.
-    scaled = torch.where(found.run == 1, 1e6 * found.lam, found.lam)
-    assert find_usable_candidates(found.replace(lam=scaled)).all()
+    scaled = torch.where(candidates.run == 1, 1e6 * candidates.lam, candidates.lam)
+    assert find_usable_candidates(candidates.replace(lam=scaled)).all()
 
 
 def test_multipliers_of_any_shape_weigh_by_their_absolute_sum():
-    found, _ = planted()
-    free = torch.stack([-0.25 * found.lam, 0.75 * found.lam], 1)
-    chosen = select(found.replace(lam=free))
-    assert same(chosen.index, select(found).index)
-    assert torch.allclose(chosen.lam, select(found).lam)
+    candidates, _ = planted()
+    free = torch.stack([-0.25 * candidates.lam, 0.75 * candidates.lam], 1)
+    chosen = select(candidates.replace(lam=free))
+    assert same(chosen.index, select(candidates).index)
+    assert torch.allclose(chosen.lam, select(candidates).lam)
 
 
 def test_candidates_that_are_no_numbers_are_ignored():
-    found, _ = planted()
-    wanted = select(found)
+    candidates, _ = planted()
+    expected = select(candidates)
     nonsense = torch.zeros(4, DIM, dtype=torch.float64)
     nonsense[0, 3], nonsense[1, 0], nonsense[3, 0] = math.nan, math.inf, 1.0
-    more = found.replace(
-        x=torch.cat([nonsense, found.x]),
-        labels=torch.cat([torch.ones(4), found.labels]),
-        lam=torch.cat([torch.tensor([5.0, 5.0, 5.0, math.nan]), found.lam]),
-        run=torch.cat([torch.zeros(4).long(), found.run]),
+    more = candidates.replace(
+        x=torch.cat([nonsense, candidates.x]),
+        labels=torch.cat([torch.ones(4), candidates.labels]),
+        lam=torch.cat([torch.tensor([5.0, 5.0, 5.0, math.nan]), candidates.lam]),
+        run=torch.cat([torch.zeros(4).long(), candidates.run]),
     )
     chosen = select(more)
-    assert torch.equal(chosen.index - 4, wanted.index)
-    assert torch.equal(chosen.x, wanted.x)
+    assert torch.equal(chosen.index - 4, expected.index)
+    assert torch.equal(chosen.x, expected.x)
 
 
 def test_nothing_comes_of_nothing():
-    found, _ = planted()
+    candidates, _ = planted()
     for nothing in (
-        found.replace(x=torch.full_like(found.x, math.nan)),
-        found.replace(lam=torch.zeros_like(found.lam)),
-        found.replace(x=torch.zeros_like(found.x)),
+        candidates.replace(x=torch.full_like(candidates.x, math.nan)),
+        candidates.replace(lam=torch.zeros_like(candidates.lam)),
+        candidates.replace(x=torch.zeros_like(candidates.x)),
     ):
         chosen = select(nothing)
         assert len(chosen) == 0
@@ -260,15 +260,15 @@ def test_nothing_comes_of_nothing():
 def test_groups_begin_with_the_heaviest_and_hold_what_is_near_it():
     x = torch.tensor([[0.0], [0.3], [0.6], [5.0], [5.2]], dtype=torch.float64)
     weight = torch.tensor([1.0, 3.0, 2.0, 0.5, 0.7])
-    near = [one.tolist() for one in group_candidates(x, weight, 0.0, 0.31)]
-    assert near == [[0, 1, 2], [3, 4]]
-    assert [one.tolist() for one in group_candidates(x, weight, 0.0, 0.25)] == [
+    groups = [group.tolist() for group in group_candidates(x, weight, 0.0, 0.31)]
+    assert groups == [[0, 1, 2], [3, 4]]
+    assert [group.tolist() for group in group_candidates(x, weight, 0.0, 0.25)] == [
         [1],
         [2],
         [0],
         [3, 4],
     ]
-    assert [one.tolist() for one in group_candidates(x, weight, 0.0, 0.0)] == [
+    assert [group.tolist() for group in group_candidates(x, weight, 0.0, 0.0)] == [
         [1],
         [2],
         [0],
@@ -296,14 +296,14 @@ def test_model_inversion_raises_its_outputs(arch):
     last = attack(checkpoint, None, INVERSION)
     model = checkpoint.copy_module().double()
 
-    def raised(found):
-        out, labels = model(found.x).detach(), found.labels
+    def raised(reconstruction):
+        out, labels = model(reconstruction.x).detach(), reconstruction.labels
         return labels * out[:, 0] if out.shape[1] == 1 else out[range(6), labels.long()]
 
     assert (raised(last) > raised(first) + 0.05).all()
     assert torch.allclose(last.lam, raised(last).clamp(min=0), atol=1e-12)
-    wanted = [0, 1, 2, 0, 1, 2] if arch.endswith("3") else [-1] * 3 + [1] * 3
-    assert last.labels.tolist() == wanted
+    expected = [0, 1, 2, 0, 1, 2] if arch.endswith("3") else [-1] * 3 + [1] * 3
+    assert last.labels.tolist() == expected
     assert (last.x.flatten(1).norm(dim=1) <= 3 + 1e-9).all()  # no further than sqrt(d)
     assert (last.attack, last.status) == ("model-inversion", ("finished",))
 
@@ -311,27 +311,27 @@ def test_model_inversion_raises_its_outputs(arch):
 def test_model_inversion_stays_in_the_known_box():
     mean = torch.linspace(0.2, 0.6, 9, dtype=torch.float64)
     knowledge = Knowledge(value_range=(0.0, 1.0), mean=mean)
-    far = INVERSION.changed(lr_x=0.3)
-    images = attack(released("mlp:9-20-1"), knowledge, far).x + mean
+    fast_inversion = INVERSION.changed(lr_x=0.3)
+    images = attack(released("mlp:9-20-1"), knowledge, fast_inversion).x + mean
     assert images.min() >= -1e-12
     assert images.max() <= 1 + 1e-12
     assert images.max() > 0.999  # it went as far as it may
-    free = attack(released("mlp:9-20-1"), None, far).x + mean
+    free = attack(released("mlp:9-20-1"), None, fast_inversion).x + mean
     assert free.max() > 1.1
 
 
 def test_first_layer_weights_are_the_rows_heaviest_first():
     checkpoint = released("mlp:9-20-7-1")
     config = FirstLayerWeights()
-    found = attack(checkpoint, Knowledge(shape=(1, 3, 3)), config)
+    rows_found = attack(checkpoint, Knowledge(shape=(1, 3, 3)), config)
     rows = checkpoint.theta["layers.0.weight"].double()
     sizes = rows.norm(dim=1)
-    assert found.x.shape == (20, 1, 3, 3)
-    assert found.lam.tolist() == sorted(sizes.tolist(), reverse=True)
-    for x, size in zip(found.x, found.lam, strict=True):
+    assert rows_found.x.shape == (20, 1, 3, 3)
+    assert rows_found.lam.tolist() == sorted(sizes.tolist(), reverse=True)
+    for x, size in zip(rows_found.x, rows_found.lam, strict=True):
         assert torch.equal(x.flatten(), rows[sizes == size][0])
-    assert found.selection is not None
-    assert cosine(found.selection.x[:1], found.x[:1]).item() > SIMILARITY
+    assert rows_found.selection is not None
+    assert cosine(rows_found.selection.x[:1], rows_found.x[:1]).item() > SIMILARITY
 
 
 def test_rows_of_a_convolution_are_no_images():
@@ -343,8 +343,8 @@ def test_rows_of_a_convolution_are_no_images():
 def test_points_in_a_plane_are_grouped_by_distance():
     """On one ray every cosine is 1; as points they are two."""
     x = torch.tensor([[1.0, 0.0], [1.01, 0.0], [3.0, 0.0], [1.005, 0.0]], dtype=torch.float64)
-    found = reconstruction(
+    candidates = reconstruction(
         x, torch.ones(4), torch.tensor([1.0, 0.9, 0.8, 0.7]), torch.tensor([0, 1, 0, 1])
     )
-    chosen = select(found)
+    chosen = select(candidates)
     assert sorted(chosen.members.tolist()) == [1, 3]

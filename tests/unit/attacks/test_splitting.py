@@ -1,4 +1,4 @@
-"""The splitting matrix, its least eigenpair, and joint steps, against dense and exact twins."""
+"""The splitting matrix, its least eigenpair, and joint steps, against dense and exact references."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def random_like(x: Tensor, seed: int = 0) -> Tensor:
     return torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
 
 
-def close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
-    return float((found - wanted).norm()) <= tolerance * max(1e-6, float(wanted.norm()))
+def close(actual: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return float((actual - expected).norm()) <= tolerance * max(1e-6, float(expected.norm()))
 
 
 def case_of(objective, outputs, surrogate="softplus", hidden=(5, 6, 4), bias="all", seed=0):
     case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (hidden[0],), 4, seed)
-    known = (objective, case.knowledge, case.labels)
-    return case, AllLayers(case.model, *known, surrogate=surrogate)
+    inputs = (objective, case.knowledge, case.labels)
+    return case, AllLayers(case.model, *inputs, surrogate=surrogate)
 
 
 def naive_scalar(case, problem, run, surrogate):
@@ -83,25 +83,25 @@ def test_the_operator_equals_the_dense_hessian(objective, outputs):
             curvature.multiply_splitting(e.expand_as(case.x).contiguous())
             for e in torch.eye(d).double()
         ]
-        found = torch.stack(columns, -1)  # (R, m, d, d)
+        actual = torch.stack(columns, -1)  # (R, m, d, d)
         scalar = naive_scalar(case, problem, 1, surrogate)
         for i in range(case.x.shape[1]):
-            wanted = torch.autograd.functional.hessian(partial(scalar, i), case.x[1, i])
-            assert float(wanted.norm()) > 1e-6
-            assert close(found[1, i], wanted, 1e-8)
-            assert close(found[1, i], found[1, i].T, 1e-10)
+            expected = torch.autograd.functional.hessian(partial(scalar, i), case.x[1, i])
+            assert float(expected.norm()) > 1e-6
+            assert close(actual[1, i], expected, 1e-8)
+            assert close(actual[1, i], actual[1, i].T, 1e-10)
 
 
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
 def test_the_engine_and_the_generic_path_agree(objective, outputs):
     for surrogate in ["sigmoid", "softplus"]:
         case, explicit = case_of(objective, outputs, surrogate)
-        known = (objective, case.knowledge, case.labels)
-        generic = AllLayers(Wrapped(case.model), *known, surrogate=surrogate)
-        v, both = random_like(case.x), []
+        inputs = (objective, case.knowledge, case.labels)
+        generic = AllLayers(Wrapped(case.model), *inputs, surrogate=surrogate)
+        v, results = random_like(case.x), []
         for problem in (explicit, generic):
             curvature = Curvature(problem, case.x, case.lam, SHARPNESS)
-            both.append(
+            results.append(
                 (
                     curvature.multiply_splitting(v),
                     curvature.multiply_hessian(v),
@@ -109,20 +109,20 @@ def test_the_engine_and_the_generic_path_agree(objective, outputs):
                     weighted_residuals(problem, case.x, case.lam, SHARPNESS),
                 )
             )
-        for a, b in zip(*both, strict=True):
+        for a, b in zip(*results, strict=True):
             assert close(a, b, 1e-10)
-        assert close(both[0][2], both[0][0][:, 1:3], 1e-12)
+        assert close(results[0][2], results[0][0][:, 1:3], 1e-12)
         loss = explicit.evaluate(case.x, case.lam, SHARPNESS).loss
-        assert close(both[0][3].square().sum(1), loss, 1e-12)
+        assert close(results[0][3].square().sum(1), loss, 1e-12)
 
 
 def test_chunks_change_nothing():
     case, problem = case_of(BinaryKKT(), 1)
     curvature = Curvature(problem, case.x, case.lam, SHARPNESS)
     assert problem.explicit is not None
-    whole, noise = find_lowest_pairs(curvature, random_like(case.x)), random_like(case.x)
+    complete, noise = find_lowest_pairs(curvature, random_like(case.x)), random_like(case.x)
     small = find_lowest_pairs(curvature, noise, workspace=1)
-    assert close(small.values, whole.values, 1e-10)
+    assert close(small.values, complete.values, 1e-10)
     v = random_like(case.x)
     full = curvature.multiply_hessian(v)
     problem.explicit.workspace = problem.explicit.chunk = 1
@@ -138,14 +138,14 @@ def test_lanczos_finds_the_least_pair(d):
     a[0, 1] = 0
     start = torch.randn(3, 4, d, generator=generator, dtype=torch.float64)
     values, vectors = lanczos(lambda v: (a @ v[..., None])[..., 0], start, 20)
-    wanted = torch.linalg.eigvalsh(a)[..., 0]
-    assert (values - wanted).abs().max() < 1e-6
+    expected = torch.linalg.eigvalsh(a)[..., 0]
+    assert (values - expected).abs().max() < 1e-6
     assert (vectors.norm(dim=-1) - 1).abs().max() < 1e-9
     assert ((a @ vectors[..., None])[..., 0] - values[..., None] * vectors).norm() < 1e-5
 
 
 def test_a_split_of_length_zero_changes_nothing_and_gains_are_second_order():
-    for objective, outputs in [part.values for part in SPREAD]:
+    for objective, outputs in [case_parameters.values for case_parameters in SPREAD]:
         case, problem = case_of(objective, outputs)
         curvature = Curvature(problem, case.x, case.lam, SHARPNESS)
         v = random_like(case.x)
@@ -159,11 +159,11 @@ def test_a_split_of_length_zero_changes_nothing_and_gains_are_second_order():
             if eta == 0:  # halves at the same place, said with both slots in use
                 x, lam, wide = split_candidates(problem, case.x, case.lam, 0 * v, steps + 1)
             gain = wide.evaluate(x, lam, SHARPNESS).loss - before
-            wanted = eta**2 / 2 * bend[:, 0]
+            expected = eta**2 / 2 * bend[:, 0]
             if eta == 0:
                 assert (gain.abs() <= 1e-14 * before).all()
             else:
-                assert ((gain - wanted).abs() <= share * wanted.abs() + 1e-13).all(), objective
+                assert ((gain - expected).abs() <= share * expected.abs() + 1e-13).all(), objective
 
 
 def cubic_problem(n=4, d=6, m=3, seed=0):
@@ -185,17 +185,17 @@ def test_one_cubic_split_takes_the_closed_form_step():
         chosen = torch.zeros(2, 3, dtype=torch.bool)
         chosen[:, 1] = low.values[:, 1] < 0
         assert chosen.any()
-        far = torch.full((2,), torch.inf, dtype=torch.float64)
-        step = joint_step(curvature, low.vectors, low.values, chosen, far, exact=True)
+        infinity = torch.full((2,), torch.inf, dtype=torch.float64)
+        step = joint_step(curvature, low.vectors, low.values, chosen, infinity, exact=True)
         alone = problem.with_labels(problem.labels[1:2])
         for run in chosen[:, 1].nonzero()[:, 0].tolist():
-            at = [
+            losses = [
                 weighted_residuals(
                     alone, (x + t * low.vectors)[run : run + 1, 1:2], lam[run : run + 1, 1:2], 1.0
                 )
                 for t in (-0.5, 0.0, 0.5)
             ]
-            second = -(at[0] + at[2] - 2 * at[1])[0] / 0.25  # f''[v, v], lam inside
+            second = -(losses[0] + losses[2] - 2 * losses[1])[0] / 0.25  # f''[v, v], lam inside
             r = weighted_residuals(problem, x, lam, 1.0)[run]
             eta = (-low.values[run, 1] / second.square().sum()).sqrt()
             cosine = (r @ second) / r.norm() / second.norm()
@@ -210,8 +210,8 @@ def test_joint_cubic_steps_are_the_best_and_never_raise_the_loss():
         curvature = Curvature(problem, x, lam, 1.0)
         low = find_lowest_pairs(curvature, random_like(x))
         chosen = low.values < 0
-        far = torch.full((2,), torch.inf, dtype=torch.float64)
-        step = joint_step(curvature, low.vectors, low.values, chosen, far, exact=True)
+        infinity = torch.full((2,), torch.inf, dtype=torch.float64)
+        step = joint_step(curvature, low.vectors, low.values, chosen, infinity, exact=True)
         assert (step.after < step.before)[chosen.any(1)].all()
         for k in range(8):
             nudge = 1 + 0.05 * random_like(step.eta, k)

@@ -40,9 +40,9 @@ def blocks(n: int, seed: int = 0) -> Tensor:
     x = torch.zeros(n, *SHAPE)
     for image in x:
         for _ in range(4):
-            top, left = torch.randint(20, (2,), generator=generator).tolist()
+            top, left_edge = torch.randint(20, (2,), generator=generator).tolist()
             high, wide = torch.randint(3, 12, (2,), generator=generator).tolist()
-            image[:, top : top + high, left : left + wide] += torch.randn(
+            image[:, top : top + high, left_edge : left_edge + wide] += torch.randn(
                 3, 1, 1, generator=generator
             )
     return x
@@ -58,35 +58,35 @@ def mixture(x: Tensor, h: int = 80, noise: float = 0.0, seed: int = 1) -> Tensor
     return rows + noise * torch.randn(rows.shape, generator=generator)
 
 
-def best(found: Tensor, x: Tensor) -> Tensor:
+def best(x_found: Tensor, x: Tensor) -> Tensor:
     """Of each of ``x`` the sign-free NCC with the nearest source."""
-    return ncc(found.reshape(-1, *SHAPE), x).abs().amax(0)
+    return ncc(x_found.reshape(-1, *SHAPE), x).abs().amax(0)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1e-3])
 def test_planted_images_come_apart_whatever_the_mixing(noise: float) -> None:
     x = blocks(12)
-    found = unmix(mixture(x, noise=noise), SHAPE, QUICK)
-    assert found.rank == 12
-    assert (best(found.x, x) > 0.95).all()
-    assert (best(found.x, blocks(12, seed=7)) < 0.8).all()
+    sources = unmix(mixture(x, noise=noise), SHAPE, QUICK)
+    assert sources.rank == 12
+    assert (best(sources.x, x) > 0.95).all()
+    assert (best(sources.x, blocks(12, seed=7)) < 0.8).all()
 
 
 def test_sources_without_a_common_difference_come_apart_exactly() -> None:
     x = torch.zeros(8, *SHAPE)
     for i in range(8):  # a square of its own for each: no two have a difference in one place
         x[i, :, 3 * i + 1, 2:9] = torch.randn(3, 1, generator=torch.Generator().manual_seed(i))
-    found = unmix(mixture(x), SHAPE, QUICK)
-    assert (best(found.x, x) > 0.9999).all()
+    sources = unmix(mixture(x), SHAPE, QUICK)
+    assert (best(sources.x, x) > 0.9999).all()
 
 
 def test_what_runs_agree_on_comes_first_and_is_true() -> None:
     x = blocks(12)
-    found = unmix(mixture(x, noise=1e-3), SHAPE, QUICK)
-    backed = found.x[found.support == 1.0]
+    sources = unmix(mixture(x, noise=1e-3), SHAPE, QUICK)
+    backed = sources.x[sources.support == 1.0]
     assert len(backed) >= 10
     assert (ncc(backed.reshape(-1, *SHAPE), x).abs().amax(1) > 0.95).all()
-    assert found.support[0] == 1.0
+    assert sources.support[0] == 1.0
 
 
 def test_noise_has_no_clean_direction_and_is_refused() -> None:
@@ -95,16 +95,16 @@ def test_noise_has_no_clean_direction_and_is_refused() -> None:
         unmix(rows, SHAPE, QUICK)
 
 
-def test_noise_with_a_forced_rank_gives_back_no_image() -> None:
+def test_noise_with_a_forced_rank_gives_no_image() -> None:
     rows = torch.randn(60, 1728, generator=torch.Generator().manual_seed(3))
-    found = unmix(rows, SHAPE, QUICK, rank=12)
-    assert (best(found.x, blocks(12)) < 0.6).all()
+    sources = unmix(rows, SHAPE, QUICK, rank=12)
+    assert (best(sources.x, blocks(12)) < 0.6).all()
 
 
 def test_the_same_seed_gives_the_same_sources_and_another_others() -> None:
     rows = mixture(blocks(12), noise=1e-3)
-    once, again, other = (unmix(rows, SHAPE, QUICK, seed=seed).x for seed in (0, 0, 1))
-    assert torch.equal(once, again)
+    once, repeated, other = (unmix(rows, SHAPE, QUICK, seed=seed).x for seed in (0, 0, 1))
+    assert torch.equal(once, repeated)
     assert once.shape != other.shape or not torch.allclose(once, other)
 
 
@@ -114,8 +114,8 @@ def test_signs_are_those_of_samples_that_switch_their_neurons_on() -> None:
     generator = torch.Generator().manual_seed(5)
     start = torch.randn(400, flat.shape[1], generator=generator)
     C = torch.relu(start @ flat.T)  # a row grows towards the samples that its neuron is on for
-    found = unmix(C @ flat, SHAPE, QUICK)
-    inner = ncc(found.x[:12].reshape(-1, *SHAPE), x)
+    sources = unmix(C @ flat, SHAPE, QUICK)
+    inner = ncc(sources.x[:12].reshape(-1, *SHAPE), x)
     assert (inner.amax(1) > -inner.amin(1)).float().mean() > 0.8
 
 
@@ -129,10 +129,10 @@ def test_the_iteration_is_that_of_scikit_learn() -> None:
     for a in (1.0, 2.0):
         ours = fastica(Z[None], Q[None, None], torch.tensor([a]).double(), 5, tolerance=0.0)[0, 0]
         with pytest.warns(UserWarning, match="did not converge"):
-            twin = FastICA(
+            reference = FastICA(
                 fun_args={"alpha": a}, max_iter=5, tol=0.0, whiten=False, w_init=Q.numpy()
             ).fit(Z.numpy())
-        theirs = torch.tensor(twin.components_)
+        theirs = torch.tensor(reference.components_)
         assert torch.allclose(ours, theirs, atol=1e-9)
 
 
@@ -170,14 +170,14 @@ def test_a_direction_far_above_the_others_is_no_cliff() -> None:
 
 
 def test_merging_keeps_one_mean_per_source_and_counts_runs_once() -> None:
-    one, two = torch.eye(6)[:2]
-    tilted = torch.nn.functional.normalize(one + 0.1 * torch.eye(6)[2], dim=0)
-    x = torch.stack([one, two, -tilted, one, torch.eye(6)[3]])
+    first, two = torch.eye(6)[:2]
+    tilted = torch.nn.functional.normalize(first + 0.1 * torch.eye(6)[2], dim=0)
+    x = torch.stack([first, two, -tilted, first, torch.eye(6)[3]])
     run = torch.tensor([0, 0, 1, 1, 2])
     assert match_runs(x, x, run).sum(1).tolist() == [2, 1, 2, 2, 1]
-    kept, group = merge_sources(x, run, torch.zeros(5), max_sources=10)
+    merged, group = merge_sources(x, run, torch.zeros(5), max_sources=10)
     assert group.tolist() == [0, 0, 1, 2]  # mean and sparsest member of the first, two singles
-    assert float(kept[0] @ one) > 0.99  # two of three members say plus
+    assert float(merged[0] @ first) > 0.99  # two of three members say plus
     assert len(merge_sources(x, run, torch.zeros(5), max_sources=2)[0]) == 2
 
 
@@ -199,13 +199,13 @@ HARD = Effort(
     [(0.055, (2,), 16), (0.0, (2,), 4), (0.055, (), 2)],
     ids=["every strength, twice", "one strength, once", "no time for clusters"],
 )
-def test_where_runs_agree_on_nothing_clusters_are_looked_at_harder(lost, partitions, runs):
+def test_if_runs_agree_on_nothing_more_clusters_are_separated(lost, partitions, runs):
     noise = torch.randn(60, 64, generator=stream("noise"))  # no sparse source: runs find other ones
     setting = replace(HARD, lost=lost, partitions=partitions)
     assert unmix(noise, (8, 8), setting, rank=30).runs == (4, runs)
 
 
-def test_signs_are_told_though_sources_outnumber_the_directions_they_span():
+def test_signs_are_estimated_if_sources_outnumber_the_directions_they_span():
     generator = stream("signs")
     x = blocks(40).flatten(1)
     x = torch.nn.functional.normalize(x - x.mean(0))
@@ -213,22 +213,19 @@ def test_signs_are_told_though_sources_outnumber_the_directions_they_span():
     C = C * (torch.rand(200, 40, generator=generator) < 0.1)  # a neuron mixes few samples
     rows = C @ x + 1e-6 * torch.randn(200, x.shape[1], generator=generator)
     blends = torch.nn.functional.normalize(torch.randn(60, 40, generator=generator) @ x)
-    every = torch.cat([-x, blends])  # in float32: 40 directions, and rounding
-    found = Sources(every, *[torch.ones(100)] * 2, torch.arange(100), (1, 0), 40, 0.0)
+    all_sources = torch.cat([-x, blends])  # in float32: 40 directions, and rounding
+    sources = Sources(all_sources, *[torch.ones(100)] * 2, torch.arange(100), (1, 0), 40, 0.0)
     layer = InputLayer(rows, None, rows, SHAPE, True, 40, 1.0)
-    sign, _, _ = estimate_signs_and_sizes(found, layer, Knowledge(), found.centers)
+    sign, _, _ = estimate_signs_and_sizes(sources, layer, Knowledge(), sources.centers)
     assert (sign[:40] == -1).all()  # with every direction 19 of 40: a coin toss
 
 
-def test_sources_that_fall_together_are_no_error(monkeypatch):
-    """As happens in clusters of a few neurons: both are given, equal, and no others are lost."""
+def test_sources_that_coincide_are_no_error():
+    """As happens in clusters of a few neurons: both are returned, equal, and no others are lost."""
     generator = torch.Generator().manual_seed(0)
     layer = ica.Layer.from_rows(torch.randn(6, 8, generator=generator))
-    together = torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
-    monkeypatch.setattr(ica, "run_population", lambda *_: together)
-    effort, domain = ica.Effort(), ica.DOMAINS["coordinates"]
-    (found,) = ica._separate(
-        [replace(layer, rank=2)], 1.0, (1.0,), generator, shape=(8,), domain=domain, effort=effort
-    )
-    assert torch.allclose(found.norm(dim=1), torch.ones(2))
-    assert torch.allclose(found[0], found[1])
+    V, A = layer.V[:2], layer.U[:, :2] * layer.S[:2]
+    _, K = ica.whiten(V, ica.DOMAINS["coordinates"])
+    unmixed = ica.orient_sources(torch.tensor([[1.0, 0.0], [1.0, 0.0]]).to(K) @ K, A.to(V), V)
+    assert torch.allclose(unmixed.norm(dim=1), torch.ones(2))
+    assert torch.allclose(unmixed[0], unmixed[1])

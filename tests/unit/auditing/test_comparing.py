@@ -21,7 +21,7 @@ from tests.verdict_inputs import SOUND, membership
 
 
 def audit(verdict: Verdict, **changes: Any) -> AuditResult:
-    return pages.audited(12, every=1, verdict=verdict, **changes)
+    return pages.audited(12, recovered_every=1, verdict=verdict, **changes)
 
 
 def leak(count: int, low: float, high: float, grade: str = "near-copy") -> Verdict:
@@ -59,14 +59,14 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after", "change", "said"), CASES)
+@pytest.mark.parametrize(("before", "after", "change", "message"), CASES)
 def test_a_change_is_one_beyond_chance(
-    before: Verdict, after: Verdict, change: str, said: str
+    before: Verdict, after: Verdict, change: str, message: str
 ) -> None:
-    found = compare(audit(before), audit(after))
-    assert found.change == change
-    assert said in found.sentence
-    schemas.check("comparison", found.to_json())
+    comparison = compare(audit(before), audit(after))
+    assert comparison.change == change
+    assert message in comparison.sentence
+    schemas.check("comparison", comparison.to_json())
 
 
 def test_samples_that_are_gone_are_named_where_they_are_the_same_samples() -> None:
@@ -74,22 +74,22 @@ def test_samples_that_are_gone_are_named_where_they_are_the_same_samples() -> No
         audit(leak(3, 1, 5), findings=Findings(12, samples=samples))
         for samples in ((1, 4, 7), (4, 9))
     ]
-    found = compare(*counts)
-    assert (found.only_before, found.only_after, found.unlike) == ((1, 7), (9,), ())
+    comparison = compare(*counts)
+    assert (comparison.only_before, comparison.only_after, comparison.unlike) == ((1, 7), (9,), ())
     other = counts[1].replace(hashes={"data": "another"})
     assert compare(counts[0], other).only_before is None
 
 
 def test_what_was_not_made_alike_is_said() -> None:
-    one = audit(NONE)
-    other = one.replace(
-        hashes={**one.hashes, "data": "x"},
+    result = audit(NONE)
+    other = result.replace(
+        hashes={**result.hashes, "data": "x"},
         knowledge=rs.Knowledge(sample_count=3),
         settings={"budget": 30.0, "effort": "quick"},
         suite=7,
     )
-    one = one.replace(settings={"budget": None, "effort": "standard"})
-    said = " ".join(compare(one, other).unlike)
+    result = result.replace(settings={"budget": None, "effort": "standard"})
+    differences = " ".join(compare(result, other).unlike)
     for text in (
         "training data",
         "have different knowledge",
@@ -97,8 +97,8 @@ def test_what_was_not_made_alike_is_said() -> None:
         "the settings of budget differ: default and 30.0",
         "versions 0 and 7",
     ):
-        assert text in said
-    assert compare(one, one).unlike == ()
+        assert text in differences
+    assert compare(result, result).unlike == ()
 
 
 def test_membership_and_positive_controls_of_both_audits_are_rows() -> None:
@@ -117,13 +117,13 @@ def test_membership_and_positive_controls_of_both_audits_are_rows() -> None:
 
 def test_the_page_has_both_sides_and_a_redacted_one_no_image() -> None:
     sides = audit(leak(9, 4, 14)), audit(leak(6, 1.5, 11))
-    found = compare(*sides)
-    text = render_comparison(found, sides)
+    comparison = compare(*sides)
+    text = render_comparison(comparison, sides)
     assert text.count("<img") == 12
-    assert found.sentence in text
-    for row in found.rows:
+    assert comparison.sentence in text
+    for row in comparison.rows:
         assert row.before in text
-    redacted = render_comparison(found, sides, redact=True)
+    redacted = render_comparison(comparison, sides, redact=True)
     assert "<img" not in redacted
     assert "base64," not in redacted
 
@@ -141,16 +141,16 @@ def test_a_report_against_another_audit(
 ) -> None:
     before, after = runs
     assert main(["report", after, "--against", before]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("WORSE: The audit before found no leak.")
-    assert max(map(len, shown.splitlines()[:2])) <= 80
+    output = capsys.readouterr().out
+    assert output.startswith("WORSE: The audit before found no leak.")
+    assert max(map(len, output.splitlines()[:2])) <= 80
     page = Path(after) / "comparison.html"
-    assert f"report: {page}" in shown
+    assert f"report: {page}" in output
     assert page.read_text().startswith("<!doctype html>")
     assert main(["report", after, "--against", before, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    schemas.check("comparison", found)
-    assert (found["change"], found["before"], found["after"]) == (WORSE, before, after)
+    document = json.loads(capsys.readouterr().out)
+    schemas.check("comparison", document)
+    assert (document["change"], document["before"], document["after"]) == (WORSE, before, after)
     assert main(["report", before, "--against", after, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["change"] == BETTER
 

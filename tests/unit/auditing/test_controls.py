@@ -51,11 +51,11 @@ def digits(seed: int, n: int, pool: int, kinds: tuple[int, ...] = ()) -> tuple[D
     """n digits (of these kinds alone, where said) and others, labels by parity, less the first's mean."""
     images, digit = load_digits(return_X_y=True)
     order = np.random.default_rng(seed).permutation(len(images))
-    mine = order[np.isin(digit[order], kinds or range(10))][:n]
-    rest = order[~np.isin(order, mine)][:pool]
+    members = order[np.isin(digit[order], kinds or range(10))][:n]
+    nonmembers = order[~np.isin(order, members)][:pool]
     x, y = torch.from_numpy(images / 16).reshape(-1, 1, 8, 8), torch.from_numpy(digit % 2 * 2 - 1)
-    mean = x[mine].mean(0)
-    return tuple(Dataset(x[rows] - mean, y[rows], mean) for rows in (mine, rest))
+    mean = x[members].mean(0)
+    return tuple(Dataset(x[rows] - mean, y[rows], mean) for rows in (members, nonmembers))
 
 
 def pool_of(x: torch.Tensor) -> CandidatePool:
@@ -116,8 +116,12 @@ def test_samples_that_were_set_aside_are_compared_with_the_reconstructions() -> 
     crowded = pool.replace(x=torch.cat([pool.x, train.x[:4]]), y=torch.cat([pool.y, train.y[:4]]))
     claim = set_aside_repeats(train, crowded)
     noise = torch.randn(40, 1, 8, 8, generator=torch.manual_seed(0)).double()
-    for shown, expected in ((train.x[2:3], (2,)), (train.x[:4], (0, 1, 2, 3)), (noise[:1], ())):
-        pools = {"a": pool_of(torch.cat([shown, noise]))}
+    for samples_shown, expected in (
+        (train.x[2:3], (2,)),
+        (train.x[:4], (0, 1, 2, 3)),
+        (noise[:1], ()),
+    ):
+        pools = {"a": pool_of(torch.cat([samples_shown, noise]))}
         tests, _ = run_tests(pools, claim, 0, 300, math.inf)
         assert match_set_aside(claim.set_aside, pools, tests) == expected
 
@@ -139,14 +143,16 @@ def test_a_pool_that_repeats_the_training_set_is_no_control() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_zeros_and_ones_among_all_digits_are_told_apart_and_others_are_not(seed: int) -> None:
-    apart = run_controls(SampleSets(*digits(seed, 40, 500, (0, 1))), Knowledge(), seed, 1000)
-    assert apart.auc is not None
-    assert apart.auc >= 0.8
-    assert any("do not come from the same source" in failure for failure in apart.failures)
-    alike = run_controls(SampleSets(*digits(seed, 40, 500)), Knowledge(), seed, 1000)
-    assert alike.failures == ()
-    assert "matched by label" in alike.notes[0]
+def test_zeros_and_ones_among_all_digits_are_distinguished_and_others_are_not(seed: int) -> None:
+    zeros_and_ones = run_controls(
+        SampleSets(*digits(seed, 40, 500, (0, 1))), Knowledge(), seed, 1000
+    )
+    assert zeros_and_ones.auc is not None
+    assert zeros_and_ones.auc >= 0.8
+    assert any("do not come from the same source" in failure for failure in zeros_and_ones.failures)
+    all_digits = run_controls(SampleSets(*digits(seed, 40, 500)), Knowledge(), seed, 1000)
+    assert all_digits.failures == ()
+    assert "matched by label" in all_digits.notes[0]
 
 
 def test_few_samples_do_not_scatter_into_an_alarm() -> None:
@@ -158,7 +164,7 @@ def test_few_samples_do_not_scatter_into_an_alarm() -> None:
     assert compare_distributions(*digits(0, 9, 300), rng) == (None, None)
 
 
-def test_what_was_granted_makes_candidates_and_nothing_else_does() -> None:
+def test_known_facts_make_candidates_and_nothing_else_does() -> None:
     train, pool = digits(0, 20, 300)
     rng = np.random.default_rng(0)
     assert make_candidates_from_knowledge(train, pool, Knowledge(), rng) == []
@@ -169,8 +175,10 @@ def test_what_was_granted_makes_candidates_and_nothing_else_does() -> None:
     direction = dict(make_candidates_from_knowledge(train, pool, knowledge_of(train), rng))[
         names[1]
     ].mean(0)
-    wanted = -pool.x.mean(0)  # samples are centered by the granted mean already
-    assert float(torch.corrcoef(torch.stack([direction.flatten(), wanted.flatten()]))[0, 1]) > 0.99
+    expected = -pool.x.mean(0)  # samples are centered by the granted mean already
+    assert (
+        float(torch.corrcoef(torch.stack([direction.flatten(), expected.flatten()]))[0, 1]) > 0.99
+    )
 
 
 def knowledge_of(train: Dataset) -> Knowledge:
@@ -185,18 +193,20 @@ def test_samples_that_the_grant_brings_back_alone_say_nothing_of_the_network() -
     assert explain_by_knowledge(Controls((row,)), ()) == ()
 
 
-def test_what_a_grant_gives_away_alone_is_said_and_held_out_candidates_decide() -> None:
+def test_what_knowledge_alone_reveals_is_reported_and_held_out_candidates_decide() -> None:
     rng = torch.Generator().manual_seed(0)
-    near = torch.randn(40, generator=rng) + 0.5 * torch.randn(20, 40, generator=rng)
+    granted_mean_samples = torch.randn(40, generator=rng) + 0.5 * torch.randn(20, 40, generator=rng)
     labels = torch.tensor([-1.0, 1.0])
-    train = Dataset(near.double(), labels.repeat(10))
+    train = Dataset(granted_mean_samples.double(), labels.repeat(10))
     pool = Dataset(torch.randn(300, 40, generator=rng).double(), labels.repeat(150))
-    found = run_controls(SampleSets(train, pool), Knowledge(mean=near.double().mean(0)), 0)
-    assert any("are recovered" in note for note in found.notes)
-    assert not any("are recovered" in failure for failure in found.failures)
+    outcome = run_controls(
+        SampleSets(train, pool), Knowledge(mean=granted_mean_samples.double().mean(0)), 0
+    )
+    assert any("are recovered" in note for note in outcome.notes)
+    assert not any("are recovered" in failure for failure in outcome.failures)
     copies = pool.replace(x=pool.x[:100], y=pool.y[:100])
-    found = run_controls(SampleSets(copies, pool), Knowledge(), 0)
-    assert any("held-out samples as candidates" in failure for failure in found.failures)
+    outcome = run_controls(SampleSets(copies, pool), Knowledge(), 0)
+    assert any("held-out samples as candidates" in failure for failure in outcome.failures)
 
 
 def test_losses_that_agree_tell_samples_apart_though_their_mean_does_not() -> None:
@@ -220,15 +230,17 @@ def test_losses_that_agree_tell_samples_apart_though_their_mean_does_not() -> No
     p = compare_losses(network, samples(np.full(30, typical)), pool, "binary", 0)
     assert p is not None
     assert p <= 0.01
-    others = [
+    other_tests = [
         compare_losses(network, samples(rng.normal(1.0, 2.0, 30)), pool, "binary", 0) or 0.0
         for _ in range(5)
     ]
-    assert sum(value > 0.01 for value in others) >= 4  # each is below 1% in one case of a hundred
+    assert (
+        sum(value > 0.01 for value in other_tests) >= 4
+    )  # each is below 1% in one case of a hundred
 
 
 def test_a_trained_network_tells_its_samples_from_others_and_a_random_one_does_not() -> None:
-    found = []
+    p_values = []
     for victim in (leaky, tight, untrained):
         checkpoint, split = victim()
         p = compare_losses(checkpoint, split.train, split.holdout, "binary", 0)
@@ -236,22 +248,22 @@ def test_a_trained_network_tells_its_samples_from_others_and_a_random_one_does_n
         without = compare_losses(checkpoint, split.train, blind, "binary", 0)
         assert p is not None
         assert without is not None
-        found.append((p <= 0.01, without <= 0.01))
-    assert found == [(True, True), (True, True), (False, False)]
+        p_values.append((p <= 0.01, without <= 0.01))
+    assert p_values == [(True, True), (True, True), (False, False)]
     checkpoint, split = leaky()
     assert compare_losses(checkpoint, split.train, None, "binary", 0) is None
 
 
-def test_a_network_that_never_saw_the_claim_is_told_no_more_often_than_stated() -> None:
+def test_a_network_that_never_saw_the_samples_is_flagged_no_more_often_than_stated() -> None:
     """At 1%, more than 3 of 40 would happen by chance once in 1500."""
     checkpoint, split = leaky()
     order = torch.randperm(400, generator=torch.manual_seed(1)).reshape(40, 10)
     alarms = 0
-    for k, mine in enumerate(order):
-        rest = torch.cat([order[:k].flatten(), order[k + 1 :].flatten()])
+    for k, members in enumerate(order):
+        nonmembers = torch.cat([order[:k].flatten(), order[k + 1 :].flatten()])
         claim, pool = (
             split.holdout.replace(x=split.holdout.x[rows], y=split.holdout.y[rows])
-            for rows in (mine, rest)
+            for rows in (members, nonmembers)
         )
         p = compare_losses(checkpoint, claim, pool, "binary", k)
         alarms += p is not None and p <= 0.01
@@ -264,20 +276,20 @@ def test_grades_compare_with_the_nearest_held_out_sample_and_the_mean_of_the_cla
     candidates = torch.stack([train.x[0], 0.5 * train.x[1] + 0.5 * mean[int(train.y[1])]])
     tests, _ = run_tests({"some": pool_of(candidates)}, SampleSets(train, pool), 0, 300, math.inf)
     test = tests["some"]
-    found = grades(test, test.field.strata)
-    assert found[0] == NEAR_COPY
-    for i, grade in found.items():  # the definition, one sample at a time
-        left = 1 - test.control.value[i]
-        near = max(float(ncc(train.x[i], one)) for one in pool.x)
+    grades_found = grades(test, test.field.strata)
+    assert grades_found[0] == NEAR_COPY
+    for i, grade in grades_found.items():  # the definition, one sample at a time
+        distance = 1 - test.control.value[i]
+        nearest = max(float(ncc(train.x[i], sample)) for sample in pool.x)
         typical = float(ncc(train.x[i], mean[int(train.y[i])]))
-        wanted = (
+        expected = (
             NEAR_COPY
-            if left <= 0.75 * (1 - max(near, typical))
+            if distance <= 0.75 * (1 - max(nearest, typical))
             else RESEMBLANCE
-            if left <= 0.75 * (1 - typical)
+            if distance <= 0.75 * (1 - typical)
             else CLASS_LEVEL
         )
-        assert grade == wanted
+        assert grade == expected
 
 
 def ncc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -308,17 +320,17 @@ def test_a_control_takes_its_samples_from_the_held_out_set_with_the_labels_of_th
     None
 ):
     split = tight()[1]
-    mine, rest = split_holdout(split.holdout, split.train, 0)
-    assert sorted(mine.y.tolist()) == sorted(split.train.y.tolist())
-    assert len(mine) + len(rest) == len(split.holdout)
-    both = torch.cat([mine.x, rest.x]).flatten(1)
-    assert len(both.unique(dim=0)) == len(split.holdout.x.flatten(1).unique(dim=0))
+    control_samples, remaining = split_holdout(split.holdout, split.train, 0)
+    assert sorted(control_samples.y.tolist()) == sorted(split.train.y.tolist())
+    assert len(control_samples) + len(remaining) == len(split.holdout)
+    all_samples = torch.cat([control_samples.x, remaining.x]).flatten(1)
+    assert len(all_samples.unique(dim=0)) == len(split.holdout.x.flatten(1).unique(dim=0))
 
 
 def test_a_control_trained_in_batches_is_the_same_whatever_was_drawn_before() -> None:
     x = torch.randn(30, 4, generator=torch.Generator().manual_seed(0)).double()
     y = torch.where(x[:, 0] > 0, 1.0, -1.0).double()
-    found = []
+    controls = []
     for seed, before in ((0, 1), (0, 2), (1, 1)):
         model = torch.nn.Linear(4, 1).double()
         torch.nn.init.zeros_(model.weight)
@@ -327,18 +339,18 @@ def test_a_control_trained_in_batches_is_the_same_whatever_was_drawn_before() ->
         recipe = TrainingRecipe.parse("optimizer=sgd,rate=0.5,epochs=3,batch=7")
         limits = {"target_loss": 0.0, "seconds": math.inf}
         descend(model, x, y, loss="logistic", recipe=recipe, seed=seed, **limits)
-        found.append(model.weight.detach().clone())
-    assert torch.equal(found[0], found[1])
-    assert not torch.equal(found[0], found[2])
+        controls.append(model.weight.detach().clone())
+    assert torch.equal(controls[0], controls[1])
+    assert not torch.equal(controls[0], controls[2])
 
 
 def test_of_tests_with_the_least_p_the_one_with_most_to_show_is_shown() -> None:
-    def one(count: int, adjusted: float) -> Any:
+    def make_test(count: int, adjusted: float) -> Any:
         control = SimpleNamespace(p_value=adjusted, recovered=np.arange(9) < count)
         return AttackTest(None, None, control, adjusted)  # type: ignore[arg-type]
 
-    assert strongest_test({"few": one(2, 0.0005), "many": one(5, 0.0005)}) == "many"
-    assert strongest_test({"few": one(2, 0.0005), "many": one(5, 0.001)}) == "few"
+    assert strongest_test({"few": make_test(2, 0.0005), "many": make_test(5, 0.0005)}) == "many"
+    assert strongest_test({"few": make_test(2, 0.0005), "many": make_test(5, 0.001)}) == "few"
 
 
 # Levels
@@ -348,11 +360,11 @@ def with_zeros(share: float, count: int = 100) -> SampleSets:
     """Digits of which a share are zeros, where one in ten is among the held-out ones."""
     images, digit = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))
-    zeros, others = order[digit[order] == 0], order[digit[order] != 0]
-    rows = np.concatenate([zeros[: int(share * count)], others[: count - int(share * count)]])
-    rest = order[~np.isin(order, rows)][:600]
+    zeros, other_digits = order[digit[order] == 0], order[digit[order] != 0]
+    rows = np.concatenate([zeros[: int(share * count)], other_digits[: count - int(share * count)]])
+    remaining = order[~np.isin(order, rows)][:600]
     x, y = torch.from_numpy(images / 16).reshape(-1, 1, 8, 8), torch.from_numpy(digit % 2 * 2 - 1)
-    return SampleSets(Dataset(x[rows], y[rows]), Dataset(x[rest], y[rest]))
+    return SampleSets(Dataset(x[rows], y[rows]), Dataset(x[remaining], y[remaining]))
 
 
 def test_a_difference_in_distribution_makes_the_level_stricter() -> None:
@@ -447,7 +459,7 @@ def test_the_interval_holds_at_half_of_the_level_because_two_questions_share_it(
         ]
         assert summary.interval[0] == limits_by_level[0]
         limits.add(tuple(limits_by_level))
-    assert any(half < whole for half, whole in limits)
+    assert any(half < full_limit for half, full_limit in limits)
 
 
 # Fewer held-out samples than training samples
@@ -464,23 +476,23 @@ def test_attacks_are_compared_with_as_many_training_samples_as_are_held_out(
     assert case is not None
     assert case.sample_sets is not None
     assert case.balanced_sets is not None
-    whole, compared = case.sample_sets, case.balanced_sets
-    assert len(whole.train) == count  # membership is tested on all of them
-    assert whole.holdout is not None
-    assert compared.holdout is whole.holdout
+    all_samples, compared = case.sample_sets, case.balanced_sets
+    assert len(all_samples.train) == count  # membership is tested on all of them
+    assert all_samples.holdout is not None
+    assert compared.holdout is all_samples.holdout
     if pool_size >= count:
-        assert compared is whole
+        assert compared is all_samples
         return
     assert len(compared.train) == pool_size
     assert len({*compared.train.rows}) == pool_size
     assert [*compared.train.rows] == sorted(compared.train.rows)
     for i, row in enumerate(compared.train.rows):
-        assert torch.equal(compared.train.x[i], whole.train.x[row])
+        assert torch.equal(compared.train.x[i], all_samples.train.x[row])
     assert compared.notes[-1] == (
         f"Attacks were compared with a random {pool_size} of {count} training samples, because there are no "
         "more held-out samples"
     )
-    again = load_case(model, train, pool, Knowledge(), AuditRequest(seed=5))
-    assert again is not None
-    assert again.balanced_sets is not None
-    assert again.balanced_sets.train.rows == compared.train.rows
+    second = load_case(model, train, pool, Knowledge(), AuditRequest(seed=5))
+    assert second is not None
+    assert second.balanced_sets is not None
+    assert second.balanced_sets.train.rows == compared.train.rows

@@ -1,4 +1,4 @@
-"""The first screen: what it says of every outcome, the next step, and that its words are explained."""
+"""The first screen: its text for every outcome, the next step, and the glossary of its words."""
 
 from __future__ import annotations
 
@@ -255,10 +255,10 @@ def test_every_fact_is_printed_once_and_counts_with_what_chance_gives() -> None:
     assert FIT.line not in result.screen.text(80, ("network",))
 
 
-def test_what_was_granted_is_said_in_words_with_its_source() -> None:
-    told = dict(pages.audited(3).screen.lines)["attacker knows"]
-    for part in ("range of values (0 to 1)", "mean of the samples (from the training data"):
-        assert part in told
+def test_attacker_knowledge_is_shown_in_words_with_its_source() -> None:
+    line = dict(pages.audited(3).screen.lines)["attacker knows"]
+    for phrase in ("range of values (0 to 1)", "mean of the samples (from the training data"):
+        assert phrase in line
     assert dict(pages.bare().screen.lines)["attacker knows"] == "nothing but the weights"
 
 
@@ -336,17 +336,17 @@ JARGON = [
 ]
 
 
-def unexplained(said: str) -> list[str]:
+def unexplained(text: str) -> list[str]:
     """Words of ours that the glossary lacks."""
-    known = " ".join(find_used_words(said))
-    return [word for word in JARGON if re.search(rf"\b{word}", said) and word not in known]
+    explained = " ".join(find_used_words(text))
+    return [word for word in JARGON if re.search(rf"\b{word}", text) and word not in explained]
 
 
 def test_every_term_of_the_first_screen_is_in_the_glossary() -> None:
     """Of real audits of every kind too, in ``test_terminal.py``."""
-    said = " ".join(result.screen.text() for _, result, _, _ in NEXT)
-    assert unexplained(said) == []
-    assert "positive control" in find_used_words(said)
+    text = " ".join(result.screen.text() for _, result, _, _ in NEXT)
+    assert unexplained(text) == []
+    assert "positive control" in find_used_words(text)
     assert unexplained("the Clarke residual") == ["Clarke"]
 
 

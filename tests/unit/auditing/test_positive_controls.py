@@ -115,6 +115,7 @@ def controls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
         return run
 
+    # Training and testing real controls takes minutes, and their detection cannot be set.
     monkeypatch.setattr(ControlFactory, "make", make)
     monkeypatch.setattr(MembershipOnControl, "run", test("membership"))
     monkeypatch.setattr(AttacksOnControl, "run", test("reconstruction"))
@@ -291,6 +292,7 @@ def test_a_network_that_cannot_be_trained_is_named(
     def make(*_: Any) -> Control:
         raise problem
 
+    # The training of these networks succeeds, so the error is raised by hand.
     monkeypatch.setattr(ControlFactory, "make", make)
     result = reconstruction_of(audit_of(80))
     assert result.sizes == ()
@@ -386,13 +388,13 @@ def test_the_sentence_states_the_largest_detected_size() -> None:
     assert PositiveControls("membership", sizes).sentence == (
         "On ten networks of the same architecture that memorize 40 samples, the tests named 7 of them."
     )
-    some = (ControlSize(40, (0, 2, *(7,) * 8), 8, 0.0),)
-    assert PositiveControls("membership", some).sentence == (
+    sizes_of_some = (ControlSize(40, (0, 2, *(7,) * 8), 8, 0.0),)
+    assert PositiveControls("membership", sizes_of_some).sentence == (
         "On ten networks of the same architecture that memorize 40 samples, the tests named 0 to 7 of them "
         "and detected a leak in eight networks."
     )
-    both = (PositiveControls("membership", sizes), PositiveControls("reconstruction"))
-    assert covered_samples(both) == 40
+    pair = (PositiveControls("membership", sizes), PositiveControls("reconstruction"))
+    assert covered_samples(pair) == 40
     assert covered_samples(()) == 0
 
 
@@ -436,17 +438,17 @@ def test_a_control_of_full_size_has_the_labels_of_the_training_set() -> None:
 
 def test_controls_differ_and_can_be_repeated() -> None:
     audit, factory = trained_controls()
-    made = [factory.make(20, number) for number in range(3)]
-    weights = [next(iter(control.trained.theta.values())) for control in made]
+    controls_made = [factory.make(20, number) for number in range(3)]
+    weights = [next(iter(control.trained.theta.values())) for control in controls_made]
     for a, b in itertools.combinations(range(3), 2):
         assert not torch.equal(weights[a], weights[b])
-        assert rows_of(made[a].data) != rows_of(made[b].data)
-    assert factory.make(20, 1) is made[1]  # both questions test the same network
-    again = ControlFactory(audit).make(20, 1)
-    for name, t in made[1].trained.theta.items():
-        assert torch.equal(again.trained.theta[name], t)
+        assert rows_of(controls_made[a].data) != rows_of(controls_made[b].data)
+    assert factory.make(20, 1) is controls_made[1]  # both questions test the same network
+    repeated = ControlFactory(audit).make(20, 1)
+    for name, t in controls_made[1].trained.theta.items():
+        assert torch.equal(repeated.trained.theta[name], t)
     other = ControlFactory(replace(audit, request=audit.request.changed(seed=1))).make(20, 1)
-    assert rows_of(other.data) != rows_of(made[1].data)
+    assert rows_of(other.data) != rows_of(controls_made[1].data)
 
 
 def test_held_out_samples_without_labels_get_those_of_the_network() -> None:
@@ -474,8 +476,8 @@ def test_controls_get_a_quarter_of_the_restarts() -> None:
         audit = audit_of(30, 300, attacks=[{**ATTACK, "restarts": restarts}])
         plan = AttacksOnControl(ControlFactory(audit), 1e9).plans["binary-kkt"]
         assert plan.restarts == expected
-        whole = audit.attacks.plans["binary-kkt"]
-        assert plan.seconds == pytest.approx(whole.seconds * expected / restarts)
+        full_plan = audit.attacks.plans["binary-kkt"]
+        assert plan.seconds == pytest.approx(full_plan.seconds * expected / restarts)
 
 
 # The real tests on real controls

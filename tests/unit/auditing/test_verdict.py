@@ -175,10 +175,10 @@ TABLE = [
 
 
 @pytest.mark.parametrize(
-    ("found", "attacks", "checks", "members", "options", "outcome", "code", "reason"), TABLE
+    ("counts", "attacks", "checks", "members", "options", "outcome", "code", "reason"), TABLE
 )
 def test_every_row_of_the_table(
-    found: Findings | None,
+    counts: Findings | None,
     attacks: list[AttackOutcome],
     checks: Checks,
     members: Any,
@@ -187,7 +187,7 @@ def test_every_row_of_the_table(
     code: int,
     reason: str,
 ) -> None:
-    verdict = decide(found, tuple(attacks), checks, members, **options)
+    verdict = decide(counts, tuple(attacks), checks, members, **options)
     assert (verdict.outcome, verdict.exit_code) == (outcome, code)
     assert any(reason in text for text in verdict.reasons), verdict.reasons
 
@@ -267,7 +267,7 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "set-aside match": (
         {
-            "found": findings(set_aside_matches=(4,)),
+            "counts": findings(set_aside_matches=(4,)),
             "checks": SOUND.replace(set_aside=(4, 9)),
         },
         "1 of the 2 samples that were not judged, because they also occur in the held-out set, matches a "
@@ -315,12 +315,12 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def opened(
-    found: Findings | None = None,
+    counts: Findings | None = None,
     attacks: tuple[AttackOutcome, ...] = (ran(),),
     checks: Checks = SOUND,
     members: Any = None,
 ) -> tuple[Any, ...]:
-    return found or findings(), attacks, checks, members or membership()
+    return counts or findings(), attacks, checks, members or membership()
 
 
 @pytest.mark.parametrize("case", OPEN)
@@ -448,7 +448,7 @@ def test_a_membership_finding_needs_the_level_of_the_audit() -> None:
 
 
 def test_a_significant_baseline_is_named_and_decides_nothing() -> None:
-    for found, attacks, checks, members, options, *_ in TABLE:
+    for counts, attacks, checks, members, options, *_ in TABLE:
         for p_value in [0.002, 0.01, 0.011, None]:
             baseline = AttackOutcome(
                 "first-layer-weights",
@@ -460,8 +460,8 @@ def test_a_significant_baseline_is_named_and_decides_nothing() -> None:
                 expected_by_chance=None if p_value is None else 0.28,
                 p_value=p_value,
             )
-            verdict = decide(found, (*attacks, baseline), checks, members, **options)
-            plain = decide(found, tuple(attacks), checks, members, **options)
+            verdict = decide(counts, (*attacks, baseline), checks, members, **options)
+            plain = decide(counts, tuple(attacks), checks, members, **options)
             assert (verdict.outcome, verdict.exit_code) == (plain.outcome, plain.exit_code)
             added = [text for text in verdict.reasons if text not in plain.reasons]
             if p_value is not None and p_value <= 0.01:
@@ -528,18 +528,18 @@ def test_assumptions_and_facts_that_nobody_checked_are_printed_and_decide_nothin
 
 def test_answers_show_the_counts_of_the_findings() -> None:
     for recovered, named, records in itertools.product((0, 3, 7), (0, 3, 11), (None, 0, 5)):
-        found = findings(recovered, grades={CLASS_LEVEL: recovered} if recovered else {})
+        counts = findings(recovered, grades={CLASS_LEVEL: recovered} if recovered else {})
         rows = (survivor(recovered=recovered) if recovered else ran(),)
         if records is not None:
             rows += (stored(recovered=records, decides=records > 0),)
-        verdict = decide(found, rows, SOUND, membership(named))
+        verdict = decide(counts, rows, SOUND, membership(named))
         files, attacks, members = verdict.answers
         assert (files.key, attacks.key, members.key) == ("stored", "reconstruction", "membership")
-        assert attacks.count == found.recovered == verdict.grades.get(CLASS_LEVEL, 0)
+        assert attacks.count == counts.recovered == verdict.grades.get(CLASS_LEVEL, 0)
         assert members.count == verdict.named == named == verdict.grades.get(MEMBERSHIP, 0)
         assert (files.count or 0) == verdict.grades.get(VERBATIM, 0) == (records or 0)
         assert (attacks.n, members.n) == (RECORDS, RECORDS)
-        assert attacks.expected_by_chance == found.expected_by_chance
+        assert attacks.expected_by_chance == counts.expected_by_chance
         assert [a.answer for a in verdict.answers] == [
             YES if count else NO for count in (records, recovered, named)
         ]
@@ -638,12 +638,14 @@ def test_answers_of_an_audit_are_the_counts_of_its_findings() -> None:
     published = json.loads(json.dumps(publish(result, None, {}).to_json()))
     files, attacks, members = published["verdict"]["answers"]
     assert (result.verdict.outcome, attacks["answer"]) == (LEAK, YES)
-    found = result.findings
-    assert found is not None
-    assert attacks["count"] == found.recovered == len(found.samples) == sum(found.grades.values())
+    counts = result.findings
+    assert counts is not None
+    assert (
+        attacks["count"] == counts.recovered == len(counts.samples) == sum(counts.grades.values())
+    )
     assert attacks["count"] == published["verdict"]["recovered"] > 0
     (row,) = (row for row in result.attacks if row.survives)
-    assert row.recovered == found.recovered  # of the only attack
+    assert row.recovered == counts.recovered  # of the only attack
     assert result.membership is not None
     assert members["count"] == len(result.membership.named) == published["verdict"]["named"]
     assert members["count"] == published["membership"]["named_count"]
@@ -903,7 +905,7 @@ def test_samples_that_the_network_never_saw_are_rarely_a_leak(
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(0))
     alarms = 0
     for rows in order.reshape(20, 20):
-        others = order[~torch.isin(order, rows)]
-        train, holdout = (pool.replace(x=pool.x[i], y=pool.y[i]) for i in (rows, others))
+        nonmembers = order[~torch.isin(order, rows)]
+        train, holdout = (pool.replace(x=pool.x[i], y=pool.y[i]) for i in (rows, nonmembers))
         alarms += judged(reconstruction, train, holdout).outcome == LEAK
     assert alarms <= 2

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from residuum.datasets import DATASETS, load_dataset
+from residuum.datasets.files import MAX_PIXELS
 from residuum.datasets.formats import read_cifar_batch, read_idx
 from residuum.datasets.selection import spread_quotas
 from residuum.errors import DataError, UnsafeFileError
@@ -146,16 +147,16 @@ def assert_sound(split: Split) -> None:
 
 def test_photos_share_no_pixel_and_none_is_smooth() -> None:
     split = load_dataset("photos", 40, seed=3, center=False)
-    both = torch.cat([split.train.x, split.holdout.x])
+    images = torch.cat([split.train.x, split.holdout.x])
     assert split.train.shape == (3, 32, 32)
     assert len(split.holdout) >= 100
     assert split.train.y.sum() == 0
-    steps = [both.diff(dim=axis).abs().mean((1, 2, 3)) for axis in (-1, -2)]
+    steps = [images.diff(dim=axis).abs().mean((1, 2, 3)) for axis in (-1, -2)]
     assert float((sum(steps) / 2).min()) > 4 / 255
-    assert 0 <= float(both.min()) < float(both.max()) <= 1
-    assert len({tuple(row.tolist()) for row in both.flatten(1)[:, :200]}) == len(both)
-    again = load_dataset("photos", 40, seed=3, center=False)
-    assert torch.equal(again.train.x, split.train.x)
+    assert 0 <= float(images.min()) < float(images.max()) <= 1
+    assert len({tuple(row.tolist()) for row in images.flatten(1)[:, :200]}) == len(images)
+    second = load_dataset("photos", 40, seed=3, center=False)
+    assert torch.equal(second.train.x, split.train.x)
     assert not torch.equal(load_dataset("photos", 40, seed=4, center=False).train.x, split.train.x)
 
 
@@ -174,15 +175,15 @@ def test_every_dataset_keeps_the_contract(name: str, root: Path) -> None:
         else:
             assert values == {-1, 1}
             assert split.train.y.dtype == (torch.int64 if task == "binary" else torch.float64)
-        again = load_dataset(name, n, root=root, task=task)
-        assert same(split, again)
+        second = load_dataset(name, n, root=root, task=task)
+        assert same(split, second)
 
 
 @pytest.mark.parametrize("name", DATASETS)
 def test_a_seed_decides_and_the_global_generator_is_left_alone(name: str, root: Path) -> None:
     state = torch.random.get_rng_state()
-    first, again, other = (load_dataset(name, 20, root=root, seed=s) for s in (1, 1, 2))
-    assert same(first, again)
+    first, second, other = (load_dataset(name, 20, root=root, seed=s) for s in (1, 1, 2))
+    assert same(first, second)
     assert not torch.equal(first.train.x, other.train.x)
     assert not torch.equal(first.holdout.x, other.holdout.x)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -217,16 +218,16 @@ def test_without_a_seed_the_first_of_each_label_in_file_order(root: Path) -> Non
 def test_digits_are_grouped_by_parity() -> None:
     binary, classes = (load_dataset("digits", 40, task=t) for t in ("binary", "multiclass"))
     assert binary.train.shape == (1, 8, 8)
-    both = {
+    label_of_image = {
         image.numpy().tobytes(): label
         for image, label in zip(
             classes.train.images.round(decimals=6), classes.train.y, strict=True
         )
     }
     seen = [
-        (both[key] % 2 == 1) == (label == 1)
+        (label_of_image[key] % 2 == 1) == (label == 1)
         for image, label in zip(binary.train.images.round(decimals=6), binary.train.y, strict=True)
-        if (key := image.numpy().tobytes()) in both
+        if (key := image.numpy().tobytes()) in label_of_image
     ]
     assert len(seen) > 20
     assert all(seen)
@@ -263,9 +264,11 @@ def test_sphere() -> None:
     split = load_dataset("sphere", 50, dim=5, holdout=30)
     assert split.train.shape == (5,)
     assert len(split.holdout) == 30
-    for part in (split.train, split.holdout):
-        torch.testing.assert_close(part.x.norm(dim=1), torch.ones(len(part), dtype=part.x.dtype))
-        assert torch.equal(part.x[:, 0].sign().long(), part.y)
+    for dataset in (split.train, split.holdout):
+        torch.testing.assert_close(
+            dataset.x.norm(dim=1), torch.ones(len(dataset), dtype=dataset.x.dtype)
+        )
+        assert torch.equal(dataset.x[:, 0].sign().long(), dataset.y)
     assert load_dataset("sphere").train.x.shape == (500, 784)
     with pytest.raises(DataError, match="dim >= 2"):
         load_dataset("sphere", 4, dim=1)
@@ -534,8 +537,8 @@ def test_a_saved_dataset_is_read_back_exactly(tmp_path: Path) -> None:
     assert half.train.mean is not None
     assert torch.equal(half.train.mean, saved.mean)
     assert half.train.classes == saved.classes
-    known = {row.numpy().tobytes() for row in saved.x}
-    assert all(row.numpy().tobytes() in known for row in half.train.x)
+    known_rows = {row.numpy().tobytes() for row in saved.x}
+    assert all(row.numpy().tobytes() in known_rows for row in half.train.x)
     assert isinstance(half.holdout, Dataset)
 
 
@@ -679,10 +682,13 @@ def test_images_that_are_none_or_too_large(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DataError, match="8 bits"):
         load_dataset(tmp_path)
     victim.write_bytes(content)
-    monkeypatch.setattr("residuum.datasets.files.MAX_PIXELS", 64)
-    load_dataset(tmp_path)
-    monkeypatch.setattr("residuum.datasets.files.MAX_PIXELS", 63)
-    for limit in (64, 40, 10):  # PIL warns above its own limit and raises above twice that
+    width = 4000
+    Image.new("L", (width, MAX_PIXELS // width)).save(victim)
+    load_dataset(tmp_path, 2, size=(8, 8), gray=True)
+    pixels = width * (MAX_PIXELS // width + 1)
+    Image.new("L", (width, pixels // width)).save(victim)
+    # PIL warns above its own limit and raises above twice that.
+    for limit in (pixels, pixels * 2 // 3, pixels // 3):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        with pytest.raises(UnsafeFileError, match="at most 63 pixels"):
+        with pytest.raises(UnsafeFileError, match=f"at most {MAX_PIXELS} pixels"):
             load_dataset(tmp_path)

@@ -58,17 +58,17 @@ def test_a_csv_has_names_units_and_a_label(tmp_path: Path) -> None:
     names = ["age [years]", "label", "height (cm)"]
     with (tmp_path / "t.csv").open("w") as stream:
         stream.write("\ufeff" + ",".join(names) + "\n30,yes,170\n\n40,no,180\n")
-    found = read_samples(tmp_path / "t.csv")[0]
-    assert (found.features, found.units) == (("age", "height"), ("years", "cm"))
-    assert found.x.tolist() == [[30, 170], [40, 180]]
-    assert (found.y.tolist(), found.classes) == ([1, 0], ("no", "yes"))
-    assert "'label'" in found.notes[0]
+    dataset = read_samples(tmp_path / "t.csv")[0]
+    assert (dataset.features, dataset.units) == (("age", "height"), ("years", "cm"))
+    assert dataset.x.tolist() == [[30, 170], [40, 180]]
+    assert (dataset.y.tolist(), dataset.classes) == ([1, 0], ("no", "yes"))
+    assert "'label'" in dataset.notes[0]
     numbers = table(tmp_path / "n.csv", X.numpy(), [0.5] * 6, [*"abcd", "price"])
     assert read_samples(numbers)[0].y.tolist() == [0.5] * 6  # the last column; targets stay
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "header"),
         ("a,b\n1,2,3\n", "as many values"),
@@ -78,17 +78,17 @@ def test_a_csv_has_names_units_and_a_label(tmp_path: Path) -> None:
         ("a,a,y\n1,1,0\n", "different names"),
     ],
 )
-def test_other_tables_are_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_other_tables_are_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(text)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(DataError, match=message):
         read_samples(tmp_path / "t.csv")
 
 
 def test_a_folder_of_images_is_read_with_its_test_part(tmp_path: Path) -> None:
-    for part, value in (("train", 255), ("test", 51)):
+    for split_name, value in (("train", 255), ("test", 51)):
         for label in "ab":
-            (tmp_path / part / label).mkdir(parents=True)
-            Image.new("L", (3, 2), value).save(tmp_path / part / label / "0.png")
+            (tmp_path / split_name / label).mkdir(parents=True)
+            Image.new("L", (3, 2), value).save(tmp_path / split_name / label / "0.png")
     train, test = read_samples(tmp_path)
     assert test is not None
     assert (train.shape, train.classes) == ((1, 2, 3), ("a", "b"))
@@ -148,13 +148,13 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize("given", GIVEN, ids=lambda given: type(given).__name__)
-def test_whatever_holds_samples_is_read_alike(given: Any) -> None:
-    found = as_dataset(given, "data")
-    assert torch.allclose(found.x.double(), X.double())
-    assert found.y.tolist() == Y.tolist()
-    assert found.classes == (
-        ("no", "yes") if isinstance(getattr(given, "dataset", given), Items) else ()
+@pytest.mark.parametrize("source", GIVEN, ids=lambda source: type(source).__name__)
+def test_whatever_holds_samples_is_read_alike(source: Any) -> None:
+    dataset = as_dataset(source, "data")
+    assert torch.allclose(dataset.x.double(), X.double())
+    assert dataset.y.tolist() == Y.tolist()
+    assert dataset.classes == (
+        ("no", "yes") if isinstance(getattr(source, "dataset", source), Items) else ()
     )
 
 
@@ -162,8 +162,8 @@ def test_a_data_frame_of_pandas_is_one() -> None:
     import pandas
 
     frame = pandas.DataFrame(X.numpy(), columns=["a [m]", *"bcd"])
-    found = as_dataset((frame, pandas.Series(["x", "y"] * 3)), "data")
-    assert (found.features, found.units, found.classes) == (
+    dataset = as_dataset((frame, pandas.Series(["x", "y"] * 3)), "data")
+    assert (dataset.features, dataset.units, dataset.classes) == (
         tuple("abcd"),
         ("m", "", "", ""),
         ("x", "y"),
@@ -171,11 +171,11 @@ def test_a_data_frame_of_pandas_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [7, object(), (X, Y, Y), [("a", 1)], Frame({"a": np.array(["b"])})]
+    "source", [7, object(), (X, Y, Y), [("a", 1)], Frame({"a": np.array(["b"])})]
 )
-def test_anything_else_is_refused_with_what_would_do(given: Any) -> None:
+def test_anything_else_is_refused_with_what_would_do(source: Any) -> None:
     with pytest.raises(DataError):
-        as_dataset(given, "data")
+        as_dataset(source, "data")
 
 
 def network(inputs: int = 4, outputs: int = 1) -> Network:
@@ -196,19 +196,19 @@ def samples(n: int = 40, inputs: int = 4) -> Dataset:
 
 
 def test_samples_that_suit_stay_as_they_are() -> None:
-    given = samples()
-    train, control = adapt_samples(network(), given, given, Knowledge())
+    dataset = samples()
+    train, control = adapt_samples(network(), dataset, dataset, Knowledge())
     assert train is not None
-    assert (train.x is given.x, train.y is given.y, train.notes) == (True, True, ())
-    assert control is given
+    assert (train.x is dataset.x, train.y is dataset.y, train.notes) == (True, True, ())
+    assert control is dataset
 
 
 def test_one_column_for_each_class_is_read_as_classes() -> None:
-    given, checkpoint = samples(), network(outputs=2)
-    hot = given.replace(y=nn.functional.one_hot(given.y, 2).double())
+    dataset, checkpoint = samples(), network(outputs=2)
+    hot = dataset.replace(y=nn.functional.one_hot(dataset.y, 2).double())
     train, _ = adapt_samples(checkpoint, hot, None, Knowledge())
     assert train is not None
-    assert torch.equal(train.y, given.y)
+    assert torch.equal(train.y, dataset.y)
     assert "class indices" in train.notes[0]
     targets = hot.replace(y=hot.y * 0.9)  # no labels but numbers
     assert torch.equal(adapt_samples(checkpoint, targets, None, Knowledge())[0].y, targets.y)
@@ -216,20 +216,20 @@ def test_one_column_for_each_class_is_read_as_classes() -> None:
 
 def test_channels_last_are_turned_where_the_network_has_them_first() -> None:
     x = torch.rand(6, 8, 8, 3, dtype=torch.float64)
-    given = Dataset(x, Y)
+    dataset = Dataset(x, Y)
     checkpoint = Network(
         dict(rs.Architecture.parse("convnet:3x8x8-4-1").build().state_dict()), "convnet:3x8x8-4-1"
     )
-    train, _ = adapt_samples(checkpoint, given, given, Knowledge())
+    train, _ = adapt_samples(checkpoint, dataset, dataset, Knowledge())
     assert torch.equal(train.x, x.movedim(-1, 1))
     assert "channels last" in train.notes[0]
-    flat = adapt_samples(network(192), given, None, Knowledge())[0]
+    flat = adapt_samples(network(192), dataset, None, Knowledge())[0]
     assert flat.x is x  # which way the network was trained on them is not known
 
 
 def test_pixels_of_files_are_divided_where_the_network_knows_them_so() -> None:
-    given = samples()
-    pixels = given.replace(x=(given.x * 255).round())
+    dataset = samples()
+    pixels = dataset.replace(x=(dataset.x * 255).round())
     train, control = adapt_samples(network(), pixels, pixels, Knowledge())
     assert float(train.x.max()) == float(control.x.max()) == 1.0
     assert "divided by 255" in train.notes[0]
@@ -241,19 +241,19 @@ def test_pixels_of_files_are_divided_where_the_network_knows_them_so() -> None:
 
 
 def test_a_table_on_its_own_scale_is_standardized_where_the_network_knows_it_so() -> None:
-    given = samples()
-    own = given.replace(
-        x=(given.x + 5) * torch.tensor([3.0, 1, 1, 1]) - 20, classes=("well", "ill")
+    dataset = samples()
+    own_scale = dataset.replace(
+        x=(dataset.x + 5) * torch.tensor([3.0, 1, 1, 1]) - 20, classes=("well", "ill")
     )
     checkpoint = network()
-    train, _ = adapt_samples(checkpoint, own, None, Knowledge())
-    assert torch.allclose(train.x * train.scale + train.offset, own.x)
+    train, _ = adapt_samples(checkpoint, own_scale, None, Knowledge())
+    assert torch.allclose(train.x * train.scale + train.offset, own_scale.x)
     assert "standardized" in train.notes[0]
-    turned, _ = adapt_samples(checkpoint, own.replace(y=1 - own.y), None, Knowledge())
-    assert torch.equal(turned.y, own.y)
+    turned, _ = adapt_samples(checkpoint, own_scale.replace(y=1 - own_scale.y), None, Knowledge())
+    assert torch.equal(turned.y, own_scale.y)
     assert turned.classes == ("ill", "well")
     assert "'ill' is read as class 0" in turned.notes[0]
-    unnamed = own.replace(y=1 - own.y, classes=())  # numbers say which class is which
+    unnamed = own_scale.replace(y=1 - own_scale.y, classes=())  # numbers say which class is which
     assert adapt_samples(checkpoint, unnamed, None, Knowledge())[0].x is unnamed.x
 
 
@@ -263,33 +263,33 @@ def test_labels_that_are_missing_are_asked_for() -> None:
 
 
 def test_knowledge_may_be_a_dictionary() -> None:
-    found = as_knowledge({"value_range": [0, 1], "mean": [1, 2], "sample_count": 3})
-    assert (found.value_range, found.sample_count) == ((0, 1), 3)
-    assert found.mean is not None
-    assert found.mean.tolist() == [1.0, 2.0]
+    knowledge = as_knowledge({"value_range": [0, 1], "mean": [1, 2], "sample_count": 3})
+    assert (knowledge.value_range, knowledge.sample_count) == ((0, 1), 3)
+    assert knowledge.mean is not None
+    assert knowledge.mean.tolist() == [1.0, 2.0]
     with pytest.raises(InputError, match="Did you mean 'value_range'"):
         as_knowledge({"value_rnage": (0, 1)})
 
 
 def test_names_and_scales_of_a_table_are_kept_in_its_file(tmp_path: Path) -> None:
-    known = {
+    columns = {
         "features": tuple("abcd"),
         "units": ("m", "", "", ""),
         "scale": X[0] + 1,
         "offset": X[1],
     }
-    found = Dataset.from_npz(Dataset(X, Y, **known).to_npz(tmp_path / "t.npz"))
-    assert (found.features, found.units) == (known["features"], known["units"])
-    assert torch.equal(found.scale, known["scale"])
-    assert torch.equal(found.offset, known["offset"])
+    dataset = Dataset.from_npz(Dataset(X, Y, **columns).to_npz(tmp_path / "t.npz"))
+    assert (dataset.features, dataset.units) == (columns["features"], columns["units"])
+    assert torch.equal(dataset.scale, columns["scale"])
+    assert torch.equal(dataset.offset, columns["offset"])
     for name, wrong in (("features", ("a",)), ("scale", X[0, :2])):
         with pytest.raises(DataError, match=name):
             Dataset(X, Y, **{name: wrong})
 
 
-def test_rows_stand_in_the_report_with_names_units_and_the_nearest_held_out_row() -> None:
+def test_rows_are_reported_with_names_units_and_the_nearest_held_out_row() -> None:
     """Column by column against a plain calculation; none of it in a redacted report."""
-    result = pages.audited(12, (5,), every=1)
+    result = pages.audited(12, (5,), recovered_every=1)
     evidence = result.evidence
     scale, offset = torch.tensor([10.0, 1, 1, 1, 1]), torch.tensor([500.0, 0, 0, 0, 0])
     spread = torch.full((5,), 4.0, dtype=torch.float64)
@@ -303,8 +303,8 @@ def test_rows_stand_in_the_report_with_names_units_and_the_nearest_held_out_row(
     )
     result = result.replace(evidence=evidence, knowledge=Knowledge())
     item = items_of(result)[0]
-    found = torch.from_numpy(item.reconstruction)
-    away = (found - evidence.x[0]).abs()
+    row = torch.from_numpy(item.reconstruction)
+    away = (row - evidence.x[0]).abs()
     assert item.row.within == sum(float(d) <= TOLERANCE * 4 for d in away)
     assert (item.row.total, item.row.held_out_within) == (5, 0)
     (age,) = (column for column in item.row.columns if column.name == "age")
@@ -312,20 +312,20 @@ def test_rows_stand_in_the_report_with_names_units_and_the_nearest_held_out_row(
     assert float(age.training) == pytest.approx(float(evidence.x[0, 0] * 10 + 500), rel=5e-3)
     assert float(age.held_out) == pytest.approx(float((evidence.x[0, 0] + 1) * 10 + 500), rel=5e-3)
     text = render(result)
-    for said in (
+    for phrase in (
         ">age<",
         ">years<",
         f"<td>{age.training}</td>",
         "columns were reconstructed within 10% of their spread",
     ):
-        assert said in text
+        assert phrase in text
     redacted = render(result, redact=True)
     assert f"<td>{age.training}</td>" not in redacted
     assert ">years<" not in redacted
 
 
 def test_an_embedding_is_summed_up_in_the_columns_in_which_it_stands_out() -> None:
-    result = pages.audited(6, (768,), every=1)
+    result = pages.audited(6, (768,), recovered_every=1)
     spread = torch.ones(768, dtype=torch.float64)
     evidence = result.evidence.replace(nearest_holdout=result.evidence.x + 1.0, spread=spread)
     result = result.replace(evidence=evidence, knowledge=Knowledge())
@@ -339,13 +339,17 @@ def test_an_embedding_is_summed_up_in_the_columns_in_which_it_stands_out() -> No
 
 
 def test_one_archive_is_enough_for_the_command(tmp_path: Path, capsys: Any) -> None:
-    given, others = samples(), samples(300)
+    dataset, holdout = samples(), samples(300)
     np.savez(
-        tmp_path / "all.npz", x_train=given.x, y_train=given.y, x_test=others.x, y_test=others.y
+        tmp_path / "all.npz",
+        x_train=dataset.x,
+        y_train=dataset.y,
+        x_test=holdout.x,
+        y_test=holdout.y,
     )
     torch.save(network().theta, tmp_path / "m.pt")
     command = ["audit", str(tmp_path / "m.pt"), "--data", str(tmp_path / "all.npz"), "--dry-run"]
     assert main([*command, "--json"]) == 0
-    said = capsys.readouterr().out
-    assert "no held-out" not in said
-    assert "can be reached" in said
+    output = capsys.readouterr().out
+    assert "no held-out" not in output
+    assert "can be reached" in output

@@ -29,8 +29,8 @@ NETWORKS = [
 ]
 
 
-def close(found, wanted, tolerance=1e-10):
-    return float((found - wanted).norm()) <= tolerance * max(1e-3, float(wanted.norm()))
+def close(actual, expected, tolerance=1e-10):
+    return float((actual - expected).norm()) <= tolerance * max(1e-3, float(expected.norm()))
 
 
 def naive(case, problem, surrogate, normalize=True, layers="all", forward=mlp_forward):
@@ -56,14 +56,16 @@ def naive(case, problem, surrogate, normalize=True, layers="all", forward=mlp_fo
         for r in range(len(case.x))
     ]
     sizes = [sum(float((target[n] ** 2).sum()) for n in names) for _, names in chosen.values()]
-    loss, parts, grad_x, grad_lam = (torch.stack(part) for part in zip(*runs, strict=True))
-    return loss, parts / torch.tensor(sizes, dtype=parts.dtype), grad_x, grad_lam
+    loss, layer_losses, grad_x, grad_lam = (
+        torch.stack(tensors) for tensors in zip(*runs, strict=True)
+    )
+    return loss, layer_losses / torch.tensor(sizes, dtype=layer_losses.dtype), grad_x, grad_lam
 
 
-def assert_same(found, wanted, tolerance=1e-10):
+def assert_same(actual, expected, tolerance=1e-10):
     names = ("loss", "layers", "grad_x", "grad_lam")
-    for name, b in zip(names, wanted, strict=True):
-        a = getattr(found, name)
+    for name, b in zip(names, expected, strict=True):
+        a = getattr(actual, name)
         assert a.shape == b.shape
         assert close(a, b, tolerance), (name, float((a - b).norm() / b.norm()))
 
@@ -90,9 +92,9 @@ def test_the_engine_equals_the_naive_loop(objective, outputs):
                 case.model, objective, case.knowledge, case.labels, surrogate=surrogate
             )
             assert problem.explicit is not None
-            found = problem.evaluate(case.x, case.lam, SHARPNESS)
-            assert_same(found, naive(case, problem, surrogate))
-            assert float(found.grad_x.norm()) > 1e-4  # agreement on zeros would say nothing
+            evaluation = problem.evaluate(case.x, case.lam, SHARPNESS)
+            assert_same(evaluation, naive(case, problem, surrogate))
+            assert float(evaluation.grad_x.norm()) > 1e-4  # agreement on zeros would say nothing
 
 
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
@@ -100,13 +102,21 @@ def test_the_generic_path_equals_the_engine(objective, outputs):
     for surrogate in ["sigmoid", "softplus"]:
         for seed, (hidden, bias) in enumerate(NETWORKS):
             case = attack_case(MLP((*hidden, outputs), bias), objective, outputs, (5,), 4, seed)
-            known = (objective, case.knowledge, case.labels)
-            generic = AllLayers(Wrapped(case.model), *known, surrogate=surrogate)
+            inputs = (objective, case.knowledge, case.labels)
+            generic = AllLayers(Wrapped(case.model), *inputs, surrogate=surrogate)
             assert generic.explicit is None
-            explicit = AllLayers(case.model, *known, surrogate=surrogate)
-            wanted = generic.evaluate(case.x, case.lam, SHARPNESS)
-            found = explicit.evaluate(case.x, case.lam, SHARPNESS)
-            assert_same(found, (wanted.loss, wanted.layers, wanted.grad_x, wanted.grad_lam))
+            explicit = AllLayers(case.model, *inputs, surrogate=surrogate)
+            generic_result = generic.evaluate(case.x, case.lam, SHARPNESS)
+            explicit_result = explicit.evaluate(case.x, case.lam, SHARPNESS)
+            assert_same(
+                explicit_result,
+                (
+                    generic_result.loss,
+                    generic_result.layers,
+                    generic_result.grad_x,
+                    generic_result.grad_lam,
+                ),
+            )
             assert explicit.layer_names == generic.layer_names
 
 
@@ -151,20 +161,20 @@ def test_layer_weights(wrap):
                         normalize=normalize,
                         layers=layers,
                     )
-                    found = problem.evaluate(case.x, case.lam, SHARPNESS)
-                    assert_same(found, naive(case, problem, surrogate, normalize, layers))
+                    evaluation = problem.evaluate(case.x, case.lam, SHARPNESS)
+                    assert_same(evaluation, naive(case, problem, surrogate, normalize, layers))
                     assert (
-                        found.layers > 0
+                        evaluation.layers > 0
                     ).all()  # a layer that drives nothing is reported all the same
 
 
-def test_unless_told_an_mlp_is_attacked_through_its_first_layer_and_others_through_all():
+def test_by_default_an_mlp_is_attacked_through_its_first_layer_and_others_through_all():
     case = attack_case(MLP((5, 6, 4, 1)), BinaryKKT(), 1, (5,))
-    for model, wanted in ((case.model, "first"), (Wrapped(case.model), "all")):
-        known = (model, case.objective, case.knowledge, case.labels)
-        weights = Problem(*known).layer_weights
-        assert weights == Problem(*known, layers=wanted).layer_weights
-        assert [weight > 0 for weight in weights] == [True, wanted == "all", wanted == "all"]
+    for model, expected in ((case.model, "first"), (Wrapped(case.model), "all")):
+        inputs = (model, case.objective, case.knowledge, case.labels)
+        weights = Problem(*inputs).layer_weights
+        assert weights == Problem(*inputs, layers=expected).layer_weights
+        assert [weight > 0 for weight in weights] == [True, expected == "all", expected == "all"]
 
 
 @pytest.mark.parametrize(("objective", "outputs"), SPREAD)
@@ -172,41 +182,50 @@ def test_runs_together_equal_each_alone(objective, outputs):
     case = attack_case(MLP((5, 6, 4, outputs)), objective, outputs, (5,), 6)
     for model in (case.model, Wrapped(case.model)):
         problem = AllLayers(model, objective, case.knowledge, case.labels)
-        both = problem.evaluate(case.x, case.lam, SHARPNESS)
+        together = problem.evaluate(case.x, case.lam, SHARPNESS)
         for run in range(2):
             alone = problem.evaluate(case.x[[run]], case.lam[[run]], SHARPNESS)
-            wanted = (both.loss, both.layers, both.grad_x, both.grad_lam)
-            assert_same(alone, [part[[run]] for part in wanted], 1e-12)
+            expected = (together.loss, together.layers, together.grad_x, together.grad_lam)
+            assert_same(alone, [tensor[[run]] for tensor in expected], 1e-12)
 
 
 def test_images_go_through_the_engine_flat():
     case = attack_case(MLP((6, 5, 1)), BinaryKKT(), 1, (1, 2, 3))
     problem = AllLayers(case.model, case.objective, case.knowledge, case.labels)
-    found = problem.evaluate(case.x, case.lam, SHARPNESS)
-    assert found.grad_x.shape == (2, 4, 1, 2, 3)
+    evaluation = problem.evaluate(case.x, case.lam, SHARPNESS)
+    assert evaluation.grad_x.shape == (2, 4, 1, 2, 3)
     flat = problem.evaluate(case.x.flatten(2), case.lam, SHARPNESS)
-    assert torch.equal(found.grad_x.flatten(2), flat.grad_x)
+    assert torch.equal(evaluation.grad_x.flatten(2), flat.grad_x)
 
 
 @pytest.mark.parametrize("activation", [Linear(), Polynomial((0.0, 1.0, 0.5))])
-def test_a_surrogate_stands_for_relu_alone(activation):
+def test_a_surrogate_replaces_only_relu(activation):
     """Other activations have derivatives of their own, and keep them."""
     case = attack_case(MLP((5, 6, 4, 1), activation=activation), BinaryKKT(), 1, (5,))
-    known = (case.objective, case.knowledge, case.labels)
+    inputs = (case.objective, case.knowledge, case.labels)
     for model in (case.model, Wrapped(case.model)):
-        kept = AllLayers(model, *known, surrogate="none").evaluate(case.x, case.lam)
-        asked = AllLayers(model, *known, surrogate="sigmoid").evaluate(case.x, case.lam)
-        assert_same(asked, (kept.loss, kept.layers, kept.grad_x, kept.grad_lam), 1e-15)
-        relu = AllLayers(MLP((5, 6, 4, 1)).double(), *known, surrogate="sigmoid")
-        relu.explicit = AllLayers(case.model, *known).explicit
-        assert not close(relu.evaluate(case.x, case.lam).grad_x, kept.grad_x)
+        without_surrogate = AllLayers(model, *inputs, surrogate="none").evaluate(case.x, case.lam)
+        with_surrogate = AllLayers(model, *inputs, surrogate="sigmoid").evaluate(case.x, case.lam)
+        assert_same(
+            with_surrogate,
+            (
+                without_surrogate.loss,
+                without_surrogate.layers,
+                without_surrogate.grad_x,
+                without_surrogate.grad_lam,
+            ),
+            1e-15,
+        )
+        relu = AllLayers(MLP((5, 6, 4, 1)).double(), *inputs, surrogate="sigmoid")
+        relu.explicit = AllLayers(case.model, *inputs).explicit
+        assert not close(relu.evaluate(case.x, case.lam).grad_x, without_surrogate.grad_x)
 
 
 def test_single_precision_stays_near_double():
     case = attack_case(MLP((5, 6, 4, 1)), BinaryKKT(), 1, (5,))
-    known = (case.objective, case.knowledge, case.labels)
-    double = AllLayers(case.model, *known).evaluate(case.x, case.lam, SHARPNESS)
-    single = AllLayers(case.model, *known, dtype=torch.float32).evaluate(
+    inputs = (case.objective, case.knowledge, case.labels)
+    double = AllLayers(case.model, *inputs).evaluate(case.x, case.lam, SHARPNESS)
+    single = AllLayers(case.model, *inputs, dtype=torch.float32).evaluate(
         case.x.float(), case.lam.float(), SHARPNESS
     )
     assert single.grad_x.dtype == torch.float32
@@ -220,11 +239,13 @@ def test_products_round_their_factors_and_never_the_running_total(half):
     generator = torch.Generator().manual_seed(0)
     total, a, b = (torch.randn(2, *s, generator=generator) for s in ((4, 6), (4, 5), (5, 6)))
     exact = 0.5 * total.double() + 3 * (a.double() @ b.double())
-    found = accumulate(total, a, b, 0.5, 3.0, half).double()
-    error = float((found - exact).norm() / exact.norm())
+    rounded = accumulate(total, a, b, 0.5, 3.0, half).double()
+    error = float((rounded - exact).norm() / exact.norm())
     assert (1e-4 < error < 1e-2) if half else error < 1e-6
-    kept = accumulate(total, a, b, 0.5, 3.0, half, cancels=True).double()
-    assert float((kept - exact).norm() / exact.norm()) < 1e-6  # on a CPU; a GPU keeps sums anyway
+    rounded_canceling = accumulate(total, a, b, 0.5, 3.0, half, cancels=True).double()
+    assert (
+        float((rounded_canceling - exact).norm() / exact.norm()) < 1e-6
+    )  # on a CPU; a GPU keeps sums anyway
     alone = multiply(a, b[0], half).double()
     error = float((alone - a.double() @ b[0].double()).norm() / alone.norm())
     assert (1e-4 < error < 1e-2) if half else error < 1e-6
@@ -251,17 +272,22 @@ def test_chunks_of_candidates_give_the_same_results(objective, outputs):
                         layers=layers,
                     )
                     assert problem.explicit.plan(2, 11).count == 1
-                    whole = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
-                    wanted = (whole.loss, whole.layers, whole.grad_x, whole.grad_lam)
+                    unchunked = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
+                    expected = (
+                        unchunked.loss,
+                        unchunked.layers,
+                        unchunked.grad_x,
+                        unchunked.grad_lam,
+                    )
                     plans = set()
                     for chunk, workspace in ((1, 1), (9000, 1), (9000, 9000), (20_000, 9000)):
                         problem.explicit.chunk, problem.explicit.workspace = chunk, workspace
                         plan = problem.explicit.plan(2, 11)
                         plans.add((plan.size, plan.cached))
-                        found = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
-                        assert_same(found, wanted, 1e-12)
+                        chunked = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
+                        assert_same(chunked, expected, 1e-12)
                     assert (1, 0) in plans
-                    assert any(kept > 0 for _, kept in plans)
+                    assert any(kept_count > 0 for _, kept_count in plans)
 
 
 def test_chunks_cover_all_candidates_and_keep_to_the_workspace():
@@ -277,8 +303,8 @@ def test_chunks_cover_all_candidates_and_keep_to_the_workspace():
         if plan.count > 1:
             assert plan.cached * plan.size * runs * per_candidate <= equation.workspace
     assert [equation.plan(1, m).count == 1 for m in (1000, 26_000, 30_000)] == [True, True, False]
-    kept = equation.plan(1, 100_000)
-    assert kept.cached == kept.count > 1  # nothing is computed twice
+    kept_count = equation.plan(1, 100_000)
+    assert kept_count.cached == kept_count.count > 1  # nothing is computed twice
     assert equation.plan(1, 10**7).cached < equation.plan(1, 10**7).count
 
 

@@ -1,4 +1,4 @@
-"""Metrics and matchings against naive twins, and what a score says of whom."""
+"""Metrics and matchings against naive references, and the fields of a score."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from residuum import similarity
 from residuum.errors import DataError, InconclusiveError, InputError
 from residuum.evaluation import MATCHINGS, METRICS, Metric, calibrate, score
 from residuum.evaluation.matching import (
+    MAX_HOLDOUT,
     display,
     greedy,
     match_greedily_in_sets,
@@ -26,7 +27,7 @@ from residuum.evaluation.matching import (
 )
 from residuum.evaluation.scoring import (
     CandidatePool,
-    _Cost,
+    PermutationTestCost,
     all_candidates,
     join_pools,
     margins,
@@ -69,7 +70,7 @@ def naive_ssim(a: torch.Tensor, b: torch.Tensor, window: int) -> float:
     for x, y in zip(a.tolist(), b.tolist(), strict=True):
         for i in range(h):
             for j in range(w):
-                near = [
+                weighted_pixels = [
                     (
                         weight[p + r][q + r],
                         x[mirror(i + p, h)][mirror(j + q, w)],
@@ -78,10 +79,11 @@ def naive_ssim(a: torch.Tensor, b: torch.Tensor, window: int) -> float:
                     for p in range(-r, r + 1)
                     for q in range(-r, r + 1)
                 ]
-                mu_x, mu_y = sum(g * u for g, u, _ in near), sum(g * v for g, _, v in near)
-                s_x = sum(g * (u - mu_x) ** 2 for g, u, _ in near)
-                s_y = sum(g * (v - mu_y) ** 2 for g, _, v in near)
-                s_xy = sum(g * (u - mu_x) * (v - mu_y) for g, u, v in near)
+                mu_x = sum(g * u for g, u, _ in weighted_pixels)
+                mu_y = sum(g * v for g, _, v in weighted_pixels)
+                s_x = sum(g * (u - mu_x) ** 2 for g, u, _ in weighted_pixels)
+                s_y = sum(g * (v - mu_y) ** 2 for g, _, v in weighted_pixels)
+                s_xy = sum(g * (u - mu_x) * (v - mu_y) for g, u, v in weighted_pixels)
                 c1, c2 = 0.01**2, 0.03**2
                 total += ((2 * mu_x * mu_y + c1) * (2 * s_xy + c2)) / (
                     (mu_x**2 + mu_y**2 + c1) * (s_x + s_y + c2)
@@ -120,8 +122,8 @@ def test_psnr_equals_its_definition_and_stays_finite():
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 def test_every_metric_knows_its_direction_and_agrees_with_itself(metric):
     samples = images(0, 4)
-    close, far = samples + 0.02 * noise(1, 4), images(2, 4)
-    better = metric.score(close, samples) - metric.score(far, samples)
+    close, unlike = samples + 0.02 * noise(1, 4), images(2, 4)
+    better = metric.score(close, samples) - metric.score(unlike, samples)
     assert (better > 0 if metric.higher_is_better else better < 0).all()
     index = torch.tensor([[0, 1], [3, 2], [3, 3]])
     matrix = pairwise(metric, close, samples)
@@ -147,10 +149,10 @@ def test_published_search_halves_color_images_only():
 
 
 def test_display_stretches_each_candidate_and_survives_constants():
-    shown = display(torch.stack([noise(0, 1)[0], torch.zeros(SHAPE)]), torch.full(SHAPE, 0.3))
-    assert shown[0].min() == 0
-    assert shown[0].max() == 1
-    assert shown[1].eq(0).all()
+    displayed = display(torch.stack([noise(0, 1)[0], torch.zeros(SHAPE)]), torch.full(SHAPE, 0.3))
+    assert displayed[0].min() == 0
+    assert displayed[0].max() == 1
+    assert displayed[1].eq(0).all()
 
 
 # matching
@@ -170,19 +172,20 @@ def naive_greedy(values: np.ndarray) -> list[int]:
 @given(seed=st.integers(0, 10_000), m=st.integers(1, 9), n=st.integers(1, 9))
 def test_greedy_equals_the_loop_and_never_beats_the_best_assignment(seed, m, n):
     values = np.random.default_rng(seed).standard_normal((m, n))
-    found = greedy(values)
+    matching = greedy(values)
     best = values[linear_sum_assignment(values, maximize=True)]
-    assert found.candidate.tolist() == naive_greedy(values)
-    taken = found.value > -np.inf
-    assert taken.sum() == min(m, n)
-    assert found.value[taken].sum() <= best.sum() + 1e-12
-    assert (nearest(values).value >= found.value).all()
+    assert matching.candidate.tolist() == naive_greedy(values)
+    is_matched = matching.value > -np.inf
+    assert is_matched.sum() == min(m, n)
+    assert matching.value[is_matched].sum() <= best.sum() + 1e-12
+    assert (nearest(values).value >= matching.value).all()
 
 
 @pytest.mark.parametrize("state", [1, 100, 1 << 24])  # one set at a time, three, all
 @pytest.mark.parametrize("m", [30, 12, 7])  # with fewer than 12 it is candidates that propose
 def test_hubs_and_many_sets_at_once(m, state, monkeypatch):
     """One candidate that everybody wants is the worst case of deferred acceptance."""
+    # Sets that fill more than one block of the real size take more than 128 MiB.
     monkeypatch.setattr("residuum.evaluation.matching.MATCHING_CHUNK", state)
     rng = np.random.default_rng(0)
     values = rng.standard_normal((m, 1)) + 0.01 * rng.standard_normal((m, 40))
@@ -200,9 +203,9 @@ def test_hubs_and_many_sets_at_once(m, state, monkeypatch):
 @pytest.mark.parametrize("name", MATCHINGS)
 def test_forbidden_pairs_stay_unmatched(name):
     values = np.array([[0.9, -np.inf, -np.inf], [0.8, 0.1, -np.inf]])
-    found = MATCHINGS[name](values)
-    assert found.candidate.tolist()[1:] == [1, -1]
-    assert found.value[2] == -np.inf
+    matching = MATCHINGS[name](values)
+    assert matching.candidate.tolist()[1:] == [1, -1]
+    assert matching.value[2] == -np.inf
 
 
 # scoring
@@ -217,37 +220,37 @@ def planted(seed: int = 0) -> tuple[torch.Tensor, Dataset, Dataset]:
 def test_without_a_fit_control_nothing_is_claimed(pool):
     candidates, train, holdout = planted()
     holdout = None if pool is None else holdout.replace(x=holdout.x[:pool], y=holdout.y[:pool])
-    found = score(candidates, train, holdout)
-    assert not found.calibrated
-    assert found.reason.startswith("the chance level is unknown: ")
-    assert found.reason in found.table()
-    for figures in found.to_json()["metrics"].values():
+    scores = score(candidates, train, holdout)
+    assert not scores.calibrated
+    assert scores.reason.startswith("the chance level is unknown: ")
+    assert scores.reason in scores.table()
+    for figures in scores.to_json()["metrics"].values():
         assert figures["recovered"] is figures["expected_by_chance"] is figures["p_value"] is None
         assert figures["best"] is not None
-    assert all(row.recovered is None for row in found.per_sample)
+    assert all(row.recovered is None for row in scores.per_sample)
 
 
-def test_the_threshold_stands_beside_every_count():
-    found = score(*planted(), subsets=200)
-    head, *lines = found.table().splitlines()
+def test_the_threshold_is_shown_with_every_count():
+    measured = score(*planted(), subsets=200)
+    head, *lines = measured.table().splitlines()
     assert head.split()[:2] == ["metric", "recovered"]
-    for line, metric in zip(lines, found.metrics.values(), strict=False):
+    for line, metric in zip(lines, measured.metrics.values(), strict=False):
         sign = ">" if metric.higher_is_better else "<"
         assert f"{metric.recovered}/20 " in line
         assert f" {sign} {metric.threshold_null99:.3g} " in line
-        scores = [row.matches[metric.name].score for row in found.per_sample]
+        scores = [row.matches[metric.name].score for row in measured.per_sample]
         beyond = [s is not None and (s > metric.threshold_null99) == (sign == ">") for s in scores]
         assert sum(beyond) == metric.recovered
-    assert found.rule == f"ncc > {found.metrics['ncc'].threshold_null99:.3g}"
+    assert measured.rule == f"ncc > {measured.metrics['ncc'].threshold_null99:.3g}"
     assert score(*planted()[:2], None).rule == ""
 
 
 def test_without_time_only_the_deciding_metric_is_drawn_with_the_fewest_subsets():
     short = score(*planted(), subsets=900, seconds=0.0)
-    whole = score(*planted(), subsets=200, metrics=["ncc"])
+    all_metrics = score(*planted(), subsets=200, metrics=["ncc"])
     assert list(short.metrics) == ["ncc"]
     assert short.subsets == 200
-    assert same(short.replace(notes=whole.notes), whole)  # nothing else differs
+    assert same(short.replace(notes=all_metrics.notes), all_metrics)  # nothing else differs
     left_out = [note for note in short.notes if "skipped: time budget exhausted" in note]
     assert len(left_out) == len(METRICS) - 1
     assert "200 of 900 subsets drawn: time budget exhausted" in short.notes
@@ -265,9 +268,9 @@ def test_scores_hold_what_they_promise(tmp_path):
     candidates, train, holdout = planted()
     outputs = torch.linspace(-1, 3, 20) * train.y
     lam = torch.arange(30.0)
-    given = {"outputs": outputs, "multipliers": lam, "subsets": 200, "seed": 7}
-    found = score(candidates, train, holdout, **given)
-    text = found.to_json()
+    options = {"outputs": outputs, "multipliers": lam, "subsets": 200, "seed": 7}
+    scores = score(candidates, train, holdout, **options)
+    text = scores.to_json()
     json.dumps(text, allow_nan=False)
     assert {
         "n": 20,
@@ -276,18 +279,21 @@ def test_scores_hold_what_they_promise(tmp_path):
         "deciding": "ncc",
         "seed": 7,
     }.items() <= text.items()
-    assert list(found.metrics) == list(METRICS)
-    assert found.recovered >= 6
+    assert list(scores.metrics) == list(METRICS)
+    assert scores.recovered >= 6
     assert text["metrics"]["ssim3"]["above_published_threshold"] >= 6
     assert text["metrics"]["ssim3"]["above_published_threshold_holdout"] <= 2
     first = text["per_sample"][2]
     assert (first["label"], first["multiplier"], first["recovered"]) == (-1, 2.0, True)
     assert first["matches"]["l2"]["candidate"] == 2
-    assert [part.samples for part in found.margins] == [4] * 5
-    assert found.margins[0].rate == 1
-    assert [(part.name, part.samples) for part in found.classes] == [("-1", 10), ("1", 10)]
-    assert same(Scores.load(found.save(tmp_path / "scores.safetensors")), found)
-    assert same(score(candidates, train, holdout, **given), found)
+    assert [margin_slice.samples for margin_slice in scores.margins] == [4] * 5
+    assert scores.margins[0].rate == 1
+    assert [(class_row.name, class_row.samples) for class_row in scores.classes] == [
+        ("-1", 10),
+        ("1", 10),
+    ]
+    assert same(Scores.load(scores.save(tmp_path / "scores.safetensors")), scores)
+    assert same(score(candidates, train, holdout, **options), scores)
 
 
 @pytest.mark.parametrize(
@@ -302,40 +308,42 @@ def test_scores_hold_what_they_promise(tmp_path):
 def test_classes_are_called_by_their_names(y, names):
     candidates, train, _ = planted()
     y = torch.tensor(y)
-    found = score(candidates, train.replace(y=y, classes=("even", "odd")), None, metrics=())
-    assert [part.name for part in found.classes] == names
-    assert [part.samples for part in found.classes] == [int((y == v).sum()) for v in y.unique()]
-    assert {(part.recovered, part.rate) for part in found.classes} == {(None, None)}
-    for part, label in zip(found.classes, y.unique(), strict=True):
-        values = [row.matches["ncc"].score for row in found.per_sample if row.label == label]
-        assert part.median == pytest.approx(float(np.median(values)))
+    scores = score(candidates, train.replace(y=y, classes=("even", "odd")), None, metrics=())
+    assert [class_row.name for class_row in scores.classes] == names
+    assert [class_row.samples for class_row in scores.classes] == [
+        int((y == v).sum()) for v in y.unique()
+    ]
+    assert {(class_row.recovered, class_row.rate) for class_row in scores.classes} == {(None, None)}
+    for class_scores, label in zip(scores.classes, y.unique(), strict=True):
+        values = [row.matches["ncc"].score for row in scores.per_sample if row.label == label]
+        assert class_scores.median == pytest.approx(float(np.median(values)))
 
 
 def test_slices_by_margin_are_equally_large_and_in_order():
     """Margins 9 down to -10; the six planted samples are those from 9 to 4."""
     candidates, train, holdout = planted()
     outputs = torch.arange(9, -11, -1) * train.y
-    found = score(candidates, train, holdout, metrics=(), subsets=200, outputs=outputs).margins
+    slices = score(candidates, train, holdout, metrics=(), subsets=200, outputs=outputs).margins
     names = ["-10 .. -7", "-6 .. -3", "-2 .. 1", "2 .. 5", "6 .. 9"]
-    assert [part.name for part in found] == names
-    assert [part.samples for part in found] == [4] * 5
-    assert [part.recovered for part in found] == [0, 0, 0, 2, 4]
-    assert [part.rate for part in found] == [0, 0, 0, 0.5, 1]
+    assert [margin_slice.name for margin_slice in slices] == names
+    assert [margin_slice.samples for margin_slice in slices] == [4] * 5
+    assert [margin_slice.recovered for margin_slice in slices] == [0, 0, 0, 2, 4]
+    assert [margin_slice.rate for margin_slice in slices] == [0, 0, 0, 0.5, 1]
     three = train.replace(x=train.x[:3], y=train.y[:3])
     few = score(candidates, three, None, metrics=(), outputs=outputs[:3]).margins
-    assert [part.name for part in few] == ["7 .. 7", "8 .. 8", "9 .. 9"]
+    assert [margin_slice.name for margin_slice in few] == ["7 .. 7", "8 .. 8", "9 .. 9"]
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=METRICS)
 def test_published_figures_equal_their_definition(metric):
     """Each sample's best candidate, by the metric itself or by NCC; SSIM on images as displayed."""
     candidates, train, holdout = planted()
-    found = score(candidates, train, holdout, metrics=(metric.name,), subsets=200)
-    figures, rows = found.metrics[metric.name], [r.matches[metric.name] for r in found.per_sample]
+    scores = score(candidates, train, holdout, metrics=(metric.name,), subsets=200)
+    figures, rows = scores.metrics[metric.name], [r.matches[metric.name] for r in scores.per_sample]
     if metric.needs_images:
         chosen = similarity.ncc(candidates, train.x).argmax(0)
-        shown = display(candidates, train.mean)[chosen]
-        values = metric.score(shown, train.images).tolist()
+        images_shown = display(candidates, train.mean)[chosen]
+        values = metric.score(images_shown, train.images).tolist()
     elif metric.published_matching == "greedy":
         chosen = torch.tensor(naive_greedy(-similarity.l2(candidates, train.x).numpy()))
         values = metric.score(candidates[chosen], train.x).tolist()
@@ -362,51 +370,51 @@ def test_the_order_of_candidates_does_not_matter(metric):
     candidates, train, holdout = planted()
     order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
     a, b = (
-        score(some, train, holdout, metrics=(metric,), subsets=200).metrics[metric].to_json()
-        for some in (candidates, candidates[order])
+        score(pool_order, train, holdout, metrics=(metric,), subsets=200).metrics[metric].to_json()
+        for pool_order in (candidates, candidates[order])
     )
     for key, value in a.items():
-        near = pytest.approx(b[key], rel=1e-6) if isinstance(value, float) else b[key]
-        assert value == near, key
+        approximately = pytest.approx(b[key], rel=1e-6) if isinstance(value, float) else b[key]
+        assert value == approximately, key
 
 
 def test_broken_and_constant_candidates_do_not_stop_a_score():
     candidates, train, holdout = planted()
     broken = torch.cat([candidates[:1], torch.zeros(1, *SHAPE), candidates])
     broken[0, 0, 3, 5] = torch.nan  # one pixel is enough
-    found = score(broken, train, holdout, subsets=200)
-    assert found.m == 32
-    assert found.per_sample[0].matches["ncc"].candidate == 2
-    assert "1 candidates are not finite" in found.notes[0]
+    scores = score(broken, train, holdout, subsets=200)
+    assert scores.m == 32
+    assert scores.per_sample[0].matches["ncc"].candidate == 2
+    assert "1 candidates are not finite" in scores.notes[0]
     with pytest.raises(InconclusiveError, match="diverged"):
         score(broken[:1], train, holdout)
 
 
 def test_a_single_candidate_serves_a_single_sample():
     candidates, train, holdout = planted()
-    found = score(candidates[3:4], train, holdout, metrics=("ncc", "ssim3"), subsets=200)
-    assert [row.matches["ncc"].candidate for row in found.per_sample].count(0) == 1
-    assert found.per_sample[3].recovered
-    assert found.recovered == 1
-    assert found.p_value > 0.01  # one sample cannot be significant against ten times as many
-    assert found.per_sample[0].matches["ncc"].nearest_candidate == 0
+    scores = score(candidates[3:4], train, holdout, metrics=("ncc", "ssim3"), subsets=200)
+    assert [row.matches["ncc"].candidate for row in scores.per_sample].count(0) == 1
+    assert scores.per_sample[3].recovered
+    assert scores.recovered == 1
+    assert scores.p_value > 0.01  # one sample cannot be significant against ten times as many
+    assert scores.per_sample[0].matches["ncc"].nearest_candidate == 0
 
 
 def test_samples_that_get_no_candidate_are_in_no_figure():
     candidates, train, holdout = planted()
     few, lam = candidates[:12], torch.arange(24.0).reshape(12, 2)
-    found = score(few, train, holdout, multipliers=lam, metrics=(), subsets=200)
-    taken = [row.matches["ncc"].candidate for row in found.per_sample]
-    assert sorted(candidate for candidate in taken if candidate is not None) == list(range(12))
-    for row, candidate in zip(found.per_sample, taken, strict=True):
+    scores = score(few, train, holdout, multipliers=lam, metrics=(), subsets=200)
+    chosen = [row.matches["ncc"].candidate for row in scores.per_sample]
+    assert sorted(candidate for candidate in chosen if candidate is not None) == list(range(12))
+    for row, candidate in zip(scores.per_sample, chosen, strict=True):
         match = row.matches["ncc"]
         assert row.multiplier == (None if candidate is None else 4 * candidate + 1)  # 2k + (2k + 1)
         assert (match.score is None) == (candidate is None)
         assert match.nearest is not None
-    (whole,) = (part for part in found.classes if part.name == "1")
-    values = [row.matches["ncc"].score for row in found.per_sample if row.label == 1]
+    (class_one,) = (class_row for class_row in scores.classes if class_row.name == "1")
+    values = [row.matches["ncc"].score for row in scores.per_sample if row.label == 1]
     scored = [value for value in values if value is not None]
-    assert whole.median == pytest.approx(float(np.median(scored)))
+    assert class_one.median == pytest.approx(float(np.median(scored)))
 
 
 def test_candidates_that_resemble_one_label_are_no_leak_of_a_set_with_more_of_it():
@@ -428,19 +436,19 @@ def test_regression_targets_have_no_strata_and_no_slices():
     train, holdout = (
         data.replace(y=data.y + 0.01 * data.x[:, 0, 0, 0]) for data in (train, holdout)
     )
-    given = {"outputs": torch.zeros(20), "subsets": 200, "metrics": ()}
-    found = score(candidates, train, holdout, **given)
-    assert same(score(candidates, train, holdout, match_labels=False, **given), found)
-    assert found.notes == ()
-    assert found.classes == found.margins == ()
-    assert {(row.label, row.margin) for row in found.per_sample} == {(None, None)}
+    options = {"outputs": torch.zeros(20), "subsets": 200, "metrics": ()}
+    scores = score(candidates, train, holdout, **options)
+    assert same(score(candidates, train, holdout, match_labels=False, **options), scores)
+    assert scores.notes == ()
+    assert scores.classes == scores.margins == ()
+    assert {(row.label, row.margin) for row in scores.per_sample} == {(None, None)}
 
 
 def test_a_control_that_is_no_control_is_noticed():
     candidates, train, holdout = planted()
     mixed = holdout.replace(x=torch.cat([train.x, holdout.x]), y=torch.cat([train.y, holdout.y]))
-    found = score(candidates, train, mixed, metrics=(), subsets=200)
-    assert "20 held-out samples are also training samples" in found.notes[0]
+    scores = score(candidates, train, mixed, metrics=(), subsets=200)
+    assert "20 held-out samples are also training samples" in scores.notes[0]
     one_label = holdout.replace(y=torch.ones(200).long())
     assert "not label-matched" in score(candidates, train, one_label, metrics=()).notes[0]
     with pytest.raises(DataError, match="same mean"):
@@ -451,28 +459,39 @@ def test_a_control_that_is_no_control_is_noticed():
         score(torch.zeros(2, 7), train, holdout)
 
 
-@pytest.mark.parametrize(("limit", "drawn"), [(200, 200), (199, 199), (120, 120), (50, 80)])
-def test_a_large_held_out_set_is_sampled(limit, drawn, monkeypatch):
-    """As many as the limit, or four for each training sample where that is more; here 4 x 20."""
-    monkeypatch.setattr("residuum.evaluation.matching.MAX_HOLDOUT", limit)
-    monkeypatch.setattr("residuum.evaluation.matching.MIN_HOLDOUT", 80)
-    candidates, train, holdout = planted()
-    found, again = (score(candidates, train, holdout, metrics=(), subsets=200) for _ in range(2))
-    assert found.pool == drawn
-    note = f"{drawn} of 200 held-out samples are used, drawn at random"
-    assert found.notes == ((note,) if drawn < 200 else ())
-    assert same(found, again)
+@pytest.mark.parametrize(
+    ("n", "pool", "size"),
+    [
+        (20, MAX_HOLDOUT, MAX_HOLDOUT),
+        (20, MAX_HOLDOUT + 1, MAX_HOLDOUT),
+        (20, MAX_HOLDOUT + 80, MAX_HOLDOUT),
+        (MAX_HOLDOUT // 4 + 5, MAX_HOLDOUT + 80, MAX_HOLDOUT + 20),
+    ],
+)
+def test_a_large_held_out_set_is_sampled(n, pool, size):
+    """As many as the limit, or four for each training sample where that is more."""
+    train, holdout = victim(0, n, pool)
+    first, second = (
+        score(train.x[:6] + 0.05 * noise(9, 6), train, holdout, metrics=(), subsets=200)
+        for _ in range(2)
+    )
+    assert first.pool == size
+    note = f"{size} of {pool} held-out samples are used, drawn at random"
+    assert first.notes == ((note,) if size < pool else ())
+    assert same(first, second)
 
 
 def test_a_control_is_cut_to_the_time_there_is_and_no_further_than_it_may():
-    cost = _Cost(setup=1.0, per_set=0.01)
+    cost = PermutationTestCost(setup=1.0, per_set=0.01)
     assert cost.seconds_for(500) == pytest.approx(11)
     assert cost.count_subsets(500, 11.1) == 500
     assert cost.count_subsets(500, 9.05) == 402  # 1 + 2 x 402 x 0.01 = 9.04
     assert cost.count_subsets(500, 0.5) == 200
     assert cost.count_subsets(150, 0.5) == 150
-    assert _Cost(5.0, 0.0).count_subsets(300, 1.0) == 200  # a pilot that says nothing buys nothing
-    assert _Cost(0.5, 0.0).count_subsets(300, 1.0) == 300
+    assert (
+        PermutationTestCost(5.0, 0.0).count_subsets(300, 1.0) == 200
+    )  # a pilot that says nothing buys nothing
+    assert PermutationTestCost(0.5, 0.0).count_subsets(300, 1.0) == 300
 
 
 def test_what_a_set_costs_is_timed_beforehand(monkeypatch):
@@ -483,20 +502,21 @@ def test_what_a_set_costs_is_timed_beforehand(monkeypatch):
         clock[0] += 0.5 + 0.25 * len(sets)
         return match_greedily_in_sets(gain, sets, floor)
 
+    # Durations on a real machine cannot be predicted to a set.
     monkeypatch.setattr("residuum.evaluation.scoring.time.monotonic", lambda: clock[0])
     monkeypatch.setattr("residuum.evaluation.scoring.match_greedily_in_sets", matched)
-    found = score(*planted(), metrics=(), seconds=150.0)
+    scores = score(*planted(), metrics=(), seconds=150.0)
     # The pilot takes 0.75 s for one set, 4.75 s for 17; left are 144.5 s: 0.75 + 2 x 287 x 0.25.
-    assert found.subsets == 287
-    assert "287 of 500 subsets drawn: time budget exhausted" in found.notes
+    assert scores.subsets == 287
+    assert "287 of 500 subsets drawn: time budget exhausted" in scores.notes
 
 
 def test_metrics_are_chosen_by_name_and_by_shape():
     candidates, train, holdout = planted()
     flat = [data.replace(x=data.x.flatten(1), mean=None) for data in (train, holdout)]
-    found = score(candidates.flatten(1), *flat, subsets=200)
-    assert list(found.metrics) == ["ncc", "l2", "psnr"]
-    assert found.notes[0].startswith("ssim3 skipped: it needs images")
+    scores = score(candidates.flatten(1), *flat, subsets=200)
+    assert list(scores.metrics) == ["ncc", "l2", "psnr"]
+    assert scores.notes[0].startswith("ssim3 skipped: it needs images")
     with pytest.raises(InputError, match="Did you mean 'psnr'"):
         score(candidates, train, holdout, metrics=("psrn",))
     with pytest.raises(InputError, match="needs images"):
@@ -550,37 +570,40 @@ def reconstruction(support: list[int] | None) -> Reconstruction:
 
 
 def as_lists(pool: CandidatePool) -> list[list[object]]:
-    return [part.tolist() for part in pool]
+    return [tensor.tolist() for tensor in pool]
 
 
 def test_all_candidates_and_the_means_of_groups_are_one_pool():
-    every = [[0, 1], [2, 3], [4, 5], [6, 7]], [3, 7, 5, 6]
-    assert as_lists(all_candidates(reconstruction(None))) == list(every)
+    members_x = [[0, 1], [2, 3], [4, 5], [6, 7]], [3, 7, 5, 6]
+    assert as_lists(all_candidates(reconstruction(None))) == list(members_x)
     mean = [3, 4], 12  # groups of one are among the candidates already
-    wanted = [[*part, one] for part, one in zip(every, mean, strict=True)]
-    assert as_lists(all_candidates(reconstruction([1, 2, 1]))) == wanted
+    expected = [[*row, mean_value] for row, mean_value in zip(members_x, mean, strict=True)]
+    assert as_lists(all_candidates(reconstruction([1, 2, 1]))) == expected
 
 
 @pytest.mark.parametrize(
-    ("support", "kept"), [([1, 2, 1], [1]), ([3, 1, 2], [0, 2]), ([1, 1, 1], [0, 1, 2])]
+    ("support", "indices"), [([1, 2, 1], [1]), ([3, 1, 2], [0, 2]), ([1, 1, 1], [0, 1, 2])]
 )
-def test_what_several_restarts_hold_is_chosen_and_all_where_none_agree(support, kept):
-    found = reconstruction(support)
-    groups = found.selection
-    wanted = [part[kept].tolist() for part in (groups.x, groups.lam)]
-    assert as_lists(selected_candidates(found)) == wanted
+def test_what_several_restarts_hold_is_chosen_and_all_where_none_agree(support, indices):
+    reconstructed = reconstruction(support)
+    groups = reconstructed.selection
+    expected = [tensor[indices].tolist() for tensor in (groups.x, groups.lam)]
+    assert as_lists(selected_candidates(reconstructed)) == expected
 
 
 def test_an_attack_that_chose_nothing_has_an_empty_choice():
     pool = selected_candidates(reconstruction(None))
-    assert [tuple(part.shape) for part in pool] == [(0, 2), (0,)]
+    assert [tuple(tensor.shape) for tensor in pool] == [(0, 2), (0,)]
 
 
 def test_pools_are_joined_in_order_and_in_double_precision():
-    one, two = all_candidates(reconstruction(None)), selected_candidates(reconstruction([1, 2, 1]))
-    found = join_pools([one, two])
-    assert as_lists(found) == [[*a, *b] for a, b in zip(*map(as_lists, (one, two)), strict=True)]
-    assert {part.dtype for part in found} == {torch.float64}
+    all_pool = all_candidates(reconstruction(None))
+    two = selected_candidates(reconstruction([1, 2, 1]))
+    joined = join_pools([all_pool, two])
+    assert as_lists(joined) == [
+        [*a, *b] for a, b in zip(*map(as_lists, (all_pool, two)), strict=True)
+    ]
+    assert {tensor.dtype for tensor in joined} == {torch.float64}
 
 
 def test_scoring_imports_without_kornia():

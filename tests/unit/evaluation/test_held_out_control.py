@@ -45,11 +45,13 @@ def naive_control(gain, value, mixed, held_out):
             (s, value[c, s] if c >= 0 else -math.inf) for s, c in zip(columns, chosen, strict=True)
         ]
 
-    def strength(own):
+    def strength(matches):
         """T: how far the values of a set lie beyond the percentile of all outsiders."""
-        inside = {sample for sample, _ in own}
-        bar = naive_percentile([pair for one in union for pair in one if pair[0] not in inside])
-        return sum(value - bar for _, value in own if value > bar)
+        inside = {sample for sample, _ in matches}
+        bar = naive_percentile(
+            [pair for matches_of_set in union for pair in matches_of_set if pair[0] not in inside]
+        )
+        return sum(value - bar for _, value in matches if value > bar)
 
     def beats_the_others(sample, value):
         return value > naive_percentile([pair for pair in control if pair[0] != sample])
@@ -58,8 +60,8 @@ def naive_control(gain, value, mixed, held_out):
     control = [pair for columns in held_out for pair in outcome(columns)]
     recovered = [value > naive_percentile(control) for _, value in union[0]]
     chance = sum(beats_the_others(*pair) for pair in control)
-    strengths = [strength(own) for own in union]
-    as_strong = sum(one >= strengths[0] for one in strengths)  # the observed set among them
+    strengths = [strength(matches) for matches in union]
+    as_strong = sum(value >= strengths[0] for value in strengths)  # the observed set among them
     p = Fraction(as_strong, len(union)) if any(recovered) else Fraction(1)
     return recovered, Fraction(chance, len(held_out)), p, strengths
 
@@ -86,7 +88,7 @@ def test_the_control_equals_its_definition(planted, m, other, strata):
     value = gain + 0.3 * rng.standard_normal(gain.shape) if other else gain
     labels = (np.arange(n + 110) % 7 < 2).astype(int)  # two of the five, 31 of the 110
     seen = labels if strata else np.zeros_like(labels)
-    found = calibrate(
+    calibration = calibrate(
         gain,
         n,
         value=(lambda candidate, column: value[candidate, column]) if other else None,
@@ -98,37 +100,40 @@ def test_the_control_equals_its_definition(planted, m, other, strata):
     mixed = [list(range(n)), *draw_sets(seen, seen[:n], 200, rng).tolist()]
     held_out = (n + draw_sets(seen[n:], seen[:n], 200, rng)).tolist()
     recovered, by_chance, p, strengths = naive_control(gain, value, mixed, held_out)
-    assert found.recovered.tolist() == recovered
-    assert found.expected_by_chance == float(by_chance)
-    assert found.p_value == float(p)
-    np.testing.assert_allclose(found.excess, strengths, rtol=1e-12, atol=1e-12)
-    assert (found.p_value <= 0.01) == (planted > 1)
+    assert calibration.recovered.tolist() == recovered
+    assert calibration.expected_by_chance == float(by_chance)
+    assert calibration.p_value == float(p)
+    np.testing.assert_allclose(calibration.excess, strengths, rtol=1e-12, atol=1e-12)
+    assert (calibration.p_value <= 0.01) == (planted > 1)
 
 
-def false_alarms(found: list[Calibration], level: float = 0.01) -> int:
-    return sum(one.p_value <= level for one in found)
+def false_alarms(calibrations: list[Calibration], level: float = 0.01) -> int:
+    return sum(calibration.p_value <= level for calibration in calibrations)
 
 
 @pytest.mark.parametrize(("n", "pool", "m"), [(50, 100, 100), (20, 400, 40), (20, 200, 1)])
 def test_noise_is_called_a_leak_no_more_often_than_stated(n, pool, m):
     """At 1%, more than 4 of 100 would happen by chance once in 290 tests; more than 31 at 20% once in 320."""
-    found = [control(noise(500 + s, m), *victim(s, n, pool), s) for s in range(100)]
-    assert false_alarms(found) <= 4
-    assert false_alarms(found, 0.2) <= 31
-    recovered = np.mean([one.recovered.sum() for one in found])
-    expected = np.mean([one.expected_by_chance for one in found])
+    calibrations = [control(noise(500 + s, m), *victim(s, n, pool), s) for s in range(100)]
+    assert false_alarms(calibrations) <= 4
+    assert false_alarms(calibrations, 0.2) <= 31
+    recovered = np.mean([calibration.recovered.sum() for calibration in calibrations])
+    expected = np.mean([calibration.expected_by_chance for calibration in calibrations])
     assert recovered <= 0.01 * n + 0.2
     assert recovered == pytest.approx(expected, abs=0.2)
     assert expected == pytest.approx(0.01 * n, abs=0.12)
 
 
 def test_images_like_the_held_out_ones_are_no_leak():
-    found = []
+    calibrations = []
     for seed in range(100):
         train, holdout = victim(seed, 20, 240)
-        near, rest = holdout.x[:40], holdout.replace(x=holdout.x[40:], y=holdout.y[40:])
-        found.append(control(near + 0.1 * noise(500 + seed, 40), train, rest, seed))
-    assert false_alarms(found) <= 4
+        candidates_near = holdout.x[:40]
+        holdout_rest = holdout.replace(x=holdout.x[40:], y=holdout.y[40:])
+        calibrations.append(
+            control(candidates_near + 0.1 * noise(500 + seed, 40), train, holdout_rest, seed)
+        )
+    assert false_alarms(calibrations) <= 4
 
 
 def test_planted_copies_are_always_found():
@@ -136,10 +141,10 @@ def test_planted_copies_are_always_found():
         train, holdout = victim(seed)
         copies = train.x[:8] + 0.5 * noise(900 + seed, 8)
         candidates = torch.cat([copies, noise(500 + seed, 32)])
-        found = score(candidates, train, holdout, metrics=(), subsets=200)
-        assert found.p_value < 0.01
-        assert found.recovered >= 8
-        assert [row.matches["ncc"].candidate for row in found.per_sample[:8]] == list(range(8))
+        scores = score(candidates, train, holdout, metrics=(), subsets=200)
+        assert scores.p_value < 0.01
+        assert scores.recovered >= 8
+        assert [row.matches["ncc"].candidate for row in scores.per_sample[:8]] == list(range(8))
 
 
 def test_adding_the_training_mean_would_turn_noise_into_a_leak():
@@ -162,14 +167,14 @@ def naive_step_down(rows: list[list[float]]) -> list[float]:
         mean = sum(row) / len(row)
         spread = math.sqrt(sum((value - mean) ** 2 for value in row) / len(row))
         scaled.append([(value - mean) / spread for value in row])
-    left, adjusted, worst = list(range(len(rows))), {}, 0.0
-    while left:
-        strongest = max(left, key=lambda k: scaled[k][0])
+    open_tests, adjusted, worst = list(range(len(rows))), {}, 0.0
+    while open_tests:
+        strongest = max(open_tests, key=lambda k: scaled[k][0])
         observed = scaled[strongest][0]
-        beaten = sum(max(scaled[k][b] for k in left) >= observed for b in range(len(rows[0])))
+        beaten = sum(max(scaled[k][b] for k in open_tests) >= observed for b in range(len(rows[0])))
         worst = max(worst, beaten / len(rows[0]))
         adjusted[strongest] = worst
-        left.remove(strongest)
+        open_tests.remove(strongest)
     return [adjusted[k] for k in range(len(rows))]
 
 
@@ -185,9 +190,9 @@ def test_the_smallest_p_does_not_grow_with_the_number_of_tests():
     rng = np.random.default_rng(0)
     excess = rng.exponential(1.0, (12, 2001))
     excess[3, 0] = 100.0
-    found = step_down(excess)
-    assert found[3] == pytest.approx(1 / 2001)
-    assert (np.delete(found, 3) > 0.01).all()
+    adjusted = step_down(excess)
+    assert adjusted[3] == pytest.approx(1 / 2001)
+    assert (np.delete(adjusted, 3) > 0.01).all()
     assert step_down(np.zeros((2, 300))).tolist() == [1.0, 1.0]  # nothing beyond anything
 
 
@@ -199,15 +204,15 @@ def test_the_level_holds_over_all_tests():
 
 
 def test_one_finding_among_many_tests_is_found():
-    """8 of 40 come back in one of 12 tests; pooled with eleven that find nothing they could drown."""
+    """8 of 40 are recovered in one of 12 tests; pooled with eleven that find nothing they could drown."""
     for seed in range(8):
         train, holdout = victim(seed, 40, 400)
         rows = [
             train.x[:8] + 0.5 * noise(900 + seed, 8),
             *[noise(500 + 20 * seed + k, 80) for k in range(11)],
         ]
-        found = [control(candidates, train, holdout, seed) for candidates in rows]
-        adjusted = step_down(np.stack([one.excess for one in found]))
+        calibrations = [control(candidates, train, holdout, seed) for candidates in rows]
+        adjusted = step_down(np.stack([calibration.excess for calibration in calibrations]))
         assert adjusted[0] <= 0.01
 
 
@@ -215,16 +220,16 @@ def test_a_floor_changes_nothing_and_gives_way_where_it_is_not_safe(monkeypatch)
     rng = np.random.default_rng(3)
     gain = rng.standard_normal((60, 40 + 120))
     gain[np.arange(40), np.arange(40)] += 6  # the whole training set comes back
-    found = [calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1))]
-    for floor in (-np.inf, 1e9):
+    calibrations = [calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1))]
+    for floor in (-np.inf, 1e9):  # an estimated floor is almost always safe
         monkeypatch.setattr(
             "residuum.evaluation.null.estimate_floor", lambda *_, floor=floor: floor
         )
-        found.append(calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1)))
-    for one in found[1:]:
-        assert one.threshold == found[0].threshold
-        np.testing.assert_array_equal(one.excess, found[0].excess)
-        np.testing.assert_array_equal(one.chance, found[0].chance)
+        calibrations.append(calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1)))
+    for calibration in calibrations[1:]:
+        assert calibration.threshold == calibrations[0].threshold
+        np.testing.assert_array_equal(calibration.excess, calibrations[0].excess)
+        np.testing.assert_array_equal(calibration.chance, calibrations[0].chance)
 
 
 def test_the_naive_percentile_is_conformal():
@@ -243,20 +248,20 @@ def test_subsets_have_the_label_counts_asked_for():
 
 
 def test_every_subset_is_as_likely_as_every_other():
-    drawn = draw_sets(np.zeros(6), np.zeros(2), 15_000, np.random.default_rng(0))
-    pairs, counts = np.unique(np.sort(drawn, axis=1), axis=0, return_counts=True)
+    sets = draw_sets(np.zeros(6), np.zeros(2), 15_000, np.random.default_rng(0))
+    pairs, counts = np.unique(np.sort(sets, axis=1), axis=0, return_counts=True)
     assert len(pairs) == 15
     assert abs(counts - 1000).max() < 150  # five standard deviations
 
 
 def test_two_thousand_subsets_are_drawn_unless_said_otherwise():
     gain = noise(0, 4, (120,)).numpy()
-    default, given = (
+    default, explicit = (
         calibrate(gain, 10, rng=np.random.default_rng(0), **subsets)
         for subsets in ({}, {"subsets": 2000})
     )
-    assert default.expected_by_chance == given.expected_by_chance > 0
-    np.testing.assert_array_equal(default.reference, given.reference)
+    assert default.expected_by_chance == explicit.expected_by_chance > 0
+    np.testing.assert_array_equal(default.reference, explicit.reference)
 
 
 def test_interval_and_smallest_significant_count():

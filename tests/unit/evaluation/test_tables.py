@@ -15,8 +15,8 @@ from residuum.records import Dataset
 
 def digits_by_definition(a: list[float], b: list[float]) -> float:
     digits = []
-    for left, right in zip(a, b, strict=True):
-        error = min(max(abs(left - right), 1e-5), 1.0)
+    for digit_a, right in zip(a, b, strict=True):
+        error = min(max(abs(digit_a - right), 1e-5), 1.0)
         digits.append(-math.log10(error))
     return sum(digits) / len(digits)
 

@@ -93,18 +93,18 @@ def tensor_code(size: str, stride: str, numel: int = 1, kind: str = "FloatStorag
 @pytest.mark.parametrize("suffix", ["pt", "pth", "bin", "safetensors"])
 def test_content_decides_the_format(tmp_path: Path, suffix: str, legacy: bool) -> None:
     state = weights()
-    found = load_checkpoint(write_torch(tmp_path / f"m.{suffix}", state, legacy))
-    assert found.arch == ARCH
-    assert same(found.theta, state)
-    assert found.assumptions == (ASSUMED_RELU,)
+    checkpoint = load_checkpoint(write_torch(tmp_path / f"m.{suffix}", state, legacy))
+    assert checkpoint.arch == ARCH
+    assert same(checkpoint.theta, state)
+    assert checkpoint.assumptions == (ASSUMED_RELU,)
 
 
 def test_safetensors_of_others(tmp_path: Path) -> None:
     state = weights()
     save_file(state, tmp_path / "m.pt", {"format": "pt", "architecture": "ResNet"})
-    found = load_checkpoint(str(tmp_path / "m.pt"))
-    assert found.arch == ARCH
-    assert same(found.theta, state)
+    checkpoint = load_checkpoint(str(tmp_path / "m.pt"))
+    assert checkpoint.arch == ARCH
+    assert same(checkpoint.theta, state)
 
 
 @pytest.mark.parametrize(
@@ -164,8 +164,8 @@ def test_a_checkpoint_of_a_whole_training_is_read_within_its_budget(tmp_path: Pa
         "losses": [0.5 / (i + 1) for i in range(1000)],
     }
     assert isinstance(content["scheduler_state_dict"]["milestones"], Counter)
-    found = load_checkpoint(write_torch(tmp_path / "m.pt", content))
-    assert same(found.theta["layers.39.weight"], model[39].weight.detach())
+    checkpoint = load_checkpoint(write_torch(tmp_path / "m.pt", content))
+    assert same(checkpoint.theta["layers.39.weight"], model[39].weight.detach())
     with zipfile.ZipFile(tmp_path / "m.pt") as archive:
         pickled = archive.read("m/data.pkl")
     reader = PickleReader()
@@ -176,30 +176,30 @@ def test_a_checkpoint_of_a_whole_training_is_read_within_its_budget(tmp_path: Pa
 def test_parallel_prefix_and_parameters(tmp_path: Path) -> None:
     state = weights()
     wrapped = {f"module.{name}": nn.Parameter(t) for name, t in state.items()}
-    found = load_checkpoint(write_torch(tmp_path / "m.pt", wrapped), ARCH)
-    assert same(found.theta, state)
-    assert found.source_names["layers.0.bias"] == "module.layers.0.bias"
-    assert not any(t.requires_grad for t in found.theta.values())
+    checkpoint = load_checkpoint(write_torch(tmp_path / "m.pt", wrapped), ARCH)
+    assert same(checkpoint.theta, state)
+    assert checkpoint.source_names["layers.0.bias"] == "module.layers.0.bias"
+    assert not any(t.requires_grad for t in checkpoint.theta.values())
 
 
 def test_other_names_in_any_order(tmp_path: Path) -> None:
     state = weights("mlp:5-7-6-2,bias=hidden")
     names = {"layers.0": "out", "layers.1": "body", "layers.2": "alpha"}
     renamed = {f"{names[n[:8]]}{n[8:]}": t for n, t in reversed(state.items())}
-    found = load_checkpoint(write_torch(tmp_path / "m.pt", renamed))
-    assert found.arch == "mlp:5-7-6-2,bias=hidden"
-    assert same(found.theta, state)
-    assert list(found.theta) == list(state)
-    assert found.source_names["layers.1.weight"] == "body.weight"
+    checkpoint = load_checkpoint(write_torch(tmp_path / "m.pt", renamed))
+    assert checkpoint.arch == "mlp:5-7-6-2,bias=hidden"
+    assert same(checkpoint.theta, state)
+    assert list(checkpoint.theta) == list(state)
+    assert checkpoint.source_names["layers.1.weight"] == "body.weight"
 
 
 def test_sequential_names(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4, bias=False))
     path = write_torch(tmp_path / "m.pt", model.state_dict())
-    found = load_checkpoint(path, input_shape=(1, 2, 2))
-    assert found.arch == "mlp:4-4-4"
-    assert found.input_shape == (1, 2, 2)
-    assert same(found.theta["layers.1.weight"], model[3].weight.detach())
+    checkpoint = load_checkpoint(path, input_shape=(1, 2, 2))
+    assert checkpoint.arch == "mlp:4-4-4"
+    assert checkpoint.input_shape == (1, 2, 2)
+    assert same(checkpoint.theta["layers.1.weight"], model[3].weight.detach())
     with pytest.raises(ArchitectureError, match="must have 4 values"):
         load_checkpoint(path, input_shape=(1, 2, 3))
 
@@ -210,18 +210,18 @@ def test_half_precision_becomes_float32(tmp_path: Path, dtype: torch.dtype, safe
     state = {name: t.to(dtype) for name, t in weights().items()}
     path = tmp_path / "m"
     save_file(state, path) if safe else write_torch(path, state)
-    found = load_checkpoint(path)
-    assert same(found.theta, {name: t.float() for name, t in state.items()})
-    assert any("converted to float32" in note for note in found.assumptions)
+    checkpoint = load_checkpoint(path)
+    assert same(checkpoint.theta, {name: t.float() for name, t in state.items()})
+    assert any("converted to float32" in note for note in checkpoint.assumptions)
 
 
 def test_views_and_transposes_are_read_as_owned_tensors(tmp_path: Path) -> None:
     block = torch.randn(100)
     state = {"weight": block[4:10].view(3, 2).T, "bias": block[20:22]}
-    found = load_checkpoint(write_torch(tmp_path / "m.pt", state))
-    assert found.arch == "mlp:3-2"
-    assert torch.equal(found.theta["layers.0.weight"], state["weight"])
-    assert all(t.is_contiguous() and t.storage_offset() == 0 for t in found.theta.values())
+    checkpoint = load_checkpoint(write_torch(tmp_path / "m.pt", state))
+    assert checkpoint.arch == "mlp:3-2"
+    assert torch.equal(checkpoint.theta["layers.0.weight"], state["weight"])
+    assert all(t.is_contiguous() and t.storage_offset() == 0 for t in checkpoint.theta.values())
 
 
 def test_architecture_argument_wins_and_must_fit(tmp_path: Path) -> None:
@@ -299,11 +299,11 @@ def test_a_convnet_of_others_is_read_and_its_strides_are_an_assumption(
         load_checkpoint(path)
     arch = "convnet:1x28x28-4-6-10,bias=all"
     assert f"no pooling, pass --arch {arch}." in caught.value.remedy
-    found = load_checkpoint(path, arch)
-    assert found.source_names["convolutions.0.bias"] == "conv1.bias"
-    assert ASSUMED_STRIDES in found.assumptions
+    checkpoint = load_checkpoint(path, arch)
+    assert checkpoint.source_names["convolutions.0.bias"] == "conv1.bias"
+    assert ASSUMED_STRIDES in checkpoint.assumptions
     x = torch.rand(3, 1, 28, 28)
-    assert torch.equal(found.copy_module()(x), model(x)) == (kind is Strided)
+    assert torch.equal(checkpoint.copy_module()(x), model(x)) == (kind is Strided)
 
 
 def test_an_architecture_that_cannot_be_built_is_an_error(tmp_path: Path) -> None:
@@ -462,9 +462,9 @@ def test_attributes_of_the_dict_change_nothing(tmp_path: Path, name: bytes) -> N
 def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     """torch reads an archive without looking at its checksums."""
     path = write_torch(tmp_path / "m.pt", {"w": torch.ones(40, 40)})
-    whole = path.read_bytes()
-    at = whole.index(torch.ones(40, 40).numpy().tobytes()) + 800
-    path.write_bytes(whole[:at] + bytes(400) + whole[at + 400 :])
+    content = path.read_bytes()
+    position = content.index(torch.ones(40, 40).numpy().tobytes()) + 800
+    path.write_bytes(content[:position] + bytes(400) + content[position + 400 :])
     assert (torch.load(path, weights_only=True)["w"] == 0).sum() == 100
     with pytest.raises(
         CheckpointError, match="checksums \\(CRC\\); the member 'm/data/0' does not"
@@ -483,7 +483,7 @@ def test_archives_without_checksums_are_refused_with_the_reason(tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript_is_told_apart_and_its_weights_can_be_taken(tmp_path: Path) -> None:
+def test_torchscript_is_recognized_and_its_weights_can_be_taken(tmp_path: Path) -> None:
     model = MLP((5, 7, 2))
     path = tmp_path / "program.pt"
     torch.jit.trace(model, torch.ones(1, 5)).save(path)
@@ -492,17 +492,21 @@ def test_torchscript_is_told_apart_and_its_weights_can_be_taken(tmp_path: Path) 
     advice = "torch.save(torch.jit.load(path).state_dict(), 'weights.pt')"
     assert advice in caught.value.remedy
     torch.save(torch.jit.load(path).state_dict(), tmp_path / "weights.pt")
-    found = load_checkpoint(tmp_path / "weights.pt")
-    assert same(found.theta["layers.0.weight"], model.layers[0].weight.detach())
+    checkpoint = load_checkpoint(tmp_path / "weights.pt")
+    assert same(checkpoint.theta["layers.0.weight"], model.layers[0].weight.detach())
 
 
 def test_an_archive_has_one_directory(tmp_path: Path) -> None:
-    """A wide directory beside the narrow one would show two readers different members."""
+    """A wide directory next to the narrow one would show two readers different members."""
     path = write_torch(tmp_path / "m.pt", weights())
-    whole = bytearray(path.read_bytes())
-    at = whole.rindex(b"PK\x06\x06")
-    for change in (slice(at, at + 4), slice(at + 40, at + 48), slice(at + 48, at + 56)):
-        other = bytearray(whole)
+    content = bytearray(path.read_bytes())
+    position = content.rindex(b"PK\x06\x06")
+    for change in (
+        slice(position, position + 4),
+        slice(position + 40, position + 48),
+        slice(position + 48, position + 56),
+    ):
+        other = bytearray(content)
         other[change] = bytes(byte ^ 1 for byte in other[change])
         path.write_bytes(other)
         with pytest.raises(CheckpointError, match="damaged"):
@@ -553,10 +557,10 @@ def test_overlapping_members(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         big = archive.getinfo("a/data/0")
         for i in range(20):
-            twin = zipfile.ZipInfo(f"a/data/{i + 1}")
+            duplicate = zipfile.ZipInfo(f"a/data/{i + 1}")
             for field in ("file_size", "compress_size", "CRC", "header_offset"):
-                setattr(twin, field, getattr(big, field))
-            archive.filelist.append(twin)
+                setattr(duplicate, field, getattr(big, field))
+            archive.filelist.append(duplicate)
         archive._didModify = True
     with pytest.raises(UnsafeFileError, match="claims"):
         load_checkpoint(path)
@@ -577,13 +581,22 @@ def test_truncated_files(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "m"
     save_file(weights(), path) if kind == "safetensors" else None
     write_torch(path, weights(), kind == "legacy") if kind != "safetensors" else None
-    whole = path.read_bytes()
-    for end in (1, 4, 9, 30, len(whole) // 3, len(whole) // 2, len(whole) - 40, len(whole) - 1):
-        path.write_bytes(whole[:end])
+    content = path.read_bytes()
+    for end in (
+        1,
+        4,
+        9,
+        30,
+        len(content) // 3,
+        len(content) // 2,
+        len(content) - 40,
+        len(content) - 1,
+    ):
+        path.write_bytes(content[:end])
         with pytest.raises(ResiduumError) as caught:
             load_checkpoint(path)
         assert isinstance(caught.value, CheckpointError)
-    path.write_bytes(whole + b"trailing")
+    path.write_bytes(content + b"trailing")
     if kind != "legacy":
         with pytest.raises(CheckpointError):
             load_checkpoint(path)
@@ -705,18 +718,18 @@ def test_a_folded_batch_norm_is_read_as_the_refusal_says(tmp_path: Path) -> None
     norm(torch.randn(9, 4))
     model = nn.Sequential(first, norm, nn.ReLU(), last).eval()
     folded = nn.Sequential(fuse_linear_bn_eval(first.eval(), norm), nn.ReLU(), last)
-    found = load_checkpoint(write_torch(tmp_path / "m.pt", folded.state_dict()))
+    checkpoint = load_checkpoint(write_torch(tmp_path / "m.pt", folded.state_dict()))
     x = torch.randn(5, 3)
-    torch.testing.assert_close(found.copy_module()(x), model(x))
+    torch.testing.assert_close(checkpoint.copy_module()(x), model(x))
 
 
 @pytest.mark.parametrize("arch", [None, "mlp:784-4-128,bias=none"])
-@pytest.mark.parametrize("whole", [False, True])
-def test_adapters_are_refused_by_name(tmp_path: Path, arch: str | None, whole: bool) -> None:
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_adapters_are_refused_by_name(tmp_path: Path, arch: str | None, is_whole: bool) -> None:
     """Two matrices of LoRA are a chain of layers; only their names tell."""
     state = {"lora_A.weight": torch.randn(4, 784), "lora_B.weight": torch.randn(128, 4)}
     state = {f"base_model.model.fc1.{name}": t for name, t in state.items()}
-    if whole:
+    if is_whole:
         state |= {f"base_model.model.{name}": t for name, t in weights("mlp:784-128-10").items()}
     save_file(state, tmp_path / "adapter_model.safetensors")
     with pytest.raises(
@@ -816,8 +829,8 @@ def test_mutated_files_raise_only_our_errors(
     content = bytearray(VALID[kind])
     place = st.integers(0, len(content) - 1)
     value = st.one_of(st.integers(0, 255), st.sampled_from([0x00, 0xFF, 0x7F, 0x2E, 0x80]))
-    for at, byte in data.draw(st.lists(st.tuples(place, value), min_size=1, max_size=8)):
-        content[at] = byte
+    for position, byte in data.draw(st.lists(st.tuples(place, value), min_size=1, max_size=8)):
+        content[position] = byte
     path = tmp_path / "m"
     path.write_bytes(content[: data.draw(st.sampled_from([None, None, len(content) // 2]))])
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -932,13 +945,13 @@ def test_any_other_module_is_kept_as_given(name: str, tmp_path: Path) -> None:
     assert model.training
     assert checkpoint.arch == name or not name.startswith("module:")
     assert "is run as it is" in checkpoint.assumptions[0]
-    own = copy.deepcopy(model).float().eval()
+    copied = copy.deepcopy(model).float().eval()
     x = torch.randn(3, *checkpoint.input_shape)
     built = checkpoint.copy_module()
-    torch.testing.assert_close(built(x), own(x), rtol=0, atol=0)
-    torch.testing.assert_close(built(x.flatten(1)), own(x), rtol=0, atol=0)
+    torch.testing.assert_close(built(x), copied(x), rtol=0, atol=0)
+    torch.testing.assert_close(built(x.flatten(1)), copied(x), rtol=0, atol=0)
     torch.testing.assert_close(
-        checkpoint.copy_module(torch.float64)(x.double()), own.double()(x.double())
+        checkpoint.copy_module(torch.float64)(x.double()), copied.double()(x.double())
     )
     assert same(checkpoint.theta, {n: p.detach().float() for n, p in model.named_parameters()})
     zeros = checkpoint.replace(theta={n: torch.zeros_like(t) for n, t in checkpoint.theta.items()})
@@ -1053,11 +1066,11 @@ def test_module_input_shape() -> None:
 def test_inspection_against_numpy() -> None:
     theta = weights("mlp:20-30-6-2,bias=hidden")
     theta["layers.0.weight"] *= torch.logspace(0, -5, 20)
-    found = inspect_network(Network(theta, "mlp:20-30-6-2,bias=hidden", assumptions=("a",)))
+    inspection = inspect_network(Network(theta, "mlp:20-30-6-2,bias=hidden", assumptions=("a",)))
     w = {name: t.double().numpy() for name, t in theta.items()}
     singular = np.linalg.svd(w["layers.0.weight"], compute_uv=False)
     ranks = [int((singular > t * singular[0]).sum()) for t in TOLERANCES]
-    assert [*found.ranks.values()] == ranks
+    assert [*inspection.ranks.values()] == ranks
     assert ranks == sorted(ranks)
     gap = larger = 0.0
     for i in range(2):
@@ -1066,14 +1079,16 @@ def test_inspection_against_numpy() -> None:
             out = (w[f"layers.{i + 1}.weight"][:, j] ** 2).sum()
             gap += abs(into - out)
             larger += max(into, out)
-    assert found.balance == pytest.approx(gap / larger, rel=1e-12)
-    assert found.parameters == 20 * 30 + 30 + 30 * 6 + 6 + 6 * 2
-    assert found.bytes == 4 * found.parameters
-    assert (found.dtype, found.outputs) == ("float32", 2)
-    assert [layer.name for layer in found.layers] == list(theta)
-    assert found.layers[0].norm == pytest.approx(np.linalg.norm(w["layers.0.weight"]), rel=1e-12)
-    assert found.homogeneity_order is None
-    assert found.assumptions == ("a",)
+    assert inspection.balance == pytest.approx(gap / larger, rel=1e-12)
+    assert inspection.parameters == 20 * 30 + 30 + 30 * 6 + 6 + 6 * 2
+    assert inspection.bytes == 4 * inspection.parameters
+    assert (inspection.dtype, inspection.outputs) == ("float32", 2)
+    assert [layer.name for layer in inspection.layers] == list(theta)
+    assert inspection.layers[0].norm == pytest.approx(
+        np.linalg.norm(w["layers.0.weight"]), rel=1e-12
+    )
+    assert inspection.homogeneity_order is None
+    assert inspection.assumptions == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -1103,18 +1118,18 @@ def test_balance_of_a_balanced_network() -> None:
 
 def test_filters_of_a_convolution_have_ranks_and_no_directions() -> None:
     arch = "convnet:1x8x8-4-6-1"
-    found = inspect_network(Network(weights(arch), arch))
-    assert found.directions is None
-    assert "convolution" in found.directions_of
-    assert found.ranks["0.01"] == 4  # filters, of nine weights each
+    inspection = inspect_network(Network(weights(arch), arch))
+    assert inspection.directions is None
+    assert "convolution" in inspection.directions_of
+    assert inspection.ranks["0.01"] == 4  # filters, of nine weights each
 
 
 def test_inspection_as_json_and_as_record(tmp_path: Path) -> None:
     for scale in (0.0, 1.0, 1e200):
         theta = {name: scale * t.double() for name, t in weights("mlp:5-7-1").items()}
-        found = inspect_network(Network(theta, "mlp:5-7-1", (5,)))
-        published = json.loads(json.dumps(found.to_json(), allow_nan=False))
-        assert published["ranks"] == found.ranks
-        assert published["directions"] == found.directions
+        inspection = inspect_network(Network(theta, "mlp:5-7-1", (5,)))
+        published = json.loads(json.dumps(inspection.to_json(), allow_nan=False))
+        assert published["ranks"] == inspection.ranks
+        assert published["directions"] == inspection.directions
         assert published["layers"][0]["shape"] == [7, 5]
-    assert same(Inspection.load(found.save(tmp_path / "i")), found)
+    assert same(Inspection.load(inspection.save(tmp_path / "i")), inspection)

@@ -231,14 +231,14 @@ def test_balanced_networks_stay_as_they_are() -> None:
         assert form.theta["layers.0.weight"].dtype == dtype
 
 
-def test_small_changes_are_not_told() -> None:
+def test_small_changes_are_not_reported() -> None:
     form = canonical(random_network("mlp:5-7-6-1"))
     nearly = rescaled(form, 0.01)
     assert canonical(nearly) is not nearly
     assert canonical(nearly).assumptions == form.assumptions
-    told = canonical(rescaled(form.replace(assumptions=("a guess",)), 1.0)).assumptions
-    assert told[0] == "a guess"
-    assert told[1].startswith("neurons were rescaled before the attacks.")
+    assumptions = canonical(rescaled(form.replace(assumptions=("a guess",)), 1.0)).assumptions
+    assert assumptions[0] == "a guess"
+    assert assumptions[1].startswith("neurons were rescaled before the attacks.")
 
 
 def test_facts_about_the_network_are_kept() -> None:
@@ -451,10 +451,10 @@ def test_reports_are_about_the_weights_in_the_file() -> None:
 
 def test_certificates_use_the_weights_to_which_multipliers_belong() -> None:
     network, _ = leaky()
-    found = next(r for r in audit(2.0).reconstructions if r.attack == "binary-kkt")
-    unique = rs.uniqueness(rescaled(network, 2.0), found, candidates="best", samples=1)
+    reconstruction = next(r for r in audit(2.0).reconstructions if r.attack == "binary-kkt")
+    unique = rs.uniqueness(rescaled(network, 2.0), reconstruction, candidates="best", samples=1)
     reference = rs.uniqueness(
-        canonical(network), found.replace(canonical=False), candidates="best", samples=1
+        canonical(network), reconstruction.replace(canonical=False), candidates="best", samples=1
     )
     assert unique.best_residual == pytest.approx(reference.best_residual, rel=1e-4)
 
@@ -463,5 +463,7 @@ def test_a_case_with_known_initial_weights_is_attacked_as_it_is() -> None:
     network, split = leaky()
     other = rescaled(network, 2.0)
     start = {name: torch.zeros_like(t) for name, t in other.theta.items()}
-    cases = [load_case(other, split.train, knowledge=known) for known in ({}, {"theta0": start})]
+    cases = [
+        load_case(other, split.train, knowledge=knowledge) for knowledge in ({}, {"theta0": start})
+    ]
     assert [case is not None and case.attacked is case.audited for case in cases] == [False, True]

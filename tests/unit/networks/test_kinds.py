@@ -14,7 +14,7 @@ import residuum as rs
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.problem import Problem
 from residuum.errors import ArchitectureError
-from residuum.io.modules import _wrap_module
+from residuum.io.modules import wrap_module
 from residuum.networks import KINDS, MLP, Architecture, Kind, dense_chain
 from residuum.records import Dataset
 
@@ -94,7 +94,7 @@ def trained(model: nn.Module, data: Dataset, steps: int = 300) -> nn.Module:
     return model
 
 
-def parts(data: Dataset, count: int = 8) -> tuple[Dataset, Dataset]:
+def split_data(data: Dataset, count: int = 8) -> tuple[Dataset, Dataset]:
     return (
         data.replace(x=data.x[:count], y=data.y[:count]),
         data.replace(x=data.x[count:], y=data.y[count:]),
@@ -111,7 +111,7 @@ def test_a_kind_registered_from_outside_is_attacked_and_audited_by_its_string(
     tmp_path: Path,
 ) -> None:
     torch.manual_seed(0)
-    data, control = parts(samples())
+    data, control = split_data(samples())
     model = trained(Gated(12, 20), data)
     checkpoint = rs.checkpoint_from_module(model)
     assert checkpoint.arch == "gated:12-20-1"
@@ -119,9 +119,9 @@ def test_a_kind_registered_from_outside_is_attacked_and_audited_by_its_string(
     path = rs.save_checkpoint(checkpoint, tmp_path / "gated.safetensors")
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     assert rs.load_checkpoint(tmp_path / "bare.pt", "gated:12-20-1").arch == checkpoint.arch
-    found = rs.attack(path, KNOWN, SHORT)
-    assert found.layer_names == ("gate", "value", "head")
-    assert torch.isfinite(found.loss).all()
+    reconstruction = rs.attack(path, KNOWN, SHORT)
+    assert reconstruction.layer_names == ("gate", "value", "head")
+    assert torch.isfinite(reconstruction.loss).all()
     result = rs.audit(path, data=data, holdout=control, knowledge=KNOWN, steps=20, subsets=200)
     assert result.subject == "gated:12-20-1"
     assert result.inspection.homogeneity_order == 3
@@ -137,7 +137,7 @@ def test_a_kind_that_is_not_registered_is_not_known() -> None:
 
 def test_a_live_module_with_a_forward_of_its_own_is_audited_to_a_verdict(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    data, control = parts(samples())
+    data, control = split_data(samples())
     model = trained(Skip(), data)
     result = rs.audit(
         model, data=data, holdout=control, knowledge=KNOWN, budget=10, steps=20, subsets=200
@@ -170,32 +170,32 @@ def test_a_live_module_is_the_network_it_computes() -> None:
     """The generic path on a kept module against the explicit engine on the same function."""
     torch.manual_seed(0)
     chain = MLP((12, 9, 1)).double()
-    kept = _wrap_module(Wide(chain), (12,))
-    assert dense_chain(kept.copy_module()) is None
+    wrapped = wrap_module(Wide(chain), (12,))
+    assert dense_chain(wrapped.copy_module()) is None
     config = rs.attacks.Auto(steps=100, restarts=2, candidates=6, layers="all", dtype="float64")
-    one, other = (
-        rs.attack(part, KNOWN, config) for part in (kept, rs.checkpoint_from_module(chain))
+    wrapped_result, other = (
+        rs.attack(network, KNOWN, config) for network in (wrapped, rs.checkpoint_from_module(chain))
     )
-    torch.testing.assert_close(one.loss, other.loss, rtol=1e-8, atol=0)
-    torch.testing.assert_close(one.x, other.x, rtol=0, atol=1e-8)
+    torch.testing.assert_close(wrapped_result.loss, other.loss, rtol=1e-8, atol=0)
+    torch.testing.assert_close(wrapped_result.x, other.x, rtol=0, atol=1e-8)
 
 
-def test_the_shape_of_a_sample_is_granted_or_taken_from_the_data() -> None:
+def test_the_shape_of_a_sample_is_known_or_taken_from_the_data() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 2)
     )
     with pytest.raises(ArchitectureError, match="needs the shape of one sample"):
         rs.attack(model, KNOWN, SHORT)
-    found = rs.attack(model, KNOWN.replace(shape=(1, 4, 4)), SHORT)
-    assert found.x.shape[1:] == (1, 4, 4)
+    reconstruction = rs.attack(model, KNOWN.replace(shape=(1, 4, 4)), SHORT)
+    assert reconstruction.x.shape[1:] == (1, 4, 4)
     images = Dataset(torch.rand(110, 1, 4, 4), torch.arange(110) % 2)
-    data, control = parts(images)
+    data, control = split_data(images)
     result = rs.audit(model, data=data, holdout=control, budget=5, steps=5, subsets=200)
     assert result.reconstructions[0].x.shape[1:] == (1, 4, 4)
     wrong = images.replace(x=images.x[..., :2])
     with pytest.raises(ArchitectureError, match="forward method of Sequential raised"):
-        rs.audit(model, data=parts(wrong)[0])
+        rs.audit(model, data=split_data(wrong)[0])
 
 
 def test_a_start_of_a_kept_module_is_its_weights_and_buffers_stay() -> None:
@@ -203,13 +203,13 @@ def test_a_start_of_a_kept_module_is_its_weights_and_buffers_stay() -> None:
     model = Skip()
     start = rs.checkpoint_from_module(model, input_shape=(12,)).theta
     model(samples().x)  # in training mode: the running mean moves, the weights do not
-    trained(model, parts(samples())[0], 30)
-    known = GRANTED.replace(theta0=start)
+    trained(model, split_data(samples())[0], 30)
+    knowledge = GRANTED.replace(theta0=start)
     config = rs.attacks.NTK(gradients="theta0", steps=5, restarts=1, candidates=4)
-    assert torch.isfinite(rs.attack(model, known, config).loss).all()
-    objective = OBJECTIVES["ntk"].from_settings(config, known)
+    assert torch.isfinite(rs.attack(model, knowledge, config).loss).all()
+    objective = OBJECTIVES["ntk"].from_settings(config, knowledge)
     built = rs.checkpoint_from_module(model, input_shape=(12,)).copy_module()
-    point = Problem(built, objective, known, torch.ones(4)).points[0]
+    point = Problem(built, objective, knowledge, torch.ones(4)).points[0]
     assert torch.equal(point.head.weight, start["head.weight"].double())
     assert torch.equal(point.norm.running_mean, model.norm.running_mean.double())  # type: ignore[union-attr]
 
@@ -223,9 +223,9 @@ def test_an_activation_called_as_a_function_runs(activation: object) -> None:
     torch.manual_seed(0)
     model = Functional()
     del model.act
-    found = rs.attack(model, GRANTED, SHORT)
-    assert torch.isfinite(found.loss).all()
-    assert float(found.loss[0, -1]) < float(found.loss[0, 0])
+    reconstruction = rs.attack(model, GRANTED, SHORT)
+    assert torch.isfinite(reconstruction.loss).all()
+    assert float(reconstruction.loss[0, -1]) < float(reconstruction.loss[0, 0])
 
 
 def test_closed_forms_are_for_what_a_network_offers_whatever_its_class() -> None:

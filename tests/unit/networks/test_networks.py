@@ -128,10 +128,10 @@ def test_sigmoid_relu_under_every_transform(alpha: float) -> None:
 
     ours, naive = network(surrogate), network(lambda z: formal(z, alpha))
     for transform in (grad, jacrev, jacfwd, hessian):
-        found = torch.stack([transform(ours)(sample) for sample in x])
-        wanted = torch.stack([transform(naive)(sample) for sample in x])
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
-        torch.testing.assert_close(vmap(transform(ours))(x), wanted, rtol=1e-10, atol=1e-12)
+        outputs = torch.stack([transform(ours)(sample) for sample in x])
+        expected = torch.stack([transform(naive)(sample) for sample in x])
+        torch.testing.assert_close(outputs, expected, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(vmap(transform(ours))(x), expected, rtol=1e-10, atol=1e-12)
     assert hessian(ours)(x[0]).abs().max() > 1e-3
     tangent = inputs(1, 3, 3)[0]
     value, change = jvp(ours, (x[0],), (tangent,))
@@ -157,7 +157,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_surrogates_stand_for_every_relu(name: str) -> None:
+def test_surrogates_replace_every_relu(name: str) -> None:
     model, x = MODELS[name]().double(), inputs(4, 9)
     changed = with_surrogate(model, SigmoidReLU(2.0))
     assert torch.equal(changed(x), model(x))
@@ -207,8 +207,8 @@ LAYERED = st.fixed_dictionaries({"bias": biases, "activation": activations})
 
 def written(numbers: list[float]) -> dict[str, str]:
     """Coefficients in the shortest form that reads back as the same numbers."""
-    parts = (str(int(c)) if c.is_integer() else repr(c) for c in numbers)
-    return {"coefficients": "/".join(parts)}
+    coefficients = (str(int(c)) if c.is_integer() else repr(c) for c in numbers)
+    return {"coefficients": "/".join(coefficients)}
 
 
 ARCHITECTURES = st.one_of(
@@ -239,11 +239,11 @@ def test_descriptions_round_trip(arch: Architecture) -> None:
     text=st.text(max_size=40) | st.from_regex(r"(mlp|convnet|polynomial):[0-9x-]{0,12}(,\w+=\w*)?")
 )
 def test_any_text_parses_or_is_an_architecture_error(text: str) -> None:
-    found = parse_or_error(text)
-    if isinstance(found, ArchitectureError):
-        assert found.remedy
+    parsed = parse_or_error(text)
+    if isinstance(parsed, ArchitectureError):
+        assert parsed.remedy
     else:
-        assert Architecture.parse(str(found)) == found
+        assert Architecture.parse(str(parsed)) == parsed
 
 
 def parse_or_error(text: str) -> Architecture | ArchitectureError:
@@ -353,13 +353,13 @@ def test_traces_and_signals_against_autograd(bias: str) -> None:
         for r, i in enumerate(index.tolist()):
             pre = [p[i] for p in trace.pre]
             value = covectors[r] @ trace.output[i]
-            wanted = torch.autograd.grad(value, trace.pre, retain_graph=True)
-            for signal, part, p in zip(signals, wanted, pre, strict=True):
+            expected = torch.autograd.grad(value, trace.pre, retain_graph=True)
+            for signal, gradient, p in zip(signals, expected, pre, strict=True):
                 assert signal[r].shape == p.shape
-                torch.testing.assert_close(signal[r], part[i], rtol=1e-12, atol=1e-14)
+                torch.testing.assert_close(signal[r], gradient[i], rtol=1e-12, atol=1e-14)
         plain = model.signals(trace, covectors[:4])
-        again = model.signals(trace, covectors[:4], torch.arange(4))
-        assert all(torch.equal(a, b) for a, b in zip(plain, again, strict=True))
+        signals_few = model.signals(trace, covectors[:4], torch.arange(4))
+        assert all(torch.equal(a, b) for a, b in zip(plain, signals_few, strict=True))
 
 
 def test_images_are_flattened() -> None:
@@ -458,12 +458,12 @@ def test_any_order_of_a_chain_of_distinct_widths_is_recognized(
     }
     items = list(renamed.items())
     random.shuffle(items)  # type: ignore[attr-defined]
-    found, names = recognize(dict(items))
-    assert found.widths == arch.widths
+    recognized, names = recognize(dict(items))
+    assert recognized.widths == arch.widths
     assert {ours: renamed[theirs].data_ptr() for ours, theirs in names.items()} == {
         ours: t.data_ptr() for ours, t in state.items()
     }
-    assert found.build().state_dict().keys() == state.keys()
+    assert recognized.build().state_dict().keys() == state.keys()
     assert match_architecture(dict(items), arch) == names
 
 
@@ -551,7 +551,7 @@ def test_weights_of_distinct_shapes_need_no_order() -> None:
     assert match_architecture({theirs[n]: t for n, t in reversed(state.items())}, arch) == theirs
 
 
-def test_one_weight_does_not_stand_for_two_layers() -> None:
+def test_one_weight_does_not_serve_two_layers() -> None:
     with pytest.raises(ArchitectureError, match="must fit"):
         match_architecture({"w": torch.ones(4, 4)}, Architecture.parse("mlp:4-4-4,bias=none"))
 
@@ -559,8 +559,8 @@ def test_one_weight_does_not_stand_for_two_layers() -> None:
 # What cannot be read
 
 
-def state_of(**parts: nn.Module) -> dict[str, Tensor]:
-    return dict(nn.ModuleDict(parts).state_dict())
+def state_of(**modules: nn.Module) -> dict[str, Tensor]:
+    return dict(nn.ModuleDict(modules).state_dict())
 
 
 CNN = state_of(conv1=nn.Conv2d(1, 8, 3), conv2=nn.Conv2d(8, 16, 3), fc=nn.Linear(16 * 49, 10))
@@ -616,12 +616,12 @@ KINDS = ("batch norm", "convolutions", "layer norm", "attention", "skip", "recur
 @pytest.mark.parametrize("case", UNREADABLE)
 @pytest.mark.parametrize("arch", [None, "mlp:784-128-10", "convnet:1x28x28-8-16-10"])
 def test_every_obstacle_is_named_and_no_architecture_made_up(case: str, arch: str | None) -> None:
-    state, parts, advice = UNREADABLE[case]
+    state, words, advice = UNREADABLE[case]
     with pytest.raises((CheckpointError, ArchitectureError)) as caught:
         match_architecture(state, Architecture.parse(arch)) if arch else recognize(state)
-    found = caught.value.message.rpartition(" hold ")[2]
-    assert all(part in found for part in parts)
-    assert {kind for kind in KINDS if kind in found} == {k for k in KINDS if k in " ".join(parts)}
+    message = caught.value.message.rpartition(" hold ")[2]
+    assert all(word in message for word in words)
+    assert {kind for kind in KINDS if kind in message} == {k for k in KINDS if k in " ".join(words)}
     assert advice in caught.value.remedy
     assert "mlp:" not in caught.value.remedy
     assert caught.value.exit_code == 2
@@ -679,7 +679,7 @@ def test_adapters_are_refused_by_name(name: str) -> None:
 
 @pytest.mark.parametrize("sizes", ["mlp:5-3-1", "convnet:1x8x8-4-1"])
 def test_smooth_activations_are_named_as_people_name_them(sizes: str) -> None:
-    for said, name in (
+    for spelling, name in (
         ("GELU", "gelu"),
         ("swish", "silu"),
         ("LeakyReLU", "leaky_relu"),
@@ -687,7 +687,10 @@ def test_smooth_activations_are_named_as_people_name_them(sizes: str) -> None:
         ("logistic", "sigmoid"),
         ("elu", "elu"),
     ):
-        assert str(Architecture.parse(f"{sizes},activation={said}")) == f"{sizes},activation={name}"
+        assert (
+            str(Architecture.parse(f"{sizes},activation={spelling}"))
+            == f"{sizes},activation={name}"
+        )
 
 
 def test_other_activations_are_known_and_refused_with_the_reason() -> None:

@@ -1,4 +1,4 @@
-"""Directions of the first layer: planted ones are counted, noise is none, and naive twins agree."""
+"""Directions of the first layer: planted ones are counted, noise is none, and naive references agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NOISE = {
 }
 
 
-def found(weight: np.ndarray | Tensor) -> tuple[int | None, str]:
+def directions_and_meaning(weight: np.ndarray | Tensor) -> tuple[int | None, str]:
     weight = torch.as_tensor(weight)
     return count_directions(singular_values(weight), *weight.shape)
 
@@ -37,8 +37,8 @@ def found(weight: np.ndarray | Tensor) -> tuple[int | None, str]:
 def with_spectrum(values: np.ndarray, h: int, d: int, seed: int = 0) -> np.ndarray:
     """An (h, d) matrix of these singular values between random orthonormal bases."""
     rng = np.random.default_rng(seed)
-    left, right = (np.linalg.qr(rng.standard_normal((k, len(values))))[0] for k in (h, d))
-    return left * values @ right.T
+    left_vectors, right = (np.linalg.qr(rng.standard_normal((k, len(values))))[0] for k in (h, d))
+    return left_vectors * values @ right.T
 
 
 @pytest.mark.parametrize("kind", NOISE)
@@ -51,11 +51,11 @@ def test_planted_directions_are_counted(kind: str) -> None:
             planted = with_spectrum(
                 np.geomspace(1, 3 * edge, rank) if rank > 1 else np.ones(1), *shape
             )
-            count, of = found(planted + scale * NOISE[kind](rng, shape))
-            assert (count, of[:20]) == (rank, "above the noise edge")
-            left = scale * (math.sqrt(shape[0] - rank) + math.sqrt(shape[1] - rank))
-            percent = float(of.split(", ")[1].split("%")[0])
-            assert left < percent / 100 < 1.2 * left
+            count, meaning = directions_and_meaning(planted + scale * NOISE[kind](rng, shape))
+            assert (count, meaning[:20]) == (rank, "above the noise edge")
+            noise_edge = scale * (math.sqrt(shape[0] - rank) + math.sqrt(shape[1] - rank))
+            percent = float(meaning.split(", ")[1].split("%")[0])
+            assert noise_edge < percent / 100 < 1.2 * noise_edge
 
 
 @pytest.mark.parametrize("kind", NOISE)
@@ -63,34 +63,37 @@ def test_noise_has_no_directions(kind: str) -> None:
     for shape in [(100, 64), (64, 64), (40, 300), (10, 10), (30, 2), (1, 5)]:
         rng = np.random.default_rng(0)
         for _ in range(20):
-            count, of = found(1e-4 * NOISE[kind](rng, shape))
+            count, meaning = directions_and_meaning(1e-4 * NOISE[kind](rng, shape))
             assert count is None
-            assert "no direction exceeds" in of
+            assert "no direction exceeds" in meaning
 
 
 def test_layers_never_trained_have_no_directions() -> None:
     torch.manual_seed(0)
     for h, d in ((128, 784), (100, 30), (20, 10), (784, 784)):
         layer = torch.nn.Linear(d, h)
-        assert found(layer.weight)[0] is None
-        assert found(torch.nn.init.orthogonal_(layer.weight))[0] is None
-    assert found(torch.zeros(4, 3))[0] is None
+        assert directions_and_meaning(layer.weight)[0] is None
+        assert directions_and_meaning(torch.nn.init.orthogonal_(layer.weight))[0] is None
+    assert directions_and_meaning(torch.zeros(4, 3))[0] is None
 
 
-def test_directions_below_the_edge_are_not_told_from_noise() -> None:
+def test_directions_below_the_edge_are_not_distinguished_from_noise() -> None:
     shape, scale = (100, 64), 1e-4
     edge = scale * (math.sqrt(shape[0]) + math.sqrt(shape[1]))
     planted = with_spectrum(np.array([1.0, 0.5, 0.2 * edge, 0.1 * edge]), *shape)
-    assert found(planted + scale * np.random.default_rng(0).standard_normal(shape))[0] == 2
+    assert (
+        directions_and_meaning(planted + scale * np.random.default_rng(0).standard_normal(shape))[0]
+        == 2
+    )
 
 
 def test_noise_above_one_per_cent_is_a_visible_initialization() -> None:
     noise = np.random.default_rng(0).standard_normal((100, 64))
     planted = with_spectrum(np.array([1.0, 0.8, 0.7]), 100, 64)
-    assert found(planted + 4e-4 * noise)[0] == 3  # edge 0.7%
-    count, of = found(planted + 1e-3 * noise)  # edge 1.8%
+    assert directions_and_meaning(planted + 4e-4 * noise)[0] == 3  # edge 0.7%
+    count, meaning = directions_and_meaning(planted + 1e-3 * noise)  # edge 1.8%
     assert count is None
-    assert "its noise reaches 1." in of
+    assert "its noise reaches 1." in meaning
 
 
 @pytest.mark.parametrize(
@@ -98,9 +101,9 @@ def test_noise_above_one_per_cent_is_a_visible_initialization() -> None:
     [(0.8 ** np.arange(64), 21), (1 / np.arange(1.0, 65) ** 1.9, 11), (np.eye(1, 64)[0], 1)],
 )
 def test_a_smooth_spectrum_has_no_noise_edge(values: np.ndarray, count: int) -> None:
-    """Negative control: the rest is smaller than what stands out, and not of the shape of noise."""
+    """Negative control: the other directions are smaller, but do not have the shape of noise."""
     values = np.maximum(values, 1e-9)
-    assert found(with_spectrum(values, 100, 64)) == (
+    assert directions_and_meaning(with_spectrum(values, 100, 64)) == (
         count,
         "above 1% of the largest singular value; no noise edge",
     )
@@ -109,9 +112,9 @@ def test_a_smooth_spectrum_has_no_noise_edge(values: np.ndarray, count: int) -> 
 def test_a_full_rank_that_is_not_noise_is_a_dash() -> None:
     values = np.full(64, 0.05)
     values[0] = 1
-    count, of = found(with_spectrum(values, 100, 64))
+    count, meaning = directions_and_meaning(with_spectrum(values, 100, 64))
     assert count is None
-    assert of.startswith("all 64 exceed 1%")
+    assert meaning.startswith("all 64 exceed 1%")
 
 
 def naive_edge(values: list[float], h: int, d: int) -> tuple[int, float]:
@@ -138,8 +141,8 @@ def test_the_edge_is_that_of_a_naive_loop(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("shape", [(60, 60), (100, 64), (30, 90)])
 def test_quantiles_are_those_of_drawn_noise(shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(0)
-    drawn = [np.linalg.svd(rng.standard_normal(shape), compute_uv=False) for _ in range(200)]
-    mean = np.mean(drawn, 0)
+    spectra = [np.linalg.svd(rng.standard_normal(shape), compute_uv=False) for _ in range(200)]
+    mean = np.mean(spectra, 0)
     expected = noise_quantiles(*shape).numpy()
     assert np.abs(expected - mean).max() < 0.02 * mean[0]
     assert (expected**2).sum() == pytest.approx(shape[0] * shape[1], rel=1e-2)

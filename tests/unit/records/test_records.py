@@ -366,10 +366,10 @@ OF_AUDITS: dict[str, Callable[[], Record]] = {  # a part of the records that an 
 def test_every_record_has_an_example() -> None:
     packages = ("records", "networks", "surfaces", "scanning", "training", "attacks")
     homes = tuple(f"residuum.{package}." for package in packages)
-    known = {
+    record_names = {
         name for name, kind in Record.record_types.items() if kind.__module__.startswith(homes)
     }
-    assert known == set(RECORDS)
+    assert record_names == set(RECORDS)
 
 
 @pytest.mark.parametrize("name", [*RECORDS, *OF_AUDITS])
@@ -508,9 +508,9 @@ def test_json_has_no_nan(tmp_path: Path) -> None:
 
 
 def test_environment_and_hash(tmp_path: Path) -> None:
-    found = environment()
-    assert found["packages"]["torch"] == version("torch")
-    assert json.loads(json.dumps(found)) == found
+    versions = environment()
+    assert versions["packages"]["torch"] == version("torch")
+    assert json.loads(json.dumps(versions)) == versions
     path = write_atomic(tmp_path / "f", "abc")
     assert sha256(path).startswith("ba7816bf8f01cfea")
 
@@ -521,6 +521,7 @@ def test_the_environment_names_extras_only_where_they_are(monkeypatch: pytest.Mo
             raise PackageNotFoundError(name)
         return version(name)
 
+    # The packages are installed on the machine of the test.
     monkeypatch.setattr("residuum.records.rundir.version", bare)
     packages = environment()["packages"]
     assert packages["optuna"] == version("optuna")
@@ -535,15 +536,19 @@ def test_what_is_missing_or_damaged_is_nothing(tmp_path: Path) -> None:
         assert read_json(tmp_path / "f") == {}
         assert Knowledge.load_or_none(tmp_path / "f") is None
     assert read_json(write_json(tmp_path / "j", {"a": 1})) == {"a": 1}
-    kept = Knowledge(sample_count=3)
-    assert same(Knowledge.load_or_none(kept.save(tmp_path / "k")), kept)
+    knowledge = Knowledge(sample_count=3)
+    assert same(Knowledge.load_or_none(knowledge.save(tmp_path / "k")), knowledge)
 
 
 def test_errors_say_what_to_do_and_survive_pickling() -> None:
     error = DataError("Rule; got this.", "Do that.")
     assert str(error) == "Rule; got this. Do that."
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), again.message, again.remedy) == (DataError, error.message, error.remedy)
+    restored = pickle.loads(pickle.dumps(error))
+    assert (type(restored), restored.message, restored.remedy) == (
+        DataError,
+        error.message,
+        error.remedy,
+    )
     codes = {ResiduumError: 70, InputError: 2, DataError: 2, OutputError: 2}
     codes |= {InconclusiveError: 3, UnsafeFileError: 4}
     assert {kind: kind.exit_code for kind in codes} == codes
@@ -556,17 +561,17 @@ def test_errors_say_what_to_do_and_survive_pickling() -> None:
 # Knowledge
 
 
-def test_every_granted_fact_has_a_provenance() -> None:
-    known = Knowledge(shape=(3,), sample_count=4, mean=MEAN, provenance={"mean": "train"})
-    assert known.known_names == ("shape", "mean", "sample_count")
-    assert known.provenance == {"shape": "user", "mean": "train", "sample_count": "user"}
+def test_every_known_fact_has_a_provenance() -> None:
+    knowledge = Knowledge(shape=(3,), sample_count=4, mean=MEAN, provenance={"mean": "train"})
+    assert knowledge.known_names == ("shape", "mean", "sample_count")
+    assert knowledge.provenance == {"shape": "user", "mean": "train", "sample_count": "user"}
     assert Knowledge().known_names == ()
     assert Knowledge().provenance == {}
     assert Knowledge(weight_decay=0.0).known_names == ("weight_decay",)
 
 
 @pytest.mark.parametrize(
-    "facts",
+    "values",
     [
         {"provenance": {"mean": "user"}},
         {"shape": (3,), "provenance": {"mean": "user"}},
@@ -577,9 +582,9 @@ def test_every_granted_fact_has_a_provenance() -> None:
         {"value_range": (0.0, float("nan"))},
     ],
 )
-def test_knowledge_that_contradicts_itself(facts: dict[str, Any]) -> None:
+def test_knowledge_that_contradicts_itself(values: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        Knowledge(**facts)
+        Knowledge(**values)
 
 
 # Data files
@@ -592,8 +597,8 @@ def write_npz(path: Path, **arrays: Any) -> Path:
 
 def test_npz_round_trip(tmp_path: Path) -> None:
     for data in (dataset("d"), dataset("d").replace(mean=None, classes=())):
-        found = Dataset.from_npz(data.to_npz(tmp_path / "d.npz"))
-        assert same(found, data)
+        loaded = Dataset.from_npz(data.to_npz(tmp_path / "d.npz"))
+        assert same(loaded, data)
     assert torch.equal(dataset().images, dataset().x + MEAN)
     assert same(dataset().replace(mean=None).images, dataset().x)
     regression = dataset("d").replace(y=torch.randn(4, 2))
@@ -603,10 +608,10 @@ def test_npz_round_trip(tmp_path: Path) -> None:
 def test_numbers_of_every_kind(tmp_path: Path) -> None:
     x, y = np.arange(6).reshape(2, 3), np.array([0, 1])
     for dtype in (np.uint8, np.int64, np.bool_, ">i4", ">f8", np.longdouble, np.float16, np.uint64):
-        found = Dataset.from_npz(write_npz(tmp_path / "d.npz", x=x.astype(dtype), y=y))
-        wanted = x.astype(dtype).astype(np.float64)
-        assert found.x.is_floating_point()
-        assert np.array_equal(found.x.double().numpy(), wanted), dtype
+        loaded = Dataset.from_npz(write_npz(tmp_path / "d.npz", x=x.astype(dtype), y=y))
+        expected = x.astype(dtype).astype(np.float64)
+        assert loaded.x.is_floating_point()
+        assert np.array_equal(loaded.x.double().numpy(), expected), dtype
     assert Dataset.from_npz(write_npz(tmp_path / "d.npz", x=x, y=y, mean=2.0)).mean == 2
 
 
@@ -720,15 +725,15 @@ def test_mutated_archives_raise_only_our_errors(
     changes: list[tuple[int, int]], tmp_path: Path
 ) -> None:
     content = bytearray(VALID)
-    for at, byte in changes:
-        content[at] = byte
+    for position, byte in changes:
+        content[position] = byte
     (tmp_path / "d.npz").write_bytes(content)
-    found = read_or_error(tmp_path / "d.npz")
-    if isinstance(found, ResiduumError):
-        assert found.exit_code in (2, 4)
+    outcome = read_or_error(tmp_path / "d.npz")
+    if isinstance(outcome, ResiduumError):
+        assert outcome.exit_code in (2, 4)
     else:
-        assert len(found.x) == len(found.y)
-        assert torch.isfinite(found.x).all()
+        assert len(outcome.x) == len(outcome.y)
+        assert torch.isfinite(outcome.x).all()
 
 
 def read_or_error(path: Path) -> Dataset | ResiduumError:
@@ -742,11 +747,15 @@ def test_the_digest_tells_runs_apart_by_value_and_order() -> None:
     x = torch.tensor([1.0, 2.0])
     same_values = (digest({"a": 1, "b": 2}, x), digest({"b": 2, "a": 1}, x.double()))
     assert same_values[0] == same_values[1]
-    others = (digest({"a": 1, "b": 3}, x), digest({"a": 1, "b": 2}, x.flip(0)), digest(x, {"a": 1}))
-    assert len({same_values[0], *others}) == 4
+    other_digests = (
+        digest({"a": 1, "b": 3}, x),
+        digest({"a": 1, "b": 2}, x.flip(0)),
+        digest(x, {"a": 1}),
+    )
+    assert len({same_values[0], *other_digests}) == 4
 
 
-def test_grants_are_told_apart_by_every_fact_and_its_source() -> None:
+def test_knowledge_is_distinguished_by_every_fact_and_its_source() -> None:
     granted = Knowledge(shape=(2,), value_range=(0.0, 1.0), mean=torch.zeros(2))
     changed = (
         granted.replace(mean=torch.ones(2)),
@@ -754,5 +763,5 @@ def test_grants_are_told_apart_by_every_fact_and_its_source() -> None:
         granted.replace(provenance={"mean": "train"}),
         granted.replace(theta0={"w": torch.ones(1)}),
     )
-    assert len({granted.digest, *(one.digest for one in changed)}) == 5
+    assert len({granted.digest, *(changed_knowledge.digest for changed_knowledge in changed)}) == 5
     assert granted.replace(mean=torch.zeros(2)).digest == granted.digest

@@ -1,4 +1,4 @@
-"""Activation boundaries: a naive twin, exact cases, invariances, and a test that holds its level."""
+"""Activation boundaries: a naive reference, exact cases, invariances, and a test that holds its level."""
 
 from __future__ import annotations
 
@@ -95,11 +95,12 @@ def test_a_record_put_on_three_boundaries_lies_on_three() -> None:
 def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     model = dense(6, 20, 8, 2)
     x = torch.randn(40, 6, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
-    whole = ActivationBoundaries.measure(model, x).score(x)
+    unblocked = ActivationBoundaries.measure(model, x).score(x)
+    # Records that fill more than one block of the real size take more than 128 MiB.
     monkeypatch.setattr("residuum.networks.kinks.BLOCK_BYTES", 8 * 500 * 7)
     blocked = ActivationBoundaries.measure(model, x).score(x)
-    torch.testing.assert_close(blocked.statistic, whole.statistic)
-    assert torch.equal(blocked.boundaries, whole.boundaries)
+    torch.testing.assert_close(blocked.statistic, unblocked.statistic)
+    assert torch.equal(blocked.boundaries, unblocked.boundaries)
 
 
 def test_rescaled_neurons_have_the_same_statistic() -> None:
@@ -258,10 +259,10 @@ def test_the_group_test_is_the_permutation_test_over_all_subsets(n: int, held: i
         count_above_tail(values[order[:n]], values[order[n:]])
         for order in (torch.randperm(n + held, generator=generator) for _ in range(4000))
     ]
-    for wanted in {0, 1, 2, 3}:
-        share = sum(count >= wanted for count in counts) / 4000
+    for member_count in {0, 1, 2, 3}:
+        share = sum(count >= member_count for count in counts) / 4000
         threshold = values[:held][-1 - held // 100]
-        statistic = torch.where(torch.arange(n) < wanted, threshold + 0.5, -1.0)
+        statistic = torch.where(torch.arange(n) < member_count, threshold + 0.5, -1.0)
         p = group_p_value(statistic, values[:held])
         assert p == pytest.approx(share, abs=4 * math.sqrt(p * (1 - p) / 4000) + 1e-9)
 
@@ -501,8 +502,8 @@ def test_the_result_is_saved_and_is_plain_json(
 ) -> None:
     network, train, holdout, _ = trained
     result = measure_membership(network, train, holdout, seed=3)
-    again = MembershipTest.load(result.save(f"{tmp_path}/m.safetensors"))
-    assert json.dumps(again.to_json()) == json.dumps(result.to_json())
+    restored = MembershipTest.load(result.save(f"{tmp_path}/m.safetensors"))
+    assert json.dumps(restored.to_json()) == json.dumps(result.to_json())
     assert result.to_json()["line"] == result.line
     assert measure_membership(network, train, holdout, seed=3).to_json() == result.to_json()
 

@@ -35,37 +35,40 @@ from residuum.risk.membership import (
 Values = np.ndarray
 
 
-def naive_auc(members: Values, others: Values) -> float:
-    return float(np.mean([(b > a) + 0.5 * (b == a) for a in members for b in others]))
+def naive_auc(members: Values, nonmembers: Values) -> float:
+    return float(np.mean([(b > a) + 0.5 * (b == a) for a in members for b in nonmembers]))
 
 
-def naive_rate(members: Values, others: Values, rate: float) -> float:
+def naive_rate(members: Values, nonmembers: Values, rate: float) -> float:
     """The largest share of members below any threshold with so few false positives."""
-    thresholds = [*others, math.inf]
-    allowed = [t for t in thresholds if (others < t).mean() <= rate]
+    thresholds = [*nonmembers, math.inf]
+    allowed = [t for t in thresholds if (nonmembers < t).mean() <= rate]
     return max(float((members < t).mean()) for t in allowed)
 
 
-def scores_of(members: Values, others: Values) -> tuple[Values, Values]:
+def scores_of(members: Values, nonmembers: Values) -> tuple[Values, Values]:
     """Return scores that are large for small values, and which of them belong to members."""
-    return -np.concatenate([members, others]), np.repeat([True, False], [len(members), len(others)])
+    return -np.concatenate([members, nonmembers]), np.repeat(
+        [True, False], [len(members), len(nonmembers)]
+    )
 
 
 @pytest.mark.parametrize("digits", [0, 1, 9])  # with many ties, with some, and with none
 @pytest.mark.parametrize("pool", [1100, 900, 120])
 def test_the_curve_is_that_of_the_naive_loops(digits: int, pool: int) -> None:
     rng = np.random.default_rng(digits)
-    members, others = rng.normal(-0.5, 1, 70).round(digits), rng.normal(0, 1, pool).round(digits)
-    scores = scores_of(members, others)
-    assert area_under_curve(*scores) == pytest.approx(naive_auc(members, others), abs=1e-12)
+    members = rng.normal(-0.5, 1, 70).round(digits)
+    nonmembers = rng.normal(0, 1, pool).round(digits)
+    scores = scores_of(members, nonmembers)
+    assert area_under_curve(*scores) == pytest.approx(naive_auc(members, nonmembers), abs=1e-12)
     for rate in (0.01, 0.1):
-        assert true_positive_rate(*scores, rate) == naive_rate(members, others, rate)
+        assert true_positive_rate(*scores, rate) == naive_rate(members, nonmembers, rate)
 
 
 def test_values_apart_and_alike() -> None:
     rng = np.random.default_rng(1)
-    apart = scores_of(rng.random(50), 2 + rng.random(2000))
-    assert area_under_curve(*apart) == true_positive_rate(*apart, 0.01) == 1
+    separated = scores_of(rng.random(50), 2 + rng.random(2000))
+    assert area_under_curve(*separated) == true_positive_rate(*separated, 0.01) == 1
     assert area_under_curve(*scores_of(np.zeros(20), np.zeros(200))) == 0.5
     rates = [
         true_positive_rate(*scores_of(rng.random(50), rng.random(400)), 0.01) for _ in range(200)
@@ -75,10 +78,10 @@ def test_values_apart_and_alike() -> None:
 
 def test_a_value_that_is_no_number_counts_as_a_large_loss() -> None:
     rng = np.random.default_rng(2)
-    members, others = rng.random(30), 0.5 + rng.random(200)
-    finite = scores_of(np.append(members, 9), np.append(others, 8))
+    members, nonmembers = rng.random(30), 0.5 + rng.random(200)
+    finite = scores_of(np.append(members, 9), np.append(nonmembers, 8))
     for unbounded in (math.inf, math.nan):
-        extreme = scores_of(np.append(members, unbounded), np.append(others, 8))
+        extreme = scores_of(np.append(members, unbounded), np.append(nonmembers, 8))
         assert area_under_curve(*extreme) == area_under_curve(*finite)
         assert true_positive_rate(*extreme, 0.01) == true_positive_rate(*finite, 0.01)
 
@@ -111,12 +114,12 @@ def test_losses_are_those_of_the_outputs(task: str, outputs: int) -> None:
                 losses.append(math.log1p(math.exp(-(2 * int(y) - 1) * out[0])))
             else:
                 losses.append(math.log(sum(math.exp(v) for v in out)) - out[int(y)])
-    members, others = np.array(losses[:30]), np.array(losses[30:])
-    assert measured.auc == pytest.approx(naive_auc(members, others), abs=1e-12)
-    assert measured.true_positive_rate == pytest.approx(naive_rate(members, others, 0.01))
-    tail = group_p_value(torch.from_numpy(-members), torch.from_numpy(-others))
+    members, nonmembers = np.array(losses[:30]), np.array(losses[30:])
+    assert measured.auc == pytest.approx(naive_auc(members, nonmembers), abs=1e-12)
+    assert measured.true_positive_rate == pytest.approx(naive_rate(members, nonmembers, 0.01))
+    tail = group_p_value(torch.from_numpy(-members), torch.from_numpy(-nonmembers))
     assert measured.tail_p == pytest.approx(tail)
-    beaten = np.array([[(b > a) + 0.5 * (b == a) for b in others] for a in members])
+    beaten = np.array([[(b > a) + 0.5 * (b == a) for b in nonmembers] for a in members])
     variance = beaten.mean(1).var(ddof=1) / 30 + beaten.mean(0).var(ddof=1) / 120
     margin = norm.ppf(0.95) * math.sqrt(variance)
     assert measured.auc_lower == pytest.approx(max(0.0, measured.auc - margin))
@@ -142,8 +145,8 @@ def test_the_limits_hold_in_95_of_100_cases() -> None:
     rng, misses = np.random.default_rng(0), [0, 0]
     true_auc = float(norm.cdf(0.5 / math.sqrt(2)))  # of N(-1/2, 1) against N(0, 1)
     for _ in range(400):
-        members, others = rng.normal(-0.5, 1, 40), rng.normal(0, 1, 200)
-        train, pool = (one_input(values) for values in (members, others))
+        members, nonmembers = rng.normal(-0.5, 1, 40), rng.normal(0, 1, 200)
+        train, pool = (one_input(values) for values in (members, nonmembers))
         measured = separate_by_loss(checkpoint, train, pool)
         misses[0] += measured.auc_lower > true_auc
         misses[1] += measured.auc_upper < true_auc
@@ -255,10 +258,10 @@ def test_memorization_keeps_a_verdict_open_and_never_shows_a_leak(tmp_path: Path
     assert answer.answer == UNKNOWN
     assert loss.line in answer.evidence
     result.save(tmp_path / "run")
-    again = rs.AuditResult.load(tmp_path / "run")
-    assert isinstance(again.membership, MembershipTest)
-    assert again.membership.loss is not None
-    assert again.membership.loss.to_json() == loss.to_json()
+    repeated = rs.AuditResult.load(tmp_path / "run")
+    assert isinstance(repeated.membership, MembershipTest)
+    assert repeated.membership.loss is not None
+    assert repeated.membership.loss.to_json() == loss.to_json()
     assert f"AUC of {loss.auc:.2f}" in (tmp_path / "run/report.html").read_text()
     untrained = separate_by_loss(rs.checkpoint_from_module(MLP((6, 60, 1))), train, pool)
     assert untrained.auc_lower < 0.5 < untrained.auc_upper

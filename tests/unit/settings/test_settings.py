@@ -122,8 +122,8 @@ def test_a_default_is_shown_as_it_is_typed() -> None:
 def test_every_setting_is_explained_and_survives_a_file(model: type[Settings]) -> None:
     for name, field in model.model_fields.items():
         assert (field.description or "").endswith("."), name
-    made = model()
-    assert model.from_json(made.to_json()) == made
+    settings = model()
+    assert model.from_json(settings.to_json()) == settings
 
 
 def test_the_tables_have_every_setting() -> None:
@@ -179,7 +179,7 @@ def test_lists_that_must_not_need_torch_name_what_there_is() -> None:
     assert {*LOSSES} == {*methods.LOSSES}
     assert words(UnmixSettings, "domain") == {"auto", *DOMAINS}
     assert words(NTKSettings, "surrogate") == {"none", *SURROGATES}
-    facts = arguments_of("attack")
-    assert facts["--mean-provenance"].get_choices() == PROVENANCES
-    assert facts["--loss"].get_choices() == LOSSES
+    arguments = arguments_of("attack")
+    assert arguments["--mean-provenance"].get_choices() == PROVENANCES
+    assert arguments["--loss"].get_choices() == LOSSES
     assert {preset.attack for preset in PRESETS.values()} <= {*MODELS}

@@ -40,7 +40,7 @@ def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_setti
             assert setting.low <= value <= setting.high, (preset, name)
 
 
-def drawn(count: int, **changes: Any) -> list[Params]:
+def draw_rows(count: int, **changes: Any) -> list[Params]:
     return list(Study(plan(count, **changes)).ask(range(count)).values())
 
 
@@ -54,62 +54,62 @@ def test_ranges_are_tried_evenly_in_their_own_measure() -> None:
         "lr_decay": Range(0, 0.5),
         "split_every": Range(2, 5, integer=True),
     }
-    rows = drawn(400, space=space)
+    rows = draw_rows(400, space=space)
     for name in ("lr_x", "lr_decay"):
-        fifths = [int(5 * part) for part in shares(name, rows, space)]
-        assert {part: 50 < fifths.count(part) < 110 for part in fifths} == dict.fromkeys(
+        fifths = [int(5 * share) for share in shares(name, rows, space)]
+        assert {fifth: 50 < fifths.count(fifth) < 110 for fifth in fifths} == dict.fromkeys(
             range(5), True
         )
-    whole = [row["split_every"] for row in rows]
-    assert {value: 70 < whole.count(value) < 130 for value in whole} == dict.fromkeys(
+    split_values = [row["split_every"] for row in rows]
+    assert {value: 70 < split_values.count(value) < 130 for value in split_values} == dict.fromkeys(
         range(2, 6), True
     )
-    assert all(isinstance(value, int) for value in whole)
+    assert all(isinstance(value, int) for value in split_values)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_draw_depends_on_the_seed_and_the_number_alone(sampler: str) -> None:
-    whole = drawn(16, sampler=sampler, seed=5)
-    assert drawn(6, sampler=sampler, seed=5) == whole[:6]
+    all_rows = draw_rows(16, sampler=sampler, seed=5)
+    assert draw_rows(6, sampler=sampler, seed=5) == all_rows[:6]
     for other in (6, 2**31 - 1):
-        assert drawn(16, sampler=sampler, seed=other) != whole
-    assert all(0 <= part <= 1 for name in SPACE for part in shares(name, whole))
+        assert draw_rows(16, sampler=sampler, seed=other) != all_rows
+    assert all(0 <= share <= 1 for name in SPACE for share in shares(name, all_rows))
 
 
 def test_sobol_points_fill_every_slice() -> None:
     for name in SPACE:
-        slices = {int(32 * part) for part in shares(name, drawn(32, sampler="sobol"))}
+        slices = {int(32 * share) for share in shares(name, draw_rows(32, sampler="sobol"))}
         assert len(slices) == 32, name
-    assert len({int(32 * part) for part in shares("lr_x", drawn(32))}) < 32
+    assert len({int(32 * share) for share in shares("lr_x", draw_rows(32))}) < 32
 
 
 def test_tpe_learns_where_the_residual_is_low() -> None:
     space = {"lr_x": Range(1e-5, 1.0, log=True)}
-    wanted = plan(56, sampler="tpe", wave=40, space=space)
+    sweep_plan = plan(56, sampler="tpe", wave=40, space=space)
 
     def off(row: Params) -> float:
         return abs(math.log10(row["lr_x"]) + 2)
 
     def second_wave(backwards: bool) -> list[Params]:
-        study = Study(wanted)
-        first = list(study.ask(wanted.waves[0]).items())
+        study = Study(sweep_plan)
+        first = list(study.ask(sweep_plan.waves[0]).items())
         for number, row in reversed(first) if backwards else first:
             study.tell(Trial(number, row, COMPLETE, (off(row),)))
-        return list(study.ask(wanted.waves[1]).values())
+        return list(study.ask(sweep_plan.waves[1]).values())
 
-    learnt, blind = second_wave(False), drawn(16, space=space)
+    learnt, blind = second_wave(False), draw_rows(16, space=space)
     assert sum(map(off, learnt)) < 0.6 * sum(map(off, blind))
     assert second_wave(True) == learnt, "whoever ends first"
 
 
 def test_fronts_and_ranks_of_made_up_trials() -> None:
     rows = [(0.3, 0.9), (0.1, 0.2), (0.2, 0.1), (0.2, 0.5), (0.1, 0.2)]
-    made = [Trial(n, {}, COMPLETE, values) for n, values in enumerate(rows)]
-    made += [Trial(5, {}, FAILED), Trial(6, {}, PRUNED)]
-    assert [t.number for t in rank_trials(made)] == [1, 4, 2, 3, 0]
+    trials = [Trial(n, {}, COMPLETE, values) for n, values in enumerate(rows)]
+    trials += [Trial(5, {}, FAILED), Trial(6, {}, PRUNED)]
+    assert [t.number for t in rank_trials(trials)] == [1, 4, 2, 3, 0]
     for count, expected in ((2, [1, 4, 3, 0]), (1, [1, 4])):
         study = Study(plan(7, objectives=("residual", "agreement")[:count]))
-        for trial, params in zip(made, study.ask(range(7)).values(), strict=True):
+        for trial, params in zip(trials, study.ask(range(7)).values(), strict=True):
             study.tell(dataclasses.replace(trial, params=params, values=trial.values[:count]))
         assert study.front == expected
 

@@ -1,4 +1,4 @@
-"""Published budgets beside the exact ones, Theorem 9 and its inverse, directions, the KKT loss."""
+"""Published budgets compared with the exact ones, Theorem 9 and its inverse, directions, the KKT loss."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def test_the_printed_theorem_5_promises_too_much_where_an_output_weight_exceeds_
     along = [*point.model.linears[0].weight.detach(), *(direction(12, seed) for seed in range(5))]
     for nu in along:
         for i in range(len(s)):
-            found = budget_certificates(point.model, s.x, s.lam, i, nu)
-            assert found.valid("theorem5_corrected")
-            assert found.valid("theorem8")
-            if "theorem5_printed" in found.invalid:
+            certificates = budget_certificates(point.model, s.x, s.lam, i, nu)
+            assert certificates.valid("theorem5_corrected")
+            assert certificates.valid("theorem8")
+            if "theorem5_printed" in certificates.invalid:
                 broken += 1
-                length = 0.99 * found.theorem5_printed
-                assert length > found.exact
+                length = 0.99 * certificates.theorem5_printed
+                assert length > certificates.exact
                 beyond = s.split(i, nu, length, check=False)
                 assert beyond.residual > 1e-3  # what the printed theorem says cannot happen
-                inside = s.split(i, nu, 0.99 * found.theorem5_corrected)
+                inside = s.split(i, nu, 0.99 * certificates.theorem5_corrected)
                 assert inside.residual < 1e-12
     assert broken > 0
 
@@ -57,21 +57,21 @@ def test_the_printed_theorem_5_holds_where_output_weights_are_small():
     point = relu_point()
     assert point.model.linears[1].weight.abs().max() < 1
     for seed in range(10):
-        found = budget_certificates(point.model, point.x, point.lam, 0, direction(12, seed))
-        assert found.invalid in ((), ("one_sided",))
+        certificates = budget_certificates(point.model, point.x, point.lam, 0, direction(12, seed))
+        assert certificates.invalid in ((), ("one_sided",))
 
 
 def test_a_one_sided_gamma_gives_a_false_budget():
     point = relu_point()
     nu = -point.x[point.y > 0].mean(0) - point.x[point.y < 0].mean(0)
     shifted = point.x - 0.2 * nu / nu.norm()  # all <nu, x_i> below zero would make gamma negative
-    found = [
+    certificates = [
         budget_certificates(point.model, shifted, point.lam, i, direction(12, seed))
         for i in range(6)
         for seed in range(20)
     ]
-    assert any("one_sided" in one.invalid for one in found)
-    assert all(one.gamma >= 0 for one in found)
+    assert any("one_sided" in certificate.invalid for certificate in certificates)
+    assert all(certificate.gamma >= 0 for certificate in certificates)
 
 
 @given(st.integers(0, 10**6), st.floats(0.05, 3.0), st.integers(0, 5))
@@ -80,9 +80,9 @@ def test_corrected_certificates_never_exceed_the_exact_budget(seed, shrink, i):
     point = steep_point(shrink)
     s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
     assert s.is_exact
-    found = budget_certificates(point.model, s.x, s.lam, i, direction(12, seed))
-    assert found.theorem5_corrected <= found.exact * (1 + 1e-9)
-    assert found.theorem8 <= found.exact * (1 + 1e-9)
+    certificates = budget_certificates(point.model, s.x, s.lam, i, direction(12, seed))
+    assert certificates.theorem5_corrected <= certificates.exact * (1 + 1e-9)
+    assert certificates.theorem8 <= certificates.exact * (1 + 1e-9)
 
 
 @given(st.integers(0, 10**6), st.floats(0.0, 0.3), st.integers(0, 5))
@@ -98,10 +98,10 @@ def test_theorem_8_holds_off_exact_points(seed, noise, i):
             )
     s = KKTSet.from_samples(model, point.x, point.y, point.lam)
     eps, nu = s.residual * norm(s.target), direction(12, seed)
-    found = budget_certificates(model, s.x, s.lam, i, nu, eps)
-    assert found.theorem8 <= found.exact * (1 + 1e-9)
+    certificates = budget_certificates(model, s.x, s.lam, i, nu, eps)
+    assert certificates.theorem8 <= certificates.exact * (1 + 1e-9)
     w, v = model.linears[0].weight.detach(), model.linears[1].weight.detach()[0]
-    assert ((w @ nu).abs() <= eps + found.gamma * v.abs() * s.lam.sum() + 1e-12).all()
+    assert ((w @ nu).abs() <= eps + certificates.gamma * v.abs() * s.lam.sum() + 1e-12).all()
 
 
 @given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 9))
@@ -154,8 +154,8 @@ def test_levels_after_a_split_are_exact_and_inside_the_corrected_bound(seed, a, 
     s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
     assert s.is_exact
     i, nu = seed % len(s), direction(12, seed)
-    found = s.budgets(nu)
-    alpha, beta = a * min(float(found.alpha[i]), 3), b * min(float(found.beta[i]), 3)
+    budgets = s.budgets(nu)
+    alpha, beta = a * min(float(budgets.alpha[i]), 3), b * min(float(budgets.beta[i]), 3)
     levels = split_levels(s, i, nu, alpha, beta)
     slope = float(s.y[i] * s.gradients[i, 0] @ nu)
     margins = torch.cat(

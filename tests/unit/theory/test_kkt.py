@@ -1,4 +1,4 @@
-"""The certificate on exact points, against its naive twin, and on networks that are no KKT point."""
+"""The certificate on exact points, against its naive reference, and on networks that are no KKT point."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from residuum.stationarity import (
     weighted_gradient,
 )
 from residuum.theory import certify
-from residuum.theory.kkt import _columns, find_kinks, fit_multipliers
+from residuum.theory.kkt import compute_kink_columns, find_kinks, fit_multipliers
 from residuum.theory.rows import constraint_rows, normalize_labels
 from tests.cases import multiclass_point, relu_point
 from tests.reference import dense_nnls, row_gradients, theta_vector
@@ -52,27 +52,27 @@ def binary_rows(y):
 @pytest.mark.parametrize(("depth", "groups", "size", "seed"), BINARY)
 def test_exact_binary_points_are_certified(depth, groups, size, seed):
     point = relu_point(depth, groups, size, seed=seed, width=3)
-    found = certify(point.model, point.x, point.y)
-    assert found.residual_clarke <= 1e-9
-    assert found.residual_clarke <= found.residual_plain
-    assert found.margin == pytest.approx(1, abs=1e-9)
-    assert torch.allclose(found.multipliers, point.lam, rtol=1e-7, atol=0)
-    assert found.homogeneity_order == depth
-    assert found.delta <= 1e-9
-    assert found.balance <= 1e-9
-    assert found.identity <= 1e-9
-    assert found.status == "kkt"
+    certificate = certify(point.model, point.x, point.y)
+    assert certificate.residual_clarke <= 1e-9
+    assert certificate.residual_clarke <= certificate.residual_plain
+    assert certificate.margin == pytest.approx(1, abs=1e-9)
+    assert torch.allclose(certificate.multipliers, point.lam, rtol=1e-7, atol=0)
+    assert certificate.homogeneity_order == depth
+    assert certificate.delta <= 1e-9
+    assert certificate.balance <= 1e-9
+    assert certificate.identity <= 1e-9
+    assert certificate.status == "kkt"
 
 
 @pytest.mark.parametrize("classes", [3, 4, 6])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_exact_multiclass_points_need_one_multiplier_per_tied_rival(classes, seed):
     point = multiclass_point(classes, seed=seed)
-    found = certify(point.model, point.x, point.y)
-    assert found.residual_clarke <= 1e-9
-    assert found.margin == pytest.approx(1, abs=1e-9)
-    assert len(found.multipliers) == len(point.x) * (classes - 1)
-    assert torch.allclose(found.multipliers, point.lam, rtol=1e-7, atol=0)
+    certificate = certify(point.model, point.x, point.y)
+    assert certificate.residual_clarke <= 1e-9
+    assert certificate.margin == pytest.approx(1, abs=1e-9)
+    assert len(certificate.multipliers) == len(point.x) * (classes - 1)
+    assert torch.allclose(certificate.multipliers, point.lam, rtol=1e-7, atol=0)
     best = certify(point.model, point.x, point.y, rivals="best")
     assert 0.3 < best.residual_plain < 0.6
 
@@ -80,13 +80,14 @@ def test_exact_multiclass_points_need_one_multiplier_per_tied_rival(classes, see
 def test_delta_is_the_largest_slack_in_use():
     """delta = max_r lam_r (m_r - p), one row at a time, where rows lie above the margin."""
     model, x, y = random_network("mlp:5-9-1", 8, seed=1)
-    found = certify(model, x, y)
-    margins = (y * model(x)[:, 0])[found.rows].tolist()
+    certificate = certify(model, x, y)
+    margins = (y * model(x)[:, 0])[certificate.rows].tolist()
     slack = [
-        lam * (m - min(margins)) for lam, m in zip(found.multipliers.tolist(), margins, strict=True)
+        lam * (m - min(margins))
+        for lam, m in zip(certificate.multipliers.tolist(), margins, strict=True)
     ]
-    assert found.delta == pytest.approx(max(slack), rel=1e-12)
-    assert sum(one > 0 for one in slack) >= 3  # so that no other summary of them agrees
+    assert certificate.delta == pytest.approx(max(slack), rel=1e-12)
+    assert sum(value > 0 for value in slack) >= 3  # so that no other summary of them agrees
 
 
 @pytest.mark.parametrize("depth", [2, 3, 4])
@@ -149,19 +150,19 @@ def test_multipliers_equal_the_dense_nnls(seed, depth, n):
 @given(seed=st.integers(0, 10**6), depth=st.integers(1, 2))
 def test_clarke_never_exceeds_plain(seed, depth):
     model, x, y = random_network("mlp:5-" + "8-" * depth + "1", 8, seed)
-    found = certify(model, x, y, kink_tolerance=0.2)  # many pairs count as kinks
-    assert found.residual_clarke <= found.residual_plain
-    assert found.kinks > 0
+    certificate = certify(model, x, y, kink_tolerance=0.2)  # many pairs count as kinks
+    assert certificate.residual_clarke <= certificate.residual_plain
+    assert certificate.kinks > 0
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9])
 def test_without_time_no_gate_is_freed_and_the_bound_is_called_one(seconds):
     model, x, y = random_network("mlp:5-8-1", 8, 3)
     short = certify(model, x, y, kink_tolerance=0.2, seconds=seconds)
-    whole = certify(model, x, y, kink_tolerance=0.2)
-    assert short.kinks == whole.kinks > short.kinks_freed == 0
-    assert short.residual_clarke == short.residual_plain == whole.residual_plain
-    assert short.residual_plain > whole.residual_clarke
+    with_time = certify(model, x, y, kink_tolerance=0.2)
+    assert short.kinks == with_time.kinks > short.kinks_freed == 0
+    assert short.residual_clarke == short.residual_plain == with_time.residual_plain
+    assert short.residual_plain > with_time.residual_clarke
     assert any("upper bound" in note for note in short.notes)
 
 
@@ -183,24 +184,24 @@ def test_clarke_finds_an_exact_point_that_the_plain_residual_misses():
         model.linears[0].weight.copy_(w[None, :2])
         model.linears[0].bias.copy_(w[2:])
         model.linears[1].weight.fill_(v)
-    found = certify(model, a[:, :2], torch.tensor([1, -1]), kink_tolerance=1e-12)
-    assert found.kinks == 1
-    assert found.residual_plain > 0.05
-    assert found.residual_clarke <= 1e-9
+    certificate = certify(model, a[:, :2], torch.tensor([1, -1]), kink_tolerance=1e-12)
+    assert certificate.kinks == 1
+    assert certificate.residual_plain > 0.05
+    assert certificate.residual_clarke <= 1e-9
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_clarke_programme_equals_nnls_over_all_ways_to_set_the_gates(seed):
     """lam_r (g_r + sum_j t_j e_rj) with t in [0, 1]^k is a cone over the corners of that cube.
 
-    So the naive twin has one column per row and subset of its kinks. Without mu <= lam the columns
+    So the naive reference has one column per row and subset of its kinks. Without mu <= lam the columns
     are g_r and e_rj, each with a multiplier of its own, and the optimum lies strictly lower.
     """
     model, x, y = random_network("mlp:4-5-1", 6, seed)
     rows, trace = binary_rows(y), model.trace(x)
     pairs = find_kinks(model, trace, rows, 0, tolerance=0.25)
     (w, b), v = (p.detach() for p in model.linears[0].parameters()), model.linears[1].weight[0]
-    corners, apart = [], []
+    corners, distances = [], []
     for i in range(len(x)):
         kinks = set(pairs.neuron[pairs.row == i].tolist())
         sure = {j for j in range(5) if trace.pre[0][i, j] > 0} - kinks
@@ -209,22 +210,22 @@ def test_the_clarke_programme_equals_nnls_over_all_ways_to_set_the_gates(seed):
             corners.append(gated_gradient(w, b, v, x[i], y[i], chosen))
         closed = gated_gradient(w, b, v, x[i], y[i], sure)
         added = [gated_gradient(w, b, v, x[i], y[i], sure | {j}) - closed for j in kinks]
-        apart += [closed, *added]
+        distances += [closed, *added]
     theta = theta_vector(model).numpy()
-    naive, lower = (nnls(torch.stack(c).T.numpy(), theta)[1] for c in (corners, apart))
-    found = certify(model, x, y, kink_tolerance=0.25)
-    assert found.kinks == found.kinks_freed == len(pairs) > 4
-    assert found.residual_clarke * found.theta_norm == pytest.approx(naive, rel=1e-6)
+    naive, lower = (nnls(torch.stack(c).T.numpy(), theta)[1] for c in (corners, distances))
+    certificate = certify(model, x, y, kink_tolerance=0.25)
+    assert certificate.kinks == certificate.kinks_freed == len(pairs) > 4
+    assert certificate.residual_clarke * certificate.theta_norm == pytest.approx(naive, rel=1e-6)
     assert lower < 0.999 * naive
-    assert naive < 0.999 * found.eps
+    assert naive < 0.999 * certificate.eps
 
 
 def gated_gradient(w, b, v, x, y, opened):
     """Gradient of y v . (gate (w x + b)) in (w, b, v), gates given, the activations' values true."""
     gate = torch.tensor([float(j in opened) for j in range(len(w))]).double()
     signal = y * v.detach() * gate
-    parts = torch.outer(signal, x), signal, y * torch.relu(w @ x + b)
-    return torch.cat([part.flatten() for part in parts])
+    gradients = torch.outer(signal, x), signal, y * torch.relu(w @ x + b)
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 @pytest.mark.parametrize("layer", [0, 1])
@@ -234,7 +235,7 @@ def test_opened_gates_equal_a_naive_gradient(layer):
     rows, trace = binary_rows(y), model.trace(x)
     pairs = find_kinks(model, trace, rows, layer, tolerance=0.1)
     assert 0 < len(pairs) < 42
-    index, signals = _columns(model, trace, rows, pairs)
+    index, signals = compute_kink_columns(model, trace, rows, pairs)
     weights = torch.cat([torch.full((6,), 2.0), torch.rand(len(pairs))]).double()
     opened = torch.zeros(6, model.linears[layer].out_features, dtype=torch.float64)
     opened[pairs.row, pairs.neuron] = weights[6:] / 2
@@ -266,10 +267,10 @@ def test_regression_multipliers_are_free():
     dense = row_gradients(model, x, rows)
     theta = theta_vector(model)
     best = theta - dense.T @ torch.linalg.lstsq(dense.T, theta).solution
-    found = certify(model, x, torch.zeros(4, 2), task="regression")
-    assert found.residual_plain == pytest.approx(float(best.norm() / theta.norm()), rel=1e-9)
-    assert found.margin is None
-    assert (found.multipliers < 0).any()
+    certificate = certify(model, x, torch.zeros(4, 2), task="regression")
+    assert certificate.residual_plain == pytest.approx(float(best.norm() / theta.norm()), rel=1e-9)
+    assert certificate.margin is None
+    assert (certificate.multipliers < 0).any()
 
 
 def test_many_kinks_are_freed_up_to_the_limit_and_said_so():
@@ -290,13 +291,13 @@ def test_labels_zero_one_equal_minus_plus_one():
 
 def test_scaling_the_network_scales_the_margin_and_leaves_the_residual():
     point = relu_point(3)
-    found = certify(point.model, point.x, point.y)
+    certificate = certify(point.model, point.x, point.y)
     with torch.no_grad():
         for p in point.model.parameters():
             p.mul_(2.0)
     scaled = certify(point.model, point.x, point.y)
-    assert scaled.margin == pytest.approx(8 * found.margin)
-    assert scaled.normalized_margin == pytest.approx(found.normalized_margin)
+    assert scaled.margin == pytest.approx(8 * certificate.margin)
+    assert scaled.normalized_margin == pytest.approx(certificate.normalized_margin)
     assert scaled.residual_plain < 1e-9
 
 

@@ -16,7 +16,12 @@ from residuum.networks import MLP, ConvNet, Linear, Polynomial
 from residuum.stationarity import Rows, weighted_gradient
 from residuum.theory.directions import DIRECTIONS
 from residuum.theory.kkt_sets import KKTSet
-from residuum.theory.patterns import HypothesisError, compute_slope_matrix, compute_switches
+from residuum.theory.patterns import (
+    HypothesisError,
+    compute_slope_matrix,
+    compute_switches,
+    record_switches,
+)
 from tests.cases import multiclass_point, ntk_point, relu_point
 from tests.reference import row_gradients, theta_vector
 
@@ -89,10 +94,10 @@ def test_tangent_splits_of_all_samples_keep_an_exact_point(build, options):
 def test_far_sets_are_as_far_as_asked_and_exact(build, options):
     for r in [1.0, 1e6]:
         s = kkt_set(build, options)
-        far = s.far_set(r)
-        assert far.distance(s) >= r
-        assert len(far) == 2 * len(s)
-        assert_exact(far)
+        far_set = s.far_set(r)
+        assert far_set.distance(s) >= r
+        assert len(far_set) == 2 * len(s)
+        assert_exact(far_set)
 
 
 @pytest.mark.parametrize(("build", "options"), POINTS)
@@ -117,13 +122,13 @@ def test_just_inside_the_exact_budget_and_just_beyond(build, options):
     tried = 0
     for seed in range(6):
         nu = direction(s.x.shape[1], seed)
-        found = s.budgets(nu)
-        for side, way in ((found.alpha, 1.0), (found.beta, -1.0)):
+        budgets = s.budgets(nu)
+        for side, way in ((budgets.alpha, 1.0), (budgets.beta, -1.0)):
             edge = float(side[0])
             if edge > 100:
                 continue
             tried += 1
-            other = 0.5 * float(torch.minimum(found.least[0], torch.tensor(1.0)))
+            other = 0.5 * float(torch.minimum(budgets.least[0], torch.tensor(1.0)))
             assert s.split(0, way * nu, edge * (1 - 1e-9), other).residual < 1e-9
             with pytest.raises(
                 HypothesisError, match=r"keep the activation pattern of their sample.*layers\.\d\["
@@ -136,14 +141,14 @@ def test_just_inside_the_exact_budget_and_just_beyond(build, options):
 
 
 def test_budgets_equal_a_walk_along_the_line():
-    """The naive twin: walk in small steps until the pattern changes, on random deep networks."""
+    """The naive reference: walk in small steps until the pattern changes, on random deep networks."""
     torch.manual_seed(0)
     model = MLP((5, 9, 8, 1), bias="all").double().requires_grad_(False)
     s = KKTSet.from_samples(model, torch.randn(4, 5), torch.tensor([1, -1, 1, -1]), torch.ones(4))
     nu = direction(5)
-    found = s.budgets(nu)
+    budgets = s.budgets(nu)
     for i in range(4):
-        for way, budget in ((1, found.alpha[i]), (-1, found.beta[i])):
+        for way, budget in ((1, budgets.alpha[i]), (-1, budgets.beta[i])):
             t = torch.linspace(0, 20, 40001).double()[1:]
             pattern = compute_switches((model,), s.x[i] + way * t[:, None] * nu).pattern
             same = (pattern == s.switches.pattern[i]).all(1)
@@ -160,8 +165,10 @@ def test_budgets_equal_a_walk_along_the_line():
 def test_split_then_merge_is_the_identity(seed, a, b, depth):
     s = kkt_set(relu_point, {"depth": depth, "seed": seed % 7})
     i, nu = seed % len(s), direction(12, seed)
-    found = s.budgets(nu)
-    after = s.split(i, nu, a * min(float(found.alpha[i]), 9.0), b * min(float(found.beta[i]), 9.0))
+    budgets = s.budgets(nu)
+    after = s.split(
+        i, nu, a * min(float(budgets.alpha[i]), 9.0), b * min(float(budgets.beta[i]), 9.0)
+    )
     back = after.merge(i, i + 1)
     assert torch.allclose(back.x, s.x, atol=1e-12)
     assert torch.allclose(back.lam, s.lam, rtol=1e-12)
@@ -226,9 +233,9 @@ def test_a_kink_is_named_and_a_direction_along_it_is_free():
     x[0] -= (x[0] @ w + b) / w.square().sum() * w  # onto the hyperplane of neuron 2
     on_kink = KKTSet.from_samples(model, x, s.y, s.lam)
     nu = direction(12)
-    found = on_kink.budgets(nu)
-    assert found.alpha[0] == found.beta[0] == 0
-    assert found.kinks[0].sum() == 2  # neurons 2 and 3 share their hyperplane
+    budgets = on_kink.budgets(nu)
+    assert budgets.alpha[0] == budgets.beta[0] == 0
+    assert budgets.kinks[0].sum() == 2  # neurons 2 and 3 share their hyperplane
     refused(
         "kink",
         lambda: on_kink.split(0, nu, 1e-3),
@@ -251,10 +258,10 @@ def test_samples_of_multiplier_zero_are_left_out_of_a_far_set():
     x, y = torch.cat([point.x, extra]), torch.cat([point.y, point.y[:1]])
     s = KKTSet.from_samples(model, x, y, torch.cat([point.lam, torch.zeros(1)]))
     assert s.is_full_kkt_set
-    far = s.far_set(5.0)
-    assert len(far) == 2 * len(point.x)
-    assert far.is_full_kkt_set
-    assert far.distance(s) >= 5
+    far_set = s.far_set(5.0)
+    assert len(far_set) == 2 * len(point.x)
+    assert far_set.is_full_kkt_set
+    assert far_set.distance(s) >= 5
 
 
 @pytest.mark.parametrize("gradients", ["theta", "theta0", "both"])
@@ -305,16 +312,18 @@ def test_convnets_split_inside_their_pooling_and_activation_patterns(build):
     model, x = build().double(), torch.randn(6, 1, 6, 6).double()
     s = KKTSet.from_samples(model, x, torch.tensor([1, -1] * 3), torch.rand(6) + 0.1)
     nu = s.directions("softest")
-    found = s.budgets(nu)
-    assert (found.least > 1e-4).all()
-    after = s.split_all(nu, 0.999 * found.least)
+    budgets = s.budgets(nu)
+    assert (budgets.least > 1e-4).all()
+    after = s.split_all(nu, 0.999 * budgets.least)
     explained = [weighted_gradient(model, k.x, k.u[:, 0]) for k in (s, after)]
     for name, value in explained[0].items():
         assert torch.allclose(explained[1][name], value, atol=1e-13)
     assert (after.margins[::2] - s.margins).abs().max() < 1e-12
     back = after.merge(0, 1)
     assert torch.allclose(back.x[0], s.x[0], atol=1e-13)
-    beyond = s.split(0, nu[0], 3 * float(found.alpha[0]), 0.5 * float(found.beta[0]), check=False)
+    beyond = s.split(
+        0, nu[0], 3 * float(budgets.alpha[0]), 0.5 * float(budgets.beta[0]), check=False
+    )
     assert abs(beyond.residual - s.residual) > 1e-7
     assert {name.split("#")[0] for name, _ in s.switches.layers} <= {"relu", "pool", "activation"}
 
@@ -328,9 +337,7 @@ def test_the_slope_matrix_is_the_jacobian_of_the_switches(build):
 
 
 def _values(model, z):
-    from residuum.theory.patterns import _record_switches
-
-    return torch.cat([v for _, v in _record_switches(model, z[None])], 1)[0]
+    return torch.cat([v for _, v in record_switches(model, z[None])], 1)[0]
 
 
 def test_linear_networks_can_be_split_without_end_and_polynomial_ones_not_at_all():

@@ -33,12 +33,12 @@ def orthonormal(n: int, d: int, seed: int = 0) -> Tensor:
     return torch.linalg.qr(torch.randn(d, d, generator=rng, dtype=torch.float64))[0][:n]
 
 
-def errors(point: ExactPoint, found: Identification, alpha: int) -> tuple[float, float]:
+def errors(point: ExactPoint, identification: Identification, alpha: int) -> tuple[float, float]:
     """Worst relative error of a sample and of a weight, up to order and the sign symmetry."""
-    assert found.x.shape == point.x.shape
-    order = (found.x @ point.x.T).abs().argmax(0)
+    assert identification.x.shape == point.x.shape
+    order = (identification.x @ point.x.T).abs().argmax(0)
     assert sorted(order.tolist()) == list(range(len(point.x)))
-    x, b = found.x[order], found.weights[order]
+    x, b = identification.x[order], identification.weights[order]
     sign = (x * point.x).sum(1).sign()
     truth = point.lam * point.y
     relative = (sign[:, None] * x - point.x).norm(dim=1) / point.x.norm(dim=1)
@@ -76,18 +76,18 @@ def test_planted_points_are_exact(n: int, alpha: int, labels: str, c: float) -> 
 @pytest.mark.parametrize("n", [3, 5, 8, 12, 20, 30])
 def test_cubic_recovery_on_orthonormal_samples(n: int) -> None:
     point = polynomial_point(n, 784 if n == 30 else 2 * n, 3)
-    found = recover(point.model)
-    sample, weight = errors(point, found, 3)
+    identification = recover(point.model)
+    sample, weight = errors(point, identification, 3)
     assert sample <= 1e-9
     assert weight <= 1e-8
-    assert (found.r, found.rank_k, found.n_r) == (
+    assert (identification.r, identification.rank_k, identification.n_r) == (
         n,
         math.comb(n + 1, 2),
         n * (n + 1) // 2,
     )
-    assert found.certified.all()
-    assert found.residuals.max() <= 1e-9
-    assert found.notes == ()
+    assert identification.certified.all()
+    assert identification.residuals.max() <= 1e-9
+    assert identification.notes == ()
 
 
 @pytest.mark.parametrize("n", [3, 8])
@@ -100,51 +100,51 @@ def test_recovery_is_exact_before_refinement(n: int) -> None:
 def test_samples_that_are_not_orthogonal_need_dual_vectors(n: int, coherence: float) -> None:
     point = coherent_point(n, 9, coherence)
     assert certify(point.model, point.x, point.y).residual_plain <= 1e-9
-    found = recover(point.model)
-    assert max(errors(point, found, 3)) <= 1e-7
+    identification = recover(point.model)
+    assert max(errors(point, identification, 3)) <= 1e-7
     neurons = find_live_neurons(point.model)
     signal = estimate_signal_subspace(neurons)
-    x = found.x @ signal.basis
+    x = identification.x @ signal.basis
     printed = (x * interpolate(neurons, signal)(x)).sum(1)  # T(x_k, ..., x_k), as in the paper
-    assert (printed / found.weights - 1).abs().max() > 1e-3
+    assert (printed / identification.weights - 1).abs().max() > 1e-3
 
 
 def test_the_subspace_is_smaller_than_the_input_space() -> None:
     point = polynomial_point(6, 784, 3)
-    found = recover(point.model)
-    assert found.r == 6
-    assert found.spectral_gap < 1e-12
-    assert found.certified.all()
-    assert max(errors(point, found, 3)) <= 1e-9
+    identification = recover(point.model)
+    assert identification.r == 6
+    assert identification.spectral_gap < 1e-12
+    assert identification.certified.all()
+    assert max(errors(point, identification, 3)) <= 1e-9
 
 
 def test_quartic_with_one_label() -> None:
     point = polynomial_point(5, 8, 4, "one")
-    found = recover(point.model)
-    assert found.samples
-    assert found.certified.all()
-    assert max(errors(point, found, 4)) <= 1e-9
-    assert found.symmetry.startswith("x ~ -x")
+    identification = recover(point.model)
+    assert identification.samples
+    assert identification.certified.all()
+    assert max(errors(point, identification, 4)) <= 1e-9
+    assert identification.symmetry.startswith("x ~ -x")
 
 
 @pytest.mark.parametrize("alpha", [4, 5])
 def test_rank_deficiency_is_reported(alpha: int) -> None:
     point = polynomial_point(4, 6, alpha, "mixed")
-    found = recover(point.model)
-    assert found.rank_k < found.n_r
-    assert not found.samples
-    assert not found.certified.any()
-    assert "rank deficient" in found.notes[0]
-    assert found.residuals.isfinite().all()
+    identification = recover(point.model)
+    assert identification.rank_k < identification.n_r
+    assert not identification.samples
+    assert not identification.certified.any()
+    assert "rank deficient" in identification.notes[0]
+    assert identification.residuals.isfinite().all()
 
 
 @pytest.mark.parametrize("lower", [(0.0, 0.0, 0.0), (0.1, -0.2, 0.3)])
 def test_the_leading_coefficient_counts(lower: tuple[float, ...]) -> None:
     point = polynomial_point(5, 8, 3, leading=2.5)
     weight, coefficient = point.model.weight.detach(), point.model.coefficient.detach()
-    found = recover(network(weight, coefficient, (*lower, 2.5)))
-    assert max(errors(point, found, 3)) <= 1e-9
-    assert any("lower powers" in note for note in found.notes) == any(lower)
+    identification = recover(network(weight, coefficient, (*lower, 2.5)))
+    assert max(errors(point, identification, 3)) <= 1e-9
+    assert any("lower powers" in note for note in identification.notes) == any(lower)
     wrong = recover(network(weight, coefficient, (*lower, 1.0)))
     assert errors(point, wrong, 3)[1] > 1
 
@@ -180,8 +180,8 @@ def test_noise_is_not_amplified_when_the_rank_is_given() -> None:
             noise = torch.randn(p.shape, generator=rng, dtype=p.dtype)
             p.add_(1e-4 * p.norm() / noise.norm() * noise)
     residual = certify(point.model, point.x, point.y).residual_plain
-    found = recover(point.model, rank=8)
-    assert errors(point, found, 3)[0] <= 20 * residual
+    identification = recover(point.model, rank=8)
+    assert errors(point, identification, 3)[0] <= 20 * residual
     assert (
         measure_identifiability(point.model).r == 20
     )  # what noise does to a rank that is not given
@@ -189,18 +189,18 @@ def test_noise_is_not_amplified_when_the_rank_is_given() -> None:
 
 def test_single_precision_keeps_the_rank() -> None:
     point = polynomial_point(8, 20, 3)
-    found = recover(point.model.float())
-    assert found.r == 8
-    assert found.certified.all()
-    assert max(errors(point, found, 3)) <= 1e-5
+    identification = recover(point.model.float())
+    assert identification.r == 8
+    assert identification.certified.all()
+    assert max(errors(point, identification, 3)) <= 1e-5
 
 
 def test_a_random_network_is_not_certified() -> None:
     torch.manual_seed(0)
     for width, inputs in [(1, 3), (40, 6), (12, 30)]:
-        found = recover(PolynomialNetwork(inputs, width, Polynomial((0, 0, 0, 1))))
-        assert not found.certified.any()
-        assert found.notes
+        identification = recover(PolynomialNetwork(inputs, width, Polynomial((0, 0, 0, 1))))
+        assert not identification.certified.any()
+        assert identification.notes
 
 
 def test_recovery_is_deterministic() -> None:
@@ -220,11 +220,11 @@ def test_degree_one_gives_the_sum() -> None:
     across = orthonormal(7, 7, seed=1)[:2]
     across = across - (across @ s)[:, None] * s
     other = y[:, None] * s / 2 + torch.cat([across, -across])  # y = (1, -1, 1, -1): they cancel
-    again = (y / 2) @ other
+    other_sum = (y / 2) @ other
     for data in (x, other):
         assert (y * (data @ s) * 2 - 1).abs().max() <= 1e-12
     first = measure_identifiability(linear_network(s, 4, torch.tensor([1.0, -2, 0.5]).double()))
-    second = measure_identifiability(linear_network(again, 4, torch.tensor([0.3, 1]).double()))
+    second = measure_identifiability(linear_network(other_sum, 4, torch.tensor([0.3, 1]).double()))
     assert first.aggregate is not None
     assert second.aggregate is not None
     assert (first.aggregate - s).abs().max() <= 1e-10

@@ -1,4 +1,4 @@
-"""The training table of a forest: exact where the file determines it, and nothing else claimed."""
+"""The training table of a forest: exact if the file determines it, and nothing else is reported."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_seeds_give_the_bootstrap_samples(tmp_path: Path) -> None:
         model = RandomForestRegressor(8, max_samples=max_samples, random_state=0).fit(x, y)
         counts = bootstrap_counts(forest_of(model, tmp_path))
         assert counts is not None
-        for row, drawn in zip(counts, model.estimators_samples_, strict=True):
-            assert np.array_equal(row, np.bincount(drawn, minlength=len(x)))
+        for row, samples in zip(counts, model.estimators_samples_, strict=True):
+            assert np.array_equal(row, np.bincount(samples, minlength=len(x)))
 
 
 def test_sample_weights_change_the_bootstrap_samples(tmp_path: Path) -> None:

@@ -296,13 +296,28 @@ def _separate(
     for layer, (_, K) in zip(layers, whitened, strict=True):
         V, A = layer.V[:r], (layer.U[:, :r] * layer.S[:r]).to(layer.V)
         for _ in strengths:
-            B = next(Q) @ K
-            C, singular = torch.linalg.solve_ex(B, A, left=False)
-            if singular:  # the matrix B is singular if two sources of a small cluster coincide
-                C = A @ torch.linalg.pinv(B)
-            sign = (C.square() * (A @ B.T)).sum(0).sign()
-            sources.append(torch.nn.functional.normalize(B @ V) * sign[:, None])
+            sources.append(orient_sources(next(Q) @ K, A, V))
     return sources
+
+
+def orient_sources(B: Tensor, A: Tensor, V: Tensor) -> Tensor:
+    """Return the sources B V with length 1 and the sign of samples.
+
+    The rows A V of a layer are mixtures C B V of the sources. The sign is explained in :func:`_separate`.
+
+    Args:
+        B: (r, r) coefficients of the sources in the directions V. B is singular if two sources coincide.
+        A: (h, r) coefficients of the rows in the directions V.
+        V: (r, d) orthonormal directions.
+
+    Returns:
+        The sources (r, d).
+    """
+    C, singular = torch.linalg.solve_ex(B, A, left=False)
+    if singular:  # two sources of a small cluster coincide
+        C = A @ torch.linalg.pinv(B)
+    sign = (C.square() * (A @ B.T)).sum(0).sign()
+    return torch.nn.functional.normalize(B @ V) * sign[:, None]
 
 
 @dataclass(frozen=True, eq=False)

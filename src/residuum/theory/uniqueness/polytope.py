@@ -133,7 +133,7 @@ def minimize_energy(polytope: Polytope) -> EnergyMinimum:
         The bounds and examples.
     """
     widened_polytope = polytope.widened()
-    solver = _State(widened_polytope)
+    solver = InteriorPoint(widened_polytope)
     energy = polytope.x0.square().sum(1)
     best_bound, least_energy = torch.zeros_like(energy), energy
     best_example, gap, idle_steps = torch.zeros_like(polytope.x0), energy, 0
@@ -176,7 +176,7 @@ def eliminates_rows(rows: int, pixels: int, *, walled: bool) -> bool:
     return (2 * rows if walled else rows) < pixels
 
 
-class _State:
+class InteriorPoint:
     """State of the interior-point method for one batch of polytopes, in units of |x0|.
 
     The unknown a = x - x0 is the change of the image. The constraint values z = G a are the products of all
@@ -233,7 +233,7 @@ class _State:
         self.stationarity_error = self.x0 + self.a - self._back(self.alpha - self.beta)
         self.p_error = self.has_low * (constraint_values - self.low - self.p)
         self.q_error = self.has_high * (self.high - constraint_values - self.q)
-        failures = self._factorize(
+        failures = self.factorize(
             (self.alpha / self.p + self.beta / self.q).clamp(max=MAX_STIFFNESS)
         )
         # Complementarity is the mean product of a distance and its multiplier, which is zero at the solution.
@@ -273,12 +273,12 @@ class _State:
             self._back(alpha_change - by_p * self.p_error - beta_change + by_q * self.q_error)
             - self.stationarity_error
         )
-        a = self._inverse(right_side)
+        a = self.apply_inverse(right_side)
         z = self._ahead(a)
         p, q = self.has_low * (z + self.p_error), self.has_high * (self.q_error - z)
         return a, p, q, alpha_change - by_p * p, beta_change - by_q * q
 
-    def _factorize(self, stiff: Tensor) -> Tensor:
+    def factorize(self, stiff: Tensor) -> Tensor:
         """Factorize the matrix H = D + R'SR of a Newton step.
 
         The stiffness of a constraint is alpha / p + beta / q. The matrix R has the K rows of the polytope, S
@@ -307,8 +307,8 @@ class _State:
         self.factor, failures = torch.linalg.cholesky_ex(matrix)
         return failures
 
-    def _inverse(self, target: Tensor) -> Tensor:
-        """Return the (b, d) solutions of the factorized equations H a = ``target``."""
+    def apply_inverse(self, target: Tensor) -> Tensor:
+        """Return the (b, d) solutions a of the factorized equations H a = ``target``."""
         if not self.eliminates_rows:
             return torch.cholesky_solve(target[..., None], self.factor)[..., 0]
         solution = self._through_rows(target)
