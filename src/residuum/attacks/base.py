@@ -294,7 +294,7 @@ class Attack(AttackSettings):
 
 
 class OneShotAttack(Attack):
-    """Base of attacks that run in one piece, without progress or resume. Subclasses implement ``find``."""
+    """Base class of attacks that cannot report progress or continue. Subclasses implement ``find``."""
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
         """Find candidates for training samples.

@@ -183,10 +183,18 @@ class Neurons:
         squared_sums = np.broadcast_to(sums**2, bias.shape)
         a0, a1, a2 = map(self.centered, (self.deficit + bias**2, 2 * bias * sums, squared_sums))
         # The sum of (a0 + a1 c + a2 c^2)^2 over neurons is a polynomial of degree 4 in c.
-        # Its coefficients follow from the inner products q of a0, a1 and a2.
-        q = np.einsum("aph,bph->pab", np.stack([a0, a1, a2]), np.stack([a0, a1, a2]))
+        # Its coefficients follow from the inner products of a0, a1 and a2.
+        terms = np.stack([a0, a1, a2])
+        products = np.moveaxis(np.einsum("aph,bph->pab", terms, terms), 0, -1)
         polynomials = np.stack(
-            [q[:, 2, 2], 2 * q[:, 1, 2], 2 * q[:, 0, 2] + q[:, 1, 1], 2 * q[:, 0, 1], q[:, 0, 0]], 1
+            [
+                products[2, 2],
+                2 * products[1, 2],
+                2 * products[0, 2] + products[1, 1],
+                2 * products[0, 1],
+                products[0, 0],
+            ],
+            1,
         )
         minimizer, minimum = np.zeros(len(bias)), polynomials[:, 4].copy()
         for i, coefficients in enumerate(polynomials):
@@ -354,7 +362,7 @@ def fit_shift(
 def shift_residual(
     checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor, shift: float | Tensor
 ) -> float:
-    """Return the relative KKT residual of the first layer after a shift u of the inputs is undone.
+    """Return the relative residual of the first layer's stationarity equations after a shift u is undone.
 
     The residual is that of the samples z - u in the network with first-layer biases b' + W u.
 
@@ -397,7 +405,7 @@ def infer_mean(checkpoint: Network) -> Tensor:
     squared_norm = bias.square().sum()
     if squared_norm == 0:
         raise InputError(
-            "The mean of the inputs is inferred from the first layer's bias; this bias is zero.",
+            "To infer the mean of the inputs, the first layer needs a nonzero bias; its bias is zero.",
             "Pass the mean with --mean.",
         )
     return weight.T @ bias / squared_norm
@@ -470,7 +478,8 @@ def _read_first_layer(checkpoint: Network) -> tuple[Tensor, Tensor]:
     """Return the weights and the biases of the first layer in float64."""
     if not {WEIGHT, BIAS} <= checkpoint.theta.keys():
         raise InputError(
-            f"A shift changes the first layer's bias of an MLP; {checkpoint.arch} has no first-layer bias.",
+            "To apply or undo a shift, the network must be an MLP with a first-layer bias; this network "
+            f"is {checkpoint.arch}.",
             "Use an MLP with a first-layer bias.",
         )
     return checkpoint.theta[WEIGHT].double().flatten(1), checkpoint.theta[BIAS].double()

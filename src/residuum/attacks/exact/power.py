@@ -178,7 +178,9 @@ class Budget:
 
 
 def run_power_iteration(form: Form, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Run the shifted power iteration on a form from random unit vectors.
+    """Run the power iteration on a form from random unit vectors.
+
+    Each step adds the previous vector, times SHIFT, to the gradient of the form at this vector.
 
     Args:
         form: The form p, a homogeneous polynomial.

@@ -427,7 +427,7 @@ class Problem:
         return self.prior.penalty(x[None], x.new_ones(1, len(x)))[0]
 
     def _scale(self, x: Tensor, lam: Tensor) -> float:
-        """Return the ratio of the norms of the target vector and of the sum of gradients."""
+        """Return the factor for the multipliers that makes the sum of gradients as long as its target."""
         with second_derivatives():
             gradient_sum = self.total(x, lam)
         parameter_names = [name for group in self.groups.values() for name in group]

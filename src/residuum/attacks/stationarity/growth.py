@@ -158,7 +158,7 @@ class Grower:
         self.solver, self.strategy = solver, strategy
         self.problem, self.scale = solver.problem, solver.scale
         self.limit = self.settings.split_limit or 4 * solver.sizes[1]
-        self.note = ""  # the first nonempty note for users that a round returned
+        self.note = ""  # the first nonempty note for users that the strategy returned
 
     @property
     def settings(self) -> StationaritySettings:

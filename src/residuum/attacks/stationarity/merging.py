@@ -42,7 +42,7 @@ def prune(
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
         state: State of the search.
-        scale: Factor that turns stored multipliers into multipliers of the gradients.
+        scale: Multipliers of the equation divided by the multipliers that the state stores.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
         due: Indices of the runs that may change their number of candidates at this step.
 
@@ -72,7 +72,7 @@ def merge(
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
         state: State of the search.
-        scale: Factor that turns stored multipliers into multipliers of the gradients.
+        scale: Multipliers of the equation divided by the multipliers that the state stores.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
         due: Indices of the runs that may change their number of candidates at this step.
 

@@ -159,7 +159,8 @@ def attack(
     ]
     if not fitted_layers:
         raise InputError(
-            "The attack fits the first layer only, and training did not change the first layer.",
+            "The attack must fit a layer that training changed; training did not change the first layer, the "
+            "only layer that the attack fits.",
             'Pass layers="all" to fit the other layers.',
         )
     # Collect the weights at which gradients are taken.

@@ -123,7 +123,8 @@ class Problem:
         ]
         if not any(is_fitted):
             raise InputError(
-                "The attack fits the first layer only, and training did not change the first layer.",
+                "The attack must fit a layer that training changed; training did not change the first layer, "
+                "the only layer that the attack fits.",
                 'Pass layers="all" to fit the other layers.',
             )
         self.layer_weights = [
@@ -327,7 +328,7 @@ def fit_multipliers(
         x: Candidates (R, m, *shape): m samples in each of R runs.
         lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
         floor: Smallest permitted multiplier, None if multipliers can have any value.
-        scale: Factor that turns stored multipliers into multipliers of the gradients.
+        scale: Multipliers of the equation divided by stored multipliers.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
 
     Returns:

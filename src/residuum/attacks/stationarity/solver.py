@@ -592,7 +592,7 @@ class Solver:
         )
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
-        """Return the factor that turns stored multipliers into multipliers of the gradients."""
+        """Return the scale of the solver: multipliers of the equation divided by stored multipliers."""
         if self.config.lam_scale != "auto":
             return 1.0 if self.config.lam_scale == "one" else 1 / candidates
         if not isinstance(self.sharpness, Tensor):
@@ -799,7 +799,7 @@ class PerRun:
     def _check(self) -> None:
         if len(self.runs) != self.config.restarts:
             raise InputError(
-                f"Settings per run need one entry per restart; got {len(self.runs)} entries for "
+                f"`per_run` needs one entry per restart; got {len(self.runs)} entries for "
                 f"{self.config.restarts} restarts.",
                 "Pass one configuration per restart.",
             )
@@ -807,8 +807,8 @@ class PerRun:
             common_settings = {name: getattr(self.config, name) for name in PER_RUN}
             if run.changed(**common_settings) != self.config:
                 raise InputError(
-                    f"Runs of one attack may differ in {', '.join(PER_RUN)} only; got other differences.",
-                    "Run configurations with other differences one after another.",
+                    f"In `per_run`, restarts may differ only in {', '.join(PER_RUN)}; other settings differ.",
+                    "Run attacks with other differences one after another.",
                 )
 
 

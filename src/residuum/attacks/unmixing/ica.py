@@ -281,7 +281,7 @@ def _separate(
     Args:
         layers: The layers, whose rows are mixtures of samples.
         share: Rank r as a share of the median rank of the layers.
-        strengths: Strengths a of the contrast log cosh(a y).
+        strengths: Strengths a of the contrast log cosh(a y) of a source y.
         generator: Random number generator.
         shape: Shape of a sample.
         domain: Domain in which samples are sparse.
@@ -482,7 +482,9 @@ def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tenso
 
 
 def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float = 1e-4) -> Tensor:
-    """Run symmetric FastICA with the contrast log cosh(a y) from B starting points for each of P problems.
+    """Run symmetric FastICA from B starting points for each of P problems.
+
+    FastICA searches for sparse sources y, which have a small contrast E log cosh(a y).
 
     Args:
         Z: (P, N, r) whitened data of each problem.
@@ -529,7 +531,7 @@ def run_population(
 
     Args:
         Z: (P, N, r) whitened data of each problem.
-        a: (P,) strength a of the contrast log cosh(a y) in each problem.
+        a: (P,) strength a of the contrast log cosh(a y) of a source y in each problem.
         starts: Number of starting points.
         rounds: Number of rounds.
         iterations: Maximum number of iterations in each round.
