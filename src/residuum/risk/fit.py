@@ -70,17 +70,15 @@ class Fit:
         Raises:
             InconclusiveError: If PyTorch cannot compute the gradient of one record without the others.
         """
-        gradient_rows = case.rows(samples)
+        rows = case.rows(samples)
         try:
-            gradients = compute_gradients(case.model, samples.x, gradient_rows, case.layers)
+            gradients = compute_gradients(case.model, samples.x, rows, case.layers)
             may_be_negative = case.task == "regression"
-            multipliers = fit_multipliers(
-                gradients, case.target, len(gradient_rows), may_be_negative, watch
-            )
-        # The forward method of a user's network may raise these exceptions under ``torch.func``.
+            multipliers = fit_multipliers(gradients, case.target, len(rows), may_be_negative, watch)
+        # ``torch.func`` raises these exceptions if it cannot differentiate the network for single records.
         except (RuntimeError, NotImplementedError) as problem:
             raise InconclusiveError(
-                "The gradients of single records cannot be computed in this network: "
+                "The network must allow PyTorch to compute the gradient of each record alone; got the error: "
                 f"{str(problem).splitlines()[0][:200]}",
                 "Use eval mode. Records must not affect each other, and the network must have no random "
                 "numbers and no state.",
@@ -88,19 +86,21 @@ class Fit:
         weighted_sum = gradients.combine(multipliers.lam)
         residual = {name: case.target[name] - t for name, t in weighted_sum.items()}
         input_weight = case.input_weight if case.input_weight in residual else ""
-        return cls(gradients, gradient_rows, multipliers, residual, input_weight)
+        return cls(gradients, rows, multipliers, residual, input_weight)
 
     @property
     def signal_to_residual(self) -> Tensor:
-        """Norm of each record's weighted gradient over the norm of the residual, (n,).
+        """Signal-to-residual ratio of each record, (n,).
 
-        Both norms are those of the first layer if this layer is fitted, and of all fitted layers otherwise.
+        The signal is the norm of the record's gradient times its multiplier. The residual is the norm of the
+        target minus the weighted sum of all gradients. Both norms are those of the first layer if this layer
+        is fitted, and of all fitted layers otherwise.
         """
-        measured_residual = (
+        residual_tensors = (
             {self.weight: self.residual[self.weight]} if self.weight else self.residual
         )
         signal_norms = self.gradients.sizes(self.multipliers.lam, self.weight)
-        return signal_norms / max(norm(measured_residual), 1e-300)
+        return signal_norms / max(norm(residual_tensors), 1e-300)
 
 
 def compute_informed_ncc(

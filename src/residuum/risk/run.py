@@ -68,7 +68,7 @@ from residuum.surfaces.surface import WEIGHTS
 
 # By default, the images of this number of most exposed records are stored in the result.
 MAX_SHOWN = 10
-MIN_HOLDOUT = 100  # smallest number of held-out records, with which a p-value can be as small as 1%
+MIN_HOLDOUT = 100  # smallest number of held-out records; with fewer, no p-value is below 1%
 STAGES = ("outputs", "multipliers", "span", "kinks", "canaries")
 # A function that reports progress. It is called with the number of finished stages, the number of all stages,
 # and the name of the stage.
@@ -180,18 +180,18 @@ class Results:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The measurements of all stages by name."""
+        """The measurements of the records by all stages, by name of the measurement."""
         results = (self.outputs, self.fit, self.row_space, self.kinks)
         return {name: value for result in results for name, value in vars(result.figures).items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes of all stages."""
+        """The notes of all stages for the reader of the result."""
         return (*self.fit.notes, *self.row_space.notes, *self.kinks.notes)
 
     @property
     def flagged(self) -> Tensor | None:
-        """Which records lie on significantly many activation boundaries (kinks), None if not tested."""
+        """Which records lie on significantly many activation boundaries, None if there are no p-values."""
         q_values = self.kinks.figures.kink_q
         return None if q_values.isnan().all() else q_values <= LEVEL
 
@@ -199,7 +199,7 @@ class Results:
 def _run_stages(
     case: Case, canaries: Canaries | None, work: Path | None, watch: Watcher | None
 ) -> Results:
-    """Run the stages in order. Results of stages that finished earlier are read from the folder ``work``."""
+    """Run the stages of an exposure measurement, or read their saved results from the folder ``work``."""
 
     def progress(done: int, text: str) -> None:
         if watch is not None:
@@ -284,8 +284,8 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
         return not_applicable(len(x)), torch.zeros(0, *x.shape[1:], dtype=torch.float64)
     if candidates.shape[1:] != x.shape[1:]:
         raise DataError(
-            f"Candidates must have the shape of the records, {tuple(x.shape[1:])}; got "
-            f"{tuple(candidates.shape[1:])}.",
+            "Candidates (reconstructed images) must have the shape of the records, "
+            f"{tuple(x.shape[1:])}; got {tuple(candidates.shape[1:])}.",
             "Pass the folder of an attack on this network.",
         )
     candidates = candidates.double()
@@ -297,7 +297,7 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
 
 
 def _notes(case: Case, rank: int | None) -> list[str]:
-    """Return the notes about the whole exposure measurement. Each stage has notes of its own."""
+    """Return the notes that concern the whole exposure measurement and no single stage."""
     notes, n = [], len(case.data)
     if case.surface.name != WEIGHTS:
         notes.append(f"attack surface: {case.surface.name}")

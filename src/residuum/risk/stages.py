@@ -123,7 +123,7 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
 def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
     """Measure how much of every training record the rows of the first layer's weight matrix contain."""
     space, x = case.row_space, case.records.x
-    signal_share = reach = reach_ncc = dual = dual_p = not_applicable(len(case.data))
+    signal_share = reach = reach_ncc = dual_ncc = dual_p_values = not_applicable(len(case.data))
     notes = []
     if space is None:
         notes.append(f"no row space and no dual vector: {case.no_row_space}")
@@ -132,16 +132,18 @@ def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
         if dense_chain(case.model) is None:
             notes.append("no dual vector: the network is not a chain of dense layers")
         else:
-            dual = space.dual(x, case.signals(case.records))
+            dual_ncc = space.dual(x, case.signals(case.records))
             if case.holdout is not None:
-                dual_p = rank_p_values(dual, space.dual(case.holdout.x, case.signals(case.holdout)))
+                dual_p_values = rank_p_values(
+                    dual_ncc, space.dual(case.holdout.x, case.signals(case.holdout))
+                )
     figures = RowSpaceFigures(
         rank=None if space is None else space.rank,
         heard=signal_share.cpu(),
         reach=reach.cpu(),
         reach_ncc=reach_ncc.cpu(),
-        dual=dual.cpu(),
-        dual_p=dual_p.cpu(),
+        dual=dual_ncc.cpu(),
+        dual_p=dual_p_values.cpu(),
     )
     return Measured(figures, tuple(notes))
 
@@ -184,7 +186,7 @@ class Canaries:
 
     @property
     def identity(self) -> list[Any]:
-        """The inputs that determine the bound: a hash of the canaries, the confidence and delta."""
+        """The inputs of the lower bound on epsilon: a hash of the canaries, the confidence and delta."""
         canary_hash = digest(self.data.x, self.data.y, self.inserted)
         return [canary_hash, self.confidence, self.delta]
 
@@ -192,8 +194,8 @@ class Canaries:
 def measure_canaries(case: Case, canaries: Canaries) -> dict[str, Tensor]:
     """Compute statistics that are larger for canaries that seem inserted into the training set.
 
-    Omitted canaries are added to the records before the fit, because inserted canaries are among the records.
-    So the fit treats all canaries in the same way.
+    Inserted canaries are among the records. Omitted canaries are added to the records before the multipliers
+    are fitted, so that the fit treats all canaries in the same way.
 
     Args:
         case: The network, the records and the target.
@@ -225,7 +227,8 @@ def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
     if missing_count:
         raise DataError(
             f"Inserted canaries must be among the records of --data; {missing_count} of them are not.",
-            "List inserted canaries as the network received them, with the mean subtracted as in --data.",
+            "Save inserted canaries as the network received them. Subtract the mean if it was subtracted "
+            "from --data.",
         )
     extra_count = int((index[~is_inserted] >= 0).sum())
     if extra_count:
