@@ -36,7 +36,8 @@ LABELS = ("label", "target", "class", "y")  # column names that mark the labels 
 ID_COLUMN = re.compile(r"(?:.*[_ ])?ids?", re.IGNORECASE)
 MAX_TABLE = 256 << 20  # largest .csv file in bytes
 UNIT = re.compile(r"\s*[\[(]([^\])]*)[\])]\s*$")
-# Names of the files of training and held-out samples in the folder ``private`` of a training directory.
+# The output folder of ``residuum train`` has a subfolder ``private``. These are the names of the files in
+# this subfolder that hold the training samples and the held-out samples.
 PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}
 KINDS = (
     "(x, y), a Dataset, a DataFrame, a DataLoader, a dataset with items, or the path of an .npz, a .csv "
@@ -57,21 +58,22 @@ def read_samples(path: str | Path) -> tuple[Dataset, Dataset | None]:
     arrays = read_npz(source_path) if source_path.is_file() else {}
     if "x" in arrays or "x_train" not in arrays:
         return Dataset.from_npz(source_path), None
-    set_prefixes = ("x_", "y_", "id_")
-    common_arrays = {
-        name: array for name, array in arrays.items() if not name.startswith(set_prefixes)
+    # Arrays without one of these prefixes, such as the names of the classes, belong to training and test set.
+    split_prefixes = ("x_", "y_", "id_")
+    shared_arrays = {
+        name: array for name, array in arrays.items() if not name.startswith(split_prefixes)
     }
 
     def read_set(suffix: str) -> Dataset:
         array_names = [name for name in ("x", "y", "id") if f"{name}_{suffix}" in arrays]
-        set_arrays = {name: arrays[f"{name}_{suffix}"] for name in array_names}
-        if "y" not in set_arrays:
+        split_arrays = {name: arrays[f"{name}_{suffix}"] for name in array_names}
+        if "y" not in split_arrays:
             raise DataError(
                 f"A data file with the array 'x_{suffix}' must have 'y_{suffix}' too; {str(path)!r} has only "
                 f"{sorted(arrays)}.",
                 f"Save the labels as 'y_{suffix}'.",
             )
-        return Dataset.from_arrays({**common_arrays, **set_arrays}, source_path)
+        return Dataset.from_arrays({**shared_arrays, **split_arrays}, source_path)
 
     return read_set("train"), read_set("test") if "x_test" in arrays else None
 
@@ -103,10 +105,13 @@ def read_train_and_holdout(data: Any, holdout: Any) -> tuple[Dataset | None, Dat
 
 
 def locate_samples(path: str | Path, name: str) -> Path:
-    """Return the path of a file of samples. A training directory has this file in its folder ``private``.
+    """Return the path from which to read samples.
+
+    The output folder of ``residuum train`` holds its samples in files of its subfolder ``private``. Any other
+    path is returned unchanged.
 
     Args:
-        path: A file of samples or a training directory.
+        path: A file or folder of samples, or the output folder of ``residuum train``.
         name: "data" for training samples or "holdout" for held-out samples.
 
     Returns:
@@ -169,13 +174,13 @@ def _arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
 
 
 def _explain_unknown(name: str, value: Any) -> tuple[str, str]:
-    """Return the error message and the advice to the user for samples in an unsupported form."""
+    """Return the error message and the advice to the user if the form of the samples is not supported."""
     message = f"{name} must be {KINDS}; got {type(value).__name__}."
     return message, f"Pass {name}=(x, y)."
 
 
 def _items(samples: Any, name: str) -> Dataset:
-    """Read all samples of a dataset with items (x, y), or of a DataLoader, without shuffling the samples."""
+    """Read all samples of a dataset with items (x, y), or of a DataLoader, in the order of the dataset."""
     is_loader = hasattr(samples, "batch_size")
     dataset = getattr(samples, "dataset", samples) if is_loader else samples
     if hasattr(dataset, "tensors") and len(dataset.tensors) in (1, 2):  # TensorDataset
@@ -212,7 +217,7 @@ def _items(samples: Any, name: str) -> Dataset:
 
 
 def _frame(frame: Any, y: Any, name: str) -> Dataset:
-    """Read a DataFrame with labels ``y``, or with a column of labels if ``y`` is None."""
+    """Read a DataFrame with labels ``y``. If ``y`` is None, a column of the DataFrame holds the labels."""
     values_by_column = {str(column): np.asarray(frame[column]) for column in frame.columns}
     return read_columns(
         values_by_column if y is None else {**values_by_column, "label": np.asarray(y)}, name

@@ -93,10 +93,10 @@ def mnist(request: Request) -> Pool:
         return _from_npz("mnist", request, dataset_path)
 
     def read_set(prefix: str, test: Pool | None = None) -> Pool:
-        file_names = {3: f"{prefix}-images-idx3-ubyte", 1: f"{prefix}-labels-idx1-ubyte"}
+        file_name_by_ndim = {3: f"{prefix}-images-idx3-ubyte", 1: f"{prefix}-labels-idx1-ubyte"}
         arrays = (
             read_idx(_existing(dataset_path, file_name, f"{file_name}.gz"), ndim)
-            for ndim, file_name in file_names.items()
+            for ndim, file_name in file_name_by_ndim.items()
         )
         images, labels = arrays
         return _ten_classes("mnist", images[:, None], labels, test)
@@ -119,7 +119,7 @@ def cifar10(request: Request) -> Pool:
 
 
 def _ten_classes(name: str, images: np.ndarray, labels: np.ndarray, test: Pool | None) -> Pool:
-    """Check images (N, *shape) and labels 0..9 of a published dataset, and return them as a pool."""
+    """Check the images and the labels 0..9 of MNIST or CIFAR-10, and return them as a pool."""
     shape, classes, positive, sides = PUBLISHED[name]
     if images.shape[1:] != shape:
         raise DataError(
@@ -136,7 +136,7 @@ def _ten_classes(name: str, images: np.ndarray, labels: np.ndarray, test: Pool |
 
 
 def _from_npz(name: str, request: Request, path: Path) -> Pool:
-    """Read a published dataset from an .npz archive of uint8 images and labels 0..9."""
+    """Read MNIST or CIFAR-10 from an .npz archive of uint8 images and labels 0..9."""
     pool = npz(request, path)
     if pool.images.dtype != torch.uint8 or not set(pool.classes) <= set(DIGITS):
         raise DataError(
@@ -156,7 +156,7 @@ def _from_npz(name: str, request: Request, path: Path) -> Pool:
 
 
 def _locate(name: str, request: Request, layout: Path) -> Path:
-    """Return the path of a dataset: the folder ``layout`` or the file ``<name>.npz`` in the data folder."""
+    """Return the path of a dataset in the data folder: the folder ``layout`` or the file ``<name>.npz``."""
     root = request.root
     if root is not None:
         folder, archive = root / layout, root / f"{name}.npz"
@@ -173,7 +173,7 @@ def _locate(name: str, request: Request, layout: Path) -> Path:
 
 
 def _existing(folder: Path, *names: str) -> Path:
-    """Return the path of the first file name that exists in the folder, or raise ``DataError``."""
+    """Return the path of the first of the named files that exists in the folder, or raise ``DataError``."""
     for name in names:
         if (folder / name).is_file():
             return folder / name

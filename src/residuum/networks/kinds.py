@@ -3,7 +3,7 @@
 mlp:784-1000-1000-1            widths; bias in the first layer only
 mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | gelu | tanh | ...
 convnet:1x8x8-16-32-1          input shape, channels, outputs
-polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x), c_0 first
+polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x) for sigma(z) = c_0 + c_1 z + ...
 module:1x8x8-10,class=Net      a live module (a Python object) of another kind: input shape, outputs
 
 To add a kind, add an instance of a :class:`Kind` subclass to ``KINDS``. No other code has to change. Code
@@ -58,7 +58,7 @@ ASSUMED_STRIDES = (
 )
 Named = tuple[str, Tensor]
 BIAS_RULES = {
-    # A ReLU network with this rule is homogeneous in its parameters.
+    # A ReLU network with biases in its first layer only is homogeneous in its parameters.
     "first": lambda layer, depth: layer == 0,
     "hidden": lambda layer, depth: layer < depth - 1,
     "all": lambda layer, depth: True,
@@ -124,7 +124,8 @@ class MLP(nn.Module):
         depth = len(widths) - 1
         if depth < 1 or min(widths) < 1:
             raise ArchitectureError(
-                f"An MLP needs at least an input and an output width, all positive; got {widths}.",
+                f"An MLP must have an input width and an output width, and all widths must be positive; got "
+                f"{widths}.",
                 "Example: mlp:784-1000-1000-1.",
             )
         self.layers = nn.ModuleList(
@@ -299,19 +300,20 @@ class Architecture:
         text = text.strip()
         if len(text) > MAX_LENGTH:
             raise ArchitectureError(
-                f"An architecture must have at most {MAX_LENGTH} characters; got {len(text)}.",
+                f"An architecture string must have at most {MAX_LENGTH} characters; got {len(text)}.",
                 EXAMPLE,
             )
         match = re.fullmatch(r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text)
         if match is None:
             raise ArchitectureError(
-                f"An architecture has the form kind:width-width-...[,option=value]; got {text!r}.",
+                "An architecture string must have the form kind:width-width-...[,option=value]; got "
+                f"{text!r}.",
                 EXAMPLE,
             )
         name, sizes, settings = match.groups()
         if name not in KINDS:
             raise ArchitectureError(
-                f"An architecture must begin with a known network kind; got {name!r}.",
+                f"An architecture string must begin with a known network kind; got {name!r}.",
                 f"{did_you_mean(name, tuple(KINDS))} {EXAMPLE}",
             )
         kind = KINDS[name]
@@ -320,12 +322,14 @@ class Architecture:
         shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, last))
         if not all(0 < size <= MAX_PARAMETERS for size in shape + widths):
             raise ArchitectureError(
-                f"Widths must be between 1 and {MAX_PARAMETERS}; got {text[:80]!r}.", EXAMPLE
+                f"The widths in an architecture string must be between 1 and {MAX_PARAMETERS}; got "
+                f"{text[:80]!r}.",
+                EXAMPLE,
             )
         if kind.rank not in (None, len(shape)):
             expected_start = "one input width" if kind.rank == 1 else "the input shape CxHxW"
             raise ArchitectureError(
-                f"The architecture {name} needs {expected_start} first; got {first!r}.",
+                f"After {name + ':'!r}, an architecture string must state {expected_start}; got {first!r}.",
                 f"Example: --arch {kind.example}.",
             )
         for option in options:
@@ -402,12 +406,12 @@ class Kind:
         return None
 
     def assumptions(self, arch: Architecture) -> tuple[str, ...]:
-        """Return assumptions about the network, because its weights do not show all its properties."""
+        """Return sentences about properties of a network that are assumed, as weights do not show them."""
         return ()
 
 
 class _Layered(Kind):
-    """A kind of network whose biases follow a rule and whose hidden layers share one activation."""
+    """A kind of network with one of ``BIAS_RULES``, and with one activation for all hidden layers."""
 
     options: Mapping[str, str] = {"bias": "first", "activation": "relu"}
 
@@ -426,7 +430,8 @@ class _Layered(Kind):
         bias, activation = arch.options["bias"], canonical(arch.options["activation"])
         if is_unsupported(activation):
             raise ArchitectureError(
-                f"The activation in an architecture string must be a supported one; got {activation!r}.",
+                f"The option 'activation' of an architecture string must be a supported activation; got "
+                f"{activation!r}.",
                 UNSUPPORTED_ADVICE,
             )
         require_known(bias, BIAS_RULES, "No bias rule", ArchitectureError)
@@ -478,13 +483,13 @@ class _MLP(_Layered):
             return None
         weights = [state[layer[0]] for layer in layers]
         bias = bias_rule([len(layer) == 2 for layer in layers])
-        names = {
-            f"layers.{i}.{suffix}": source_name
+        tensor_name_by_parameter = {
+            f"layers.{i}.{suffix}": tensor_name
             for i, layer in enumerate(layers)
-            for suffix, source_name in zip(("weight", "bias"), layer, strict=False)
+            for suffix, tensor_name in zip(("weight", "bias"), layer, strict=False)
         }
         widths = (weights[0].shape[1], *map(len, weights))
-        return Architecture("mlp", widths, None, {"bias": bias}), names
+        return Architecture("mlp", widths, None, {"bias": bias}), tensor_name_by_parameter
 
 
 class _ConvNet(_Layered):
@@ -493,7 +498,7 @@ class _ConvNet(_Layered):
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) < 2:
             raise ArchitectureError(
-                "A convnet needs at least one convolution before its outputs.",
+                f"A convnet must have at least one convolution before its outputs; got widths {arch.widths}.",
                 f"Example: --arch {self.example}.",
             )
         return super().check(arch)
@@ -516,20 +521,21 @@ class _ConvNet(_Layered):
 
 class _Polynomial(Kind):
     module, example = PolynomialNetwork, "polynomial:12-36-1,coefficients=0/0/0/1"
-    # No network has the default coefficients, so every string contains its coefficients.
+    # Architecture strings omit options that have their default value. The default "" is the value of no
+    # network, so every string contains the coefficients of its network.
     options: Mapping[str, str] = {"coefficients": ""}
 
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) != 3 or arch.widths[2] != 1:
             raise ArchitectureError(
-                "A polynomial network has the form polynomial:d-width-1; "
+                "A polynomial network must have one hidden layer and one output, as in polynomial:d-width-1; "
                 f"got widths {arch.widths[1:]}.",
                 f"Example: --arch {self.example}.",
             )
-        return replace(arch, options={"coefficients": _text(self.coefficients(arch))})
+        return replace(arch, options={"coefficients": _coefficients_text(self.coefficients(arch))})
 
     def coefficients(self, arch: Architecture) -> tuple[float, ...]:
-        """Return the coefficients of the activation, c_0 first, or raise ``ArchitectureError``."""
+        """Return the coefficients of the polynomial, constant term first, or raise an error."""
         coefficients_text = arch.options["coefficients"] or "0/0/0/1"
         try:
             numbers = tuple(float(number) for number in coefficients_text.split("/"))
@@ -537,7 +543,8 @@ class _Polynomial(Kind):
             numbers = (math.nan,)
         if not all(map(math.isfinite, numbers)):
             raise ArchitectureError(
-                f"Coefficients have the form c0/c1/... and must be finite; got {coefficients_text!r}.",
+                f"The option 'coefficients' must have the form c0/c1/... with finite numbers; got "
+                f"{coefficients_text!r}.",
                 "For z^3, pass coefficients=0/0/0/1.",
             )
         return numbers
@@ -550,7 +557,7 @@ class _Polynomial(Kind):
         if not isinstance(model.activation, Polynomial):
             return None
         width, inputs = model.weight.shape
-        options = {"coefficients": _text(model.activation.coefficients)}
+        options = {"coefficients": _coefficients_text(model.activation.coefficients)}
         return Architecture("polynomial", (inputs, width, 1), None, options)
 
 
@@ -566,8 +573,11 @@ class _LiveModule(Kind):
         )
 
 
-def _text(coefficients: tuple[float, ...]) -> str:
-    """Return the coefficients as text, each in the shortest form that parses to the same number."""
+def _coefficients_text(coefficients: tuple[float, ...]) -> str:
+    """Return the coefficients of a polynomial as text, such as "0/0/0/1".
+
+    Each coefficient has the shortest form that parses to the same number.
+    """
     return "/".join(str(int(c)) if c == int(c) and abs(c) < 1e15 else repr(c) for c in coefficients)
 
 
@@ -615,7 +625,7 @@ def split_vectors(state: Mapping[str, Tensor]) -> tuple[list[Named], list[Named]
 
 
 def likely_orders(weights: list[Named]) -> tuple[list[Named], list[Named]]:
-    """Return two likely orders of the layers: by name with all convolutions first, and as in the file."""
+    """Return the weights in two likely orders: by name with all convolutions first, and as in the file."""
     return sorted(weights, key=lambda named: (-named[1].ndim, natural_key(named[0]))), weights
 
 
@@ -639,8 +649,9 @@ def attach_vectors(order: list[Named], vectors: list[Named]) -> list[tuple[str, 
         biases_of_same_name = [
             n for n in biases_of_right_size if name_prefix != name and n == name_prefix + "bias"
         ]
-        # If no bias has the name of this layer, a bias of the right size may belong to another layer. This
-        # cannot happen if every layer has a bias. A single bias is assumed to belong to the first layer.
+        # If no bias has the name of this layer, the bias is searched by its size. If some layers have no
+        # bias, a bias of this size could belong to another layer. So the search by size is only done if every
+        # layer has a bias, or for a single bias, which is assumed to belong to the first layer.
         may_use_size = len(vectors) == len(order) or (len(vectors) == 1 and i == 0)
         biases_by_size = biases_of_right_size if may_use_size else []
         assigned_biases = biases_of_same_name or sorted(biases_by_size, key=natural_key)[:1]
@@ -698,7 +709,7 @@ def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
             if not chain or chain[-1][1].shape[0] == candidate[1].shape[1]:
                 extend([*chain, candidate], remaining[:i] + remaining[i + 1 :])
 
-    # Two weights of the same shape can be swapped, so the order would not be unique.
+    # If two weights have the same shape, they can be swapped, so several orders form a chain.
     if len(weights) <= 12 and len({w.shape for _, w in weights}) == len(weights):
         extend([], weights)
     return chains if len(chains) == 1 else []

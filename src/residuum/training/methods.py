@@ -39,7 +39,8 @@ def logistic(outputs: Tensor, y: Tensor) -> Tensor:
     Returns:
         The loss.
     """
-    # With the default threshold 20, softplus would have an error that is visible in float64.
+    # For arguments above a threshold, softplus returns the argument itself. With PyTorch's default threshold
+    # 20, the error of this approximation would be visible in float64.
     return F.softplus(-margins(outputs, y), threshold=40).mean()
 
 
@@ -96,14 +97,14 @@ def choose_loss(name: str, task: str) -> str:
     choices = TASK_LOSSES[task]
     if name and name not in choices:
         raise InputError(
-            f"The loss must fit the task; got the loss {name} for a {task} task.",
+            f"The loss must fit the task; got the loss {name!r} for the task {task!r}.",
             f"Use one of {', '.join(choices)}.",
         )
     return name or choices[0]
 
 
 class GradientDescent:
-    """Gradient descent with heavy-ball momentum, on the full batch or on mini-batches.
+    """Gradient descent with heavy-ball momentum, on all samples or on mini-batches.
 
         theta <- theta - lr (grad L + w theta)      for weights theta, loss L and weight decay w
 
@@ -168,7 +169,7 @@ class GradientDescent:
                 p.sub_(update, alpha=self.config.lr)
 
     def _batch(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the samples of a step: all samples, or the next mini-batch."""
+        """Return samples and labels for one step: all of them, or those of the next mini-batch."""
         size, n = self.config.batch, len(self.x)
         if self.config.method == "gd" or not 0 < size < n:
             return self.x, self.y
@@ -180,23 +181,23 @@ class GradientDescent:
 
 
 class MarginMaximization:
-    """Margin maximization: descent on F(theta) = log sum_r exp(-tau m_r(theta)) for margins m_r.
+    """Margin maximization: descent on F(theta) = log sum_r exp(-tau m_r(theta)).
 
         v <- MOMENTUM v - (c / ||grad F||^2) grad F,    theta <- theta + v
 
-    The margin m_r of sample r tells how clearly the network classifies the sample. F is the logarithm of the
-    exponential loss, so the gradient of F does not vanish as the margin grows. After t steps, the margin has
-    grown like t. In gradient descent, it grows only like log t.
+    The margin m_r of sample r tells how clearly the network classifies the sample. The number tau scales the
+    margins. F is the logarithm of the exponential loss, so the gradient of F does not vanish as the margin
+    grows. After t steps, the margin has grown like t. In gradient descent, the margin grows only like log t.
 
-    The number c would be the decrease of F in a step if F were linear. c grows while F decreases and shrinks
-    when F increases, and it stays between MIN_C and MAX_C. During training, many training samples come to lie
-    on kinks of neurons (the neuron's input is zero). At a kink, a gradient step can increase F, however
-    short the step is. So small increases of F are allowed. A step that increases F by more than SLACK is
-    undone. No step moves the weights theta by more than a tenth of their norm.
+    The step size c is the decrease of F that a step would cause if F were linear. c grows while F decreases
+    and shrinks when F increases, and it stays between MIN_C and MAX_C. During training, many training samples
+    come to lie on kinks of neurons (the neuron's input is zero). At a kink, a gradient step can increase F,
+    however short the step is. So small increases of F are allowed. A step that increases F by more than SLACK
+    is undone. No step moves the weights theta by more than a tenth of their norm.
 
     If the margin of an L-homogeneous network exceeds MARGIN_CAP, theta is multiplied by a factor, and tau is
-    divided by the factor of the margins. This changes neither F nor the direction of theta, and it avoids
-    overflow.
+    divided by the factor by which the margins change. This changes neither F nor the direction of theta, and
+    it avoids overflow. At the beginning, tau is 1.
 
     Args:
         model: The network.
@@ -205,13 +206,14 @@ class MarginMaximization:
         order: Order of homogeneity L of the network, or None if the network is not homogeneous.
     """
 
-    # A step that is too long costs more than a step that is too short, so c grows slowly and shrinks fast.
+    # The step size grows slowly and shrinks fast, because a step that is too long costs more than a step that
+    # is too short.
     MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
-    # With smaller values of c, the descent stalls at kinks. With larger values, F is not nearly linear in a
-    # step.
+    # Limits of the step size c. With a smaller step size, the descent stalls at kinks. With a larger step
+    # size, the objective is not nearly linear in a step.
     MIN_C, MAX_C = 1e-4, 0.5
-    # If the margin exceeds MARGIN_CAP, the weights are rescaled so that the margin is MARGIN_BACK_TO. As the
-    # margin then has to double again, rescaling is rare.
+    # If the margin exceeds MARGIN_CAP, the weights are rescaled so that the margin is MARGIN_BACK_TO. The
+    # next rescaling comes only when the margin has doubled, so rescaling is rare.
     MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, order: float | None) -> None:
@@ -277,12 +279,15 @@ class MarginMaximization:
         self._rescale(lowest)
 
     def _objective(self) -> list[float]:
-        """Return the objective F, the lowest margin, ||grad F||^2 and ||theta||^2, and store the gradient."""
+        """Return the objective, the lowest margin, and the squared norms of the gradient and of the weights.
+
+        The gradient of the objective is stored in the attribute ``_gradient``.
+        """
         self.scalars["evaluations"] += 1
         self._tau.fill_(self.scalars["tau"])
         is_first_on_gpu = self._measuring.cuda and self._measuring.graph is None
-        # On a GPU, the first call ends with capturing a CUDA graph. Capturing computes no values, so
-        # the graph is run once more.
+        # On a GPU, the first call captures the computation in a CUDA graph. Capturing computes no values, so
+        # the graph must run once more.
         for _ in range(1 + is_first_on_gpu):
             self._measuring.run(1)
         self._current = self._figures.tolist()
@@ -290,21 +295,22 @@ class MarginMaximization:
 
     def _measure(self) -> None:
         weights = tuple(self.model.parameters())
-        m = margins(self.model(self.x), self.y)
-        objective = torch.logsumexp((-self._tau * m).flatten(), 0)
+        sample_margins = margins(self.model(self.x), self.y)
+        objective = torch.logsumexp((-self._tau * sample_margins).flatten(), 0)
         self._gradient = torch.autograd.grad(objective, weights)
         measured_values = (
             objective.detach(),
-            m.detach().min(),
+            sample_margins.detach().min(),
             _squared(self._gradient),
             _squared(weights),
         )
         self._figures = torch.stack(measured_values)
 
     def _rescale(self, lowest: float) -> None:
-        """Rescale a homogeneous network if its margin exceeds ``MARGIN_CAP``. This avoids overflow."""
-        # Multiplying the weights by a factor c multiplies all margins by c^L. The velocity and tau are
-        # rescaled too, so the course of the descent does not change.
+        """Rescale a homogeneous network's weights if the margin exceeds ``MARGIN_CAP``, to avoid overflow."""
+        # If the weights of a network of homogeneity order L are multiplied by a number, all margins are
+        # multiplied by the L-th power of this number. The velocity and tau (the scale of the margins in the
+        # objective) are rescaled too, so the course of the descent does not change.
         if self.order is None or not self.MARGIN_CAP < lowest < math.inf:
             return
         weight_factor = (self.MARGIN_BACK_TO / lowest) ** (1 / self.order)
