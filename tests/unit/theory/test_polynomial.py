@@ -270,9 +270,9 @@ def test_bad_input_is_refused() -> None:
     for model, message in [
         (MLP((4, 3, 1)), "got a MLP"),
         (PolynomialNetwork(4, 3, ReLU()), "PolynomialNetwork with ReLU"),
-        (cubic(0, 1.0), "width of this network is 0"),
+        (cubic(0, 1.0), "got a network of width 0"),
         (cubic(3, 0.0), "zero output weight"),
-        (cubic(3, math.nan), "some weights of the network are infinite or NaN"),
+        (cubic(3, math.nan), "got infinite or NaN weights"),
     ]:
         with pytest.raises(InputError, match=message):
             recover(model)
