@@ -70,7 +70,7 @@ def load_dataset(
         >>> len(split.train)
         100
     """
-    load_samples = _find(name)
+    load_samples = _find_loader(name)
     _check_options(str(name), load_samples, options)
     if n is not None and n < 2:
         raise DataError(f"A training set must have at least 2 samples; got n={n}.", "Pass n=100.")
@@ -100,7 +100,7 @@ def load_dataset(
     )
 
 
-def _find(name: str | Path) -> Source:
+def _find_loader(name: str | Path) -> Source:
     """Return the function that loads a dataset. ``name`` is a key of ``DATASETS`` or else a path."""
     if isinstance(name, str) and name in DATASETS:
         return DATASETS[name]

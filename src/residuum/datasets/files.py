@@ -53,14 +53,14 @@ def npz(request: Request, path: Path) -> Pool:
             f"with held-out samples; {str(path)!r} has no {sorted(missing)}.",
             f"The file has the arrays {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
         )
-    images = [_samples(arrays[f"x{suffix}"], path) for suffix in array_suffixes]
+    images = [_convert_samples(arrays[f"x{suffix}"], path) for suffix in array_suffixes]
     if len({(x.dtype == torch.uint8, x.shape[1:]) for x in images}) > 1:
         raise DataError(
             f"Training and test samples must have the same shape and type; {str(path)!r} holds "
             f"{' and '.join(f'{tuple(x.shape)} {x.dtype}' for x in images)}.",
             "Save training and test samples with the same preprocessing.",
         )
-    labels, classes = _labels(
+    labels, classes = _convert_labels(
         [arrays[f"y{s}"] for s in array_suffixes], arrays.get("classes"), path
     )
     pixel_scale = 255.0 if images[0].dtype == torch.uint8 else 1.0
@@ -82,7 +82,7 @@ def npz(request: Request, path: Path) -> Pool:
     )
 
 
-def _samples(array: np.ndarray, path: Path) -> Tensor:
+def _convert_samples(array: np.ndarray, path: Path) -> Tensor:
     """Convert an array of samples to a tensor: uint8 images (N, C, H, W), or floating-point numbers."""
     if array.ndim < 2 or array.size == 0 or array.dtype.kind == "U":
         raise DataError(
@@ -103,7 +103,7 @@ def _samples(array: np.ndarray, path: Path) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _labels(
+def _convert_labels(
     labels: list[np.ndarray], names: np.ndarray | None, path: Path
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Convert arrays of labels to class indices, and return the names of the classes in index order."""
@@ -169,35 +169,33 @@ def folder(
     split_folders = [path]
     if (path / "train").is_dir() and _subfolders(path / "train"):
         split_folders = [sub for sub in (path / "train", path / "test") if sub.is_dir()]
-    images_by_split = []
+    files_by_split = []
     for split_folder in split_folders:
         files_with_class = [
             (file, sub.name) for sub in _subfolders(split_folder) for file in sorted(sub.iterdir())
         ]
-        images_with_class = [
+        image_files_with_class = [
             (f, name) for f, name in files_with_class if f.is_file() and f.suffix.lower() in FORMATS
         ]
-        images_by_split.append(
-            [(f, name) for f, name in images_with_class if not f.name.startswith(".")]
+        files_by_split.append(
+            [(f, name) for f, name in image_files_with_class if not f.name.startswith(".")]
         )
-    if not all(images_by_split):
-        empty_folder = split_folders[images_by_split.index([])]
+    if not all(files_by_split):
+        empty_folder = split_folders[files_by_split.index([])]
         raise DataError(
             f"A folder of images must hold one subfolder per class, as in CLASS/*.png; there are no "
             f"images in the subfolders of {str(empty_folder)!r}.",
             f"Supported formats are {' '.join(FORMATS)}.",
         )
-    all_images = [pair for images_of_split in images_by_split for pair in images_of_split]
-    classes = tuple(sorted({name for _, name in all_images}))
-    x = _read_images([file for file, _ in all_images], size, gray)
-    labels = torch.tensor([classes.index(name) for _, name in all_images])
-    train_count = len(images_by_split[0])
+    all_files_with_class = [pair for files_of_split in files_by_split for pair in files_of_split]
+    classes = tuple(sorted({name for _, name in all_files_with_class}))
+    x = _read_images([file for file, _ in all_files_with_class], size, gray)
+    labels = torch.tensor([classes.index(name) for _, name in all_files_with_class])
+    train_size = len(files_by_split[0])
     test_set = None
-    if len(images_by_split) == 2:
-        test_set = Pool(path.name, x[train_count:], labels[train_count:], classes, scale=255.0)
-    return Pool(
-        path.name, x[:train_count], labels[:train_count], classes, scale=255.0, test=test_set
-    )
+    if len(files_by_split) == 2:
+        test_set = Pool(path.name, x[train_size:], labels[train_size:], classes, scale=255.0)
+    return Pool(path.name, x[:train_size], labels[:train_size], classes, scale=255.0, test=test_set)
 
 
 def _subfolders(path: Path) -> list[Path]:

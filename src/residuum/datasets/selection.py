@@ -17,7 +17,7 @@ from torch import Tensor
 from residuum.errors import DataError, require_known
 from residuum.records import TASKS, Dataset, Split
 
-DEFAULT_HOLDOUT = 2000  # default number of held-out samples; scoring does not use more
+DEFAULT_HOLDOUT = 2000  # default number of held-out samples; the scores of attacks do not use more
 Names = Sequence[str | int]  # names of classes, such as ("cat", "dog") or (1, 3)
 
 
@@ -122,18 +122,20 @@ def split_pool(
     """
     label_of_class, label_names = map_classes(pool, task, positive)
     labels = label_of_class[pool.labels]  # for each of the N samples the index of its label, (N,)
-    n = _count(pool, request, labels, label_names)
+    train_size = _choose_train_size(pool, request, labels, label_names)
     generator = None if request.seed is None else make_generator(request.seed)
-    train_rows = choose_rows(labels, [n // len(label_names)] * len(label_names), generator)
+    train_rows = choose_rows(labels, [train_size // len(label_names)] * len(label_names), generator)
 
     holdout_pool = pool.test or pool
     holdout_pool_labels = label_of_class[holdout_pool.labels]
     candidate_rows = _find_different(holdout_pool.images, pool.images[train_rows])
     candidate_labels = holdout_pool_labels[candidate_rows]
-    holdout_quotas = _holdout_quotas(pool, n, request.holdout, candidate_labels, label_names)
+    holdout_counts = _choose_holdout_counts(
+        pool, train_size, request.holdout, candidate_labels, label_names
+    )
     generator = make_generator(request.seed)
     chosen_candidates = choose_rows(
-        candidate_labels, holdout_quotas, None if request.seed is None else generator
+        candidate_labels, holdout_counts, None if request.seed is None else generator
     )
     holdout_rows = candidate_rows[chosen_candidates]
     holdout_rows = holdout_rows[torch.randperm(len(holdout_rows), generator=generator)]
@@ -144,8 +146,8 @@ def split_pool(
     if mean is None and center and pool.center:
         mean = x.mean(0, dtype=torch.float64).to(dtype)
         x, x_holdout = x - mean, x_holdout - mean
-    y = _targets(labels[train_rows], task, dtype)
-    y_holdout = _targets(holdout_pool_labels[holdout_rows], task, dtype)
+    y = _convert_targets(labels[train_rows], task, dtype)
+    y_holdout = _convert_targets(holdout_pool_labels[holdout_rows], task, dtype)
     return Split(
         Dataset(x, y, mean, pool.name, label_names),
         Dataset(x_holdout, y_holdout, mean, f"{pool.name} held-out", label_names),
@@ -260,7 +262,9 @@ def check_divisible(n: int, labels: int, limit: int | None = None) -> None:
         )
 
 
-def _count(pool: Pool, request: Request, labels: Tensor, label_names: tuple[str, ...]) -> int:
+def _choose_train_size(
+    pool: Pool, request: Request, labels: Tensor, label_names: tuple[str, ...]
+) -> int:
     """Return the number of training samples. Raise ``DataError`` if the source has too few samples."""
     n = request.n
     label_counts = torch.bincount(labels, minlength=len(label_names)).tolist()
@@ -292,7 +296,7 @@ def _count(pool: Pool, request: Request, labels: Tensor, label_names: tuple[str,
     return requested_n
 
 
-def _holdout_quotas(
+def _choose_holdout_counts(
     pool: Pool, n: int, holdout_count: int | None, labels: Tensor, label_names: tuple[str, ...]
 ) -> list[int]:
     """Return how many held-out samples to choose of each label, the same number if possible."""
@@ -324,7 +328,7 @@ def _find_different(candidates: Tensor, images: Tensor) -> Tensor:
     return torch.tensor(different_rows, dtype=torch.long)
 
 
-def _targets(labels: Tensor, task: str, dtype: torch.dtype) -> Tensor:
+def _convert_targets(labels: Tensor, task: str, dtype: torch.dtype) -> Tensor:
     """Convert label indices to targets: -1/+1 for binary and regression tasks, else class indices."""
     if task == "multiclass":
         return labels

@@ -97,7 +97,7 @@ class Covectors(Protocol):
         """Return the covector u of every candidate, with one coefficient for each network output.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the set of weights (theta or theta0) at which the gradients are taken.
             outputs: Outputs of the network for the candidates (R, m, C).
             labels: Labels of the candidates, (m,) or (R, m).
             lam: Multipliers of the candidates (R, m, ...).
@@ -114,7 +114,7 @@ class Covectors(Protocol):
         The covector u of a candidate is a function of the outputs and of the candidate's multipliers.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the set of weights (theta or theta0) at which the gradients are taken.
             outputs: Outputs of the network for the candidates (R, m, C).
             labels: Labels of the candidates, (m,) or (R, m).
             lam: Multipliers of the candidates (R, m, ...).
@@ -157,12 +157,13 @@ class _RecordedPasses:
     All lists are in the order of the layers.
 
     Attributes:
-        inputs: Inputs a_{l-1} of the layers, of shape (R, m, h). The first input is x.
-        outputs: Outputs z_D of the network, of shape (R, m, C).
-        slopes: First derivatives s'(z_l) of the activation in the hidden layers.
-        curvatures: Second derivatives s''(z_l) of the activation in the hidden layers.
-        ungated: Products d_{l+1} W_{l+1}. Multiplied by s'(z_l), they become the backward signals d_l.
-        signals: Backward signals d_l of the layers. The last element holds the covectors u.
+        inputs: Inputs of the layers, of shape (R, m, h). The first input is the candidates x.
+        outputs: Outputs of the network, of shape (R, m, C).
+        slopes: First derivatives of the activation at the pre-activations of the hidden layers.
+        curvatures: Second derivatives of the activation at the pre-activations of the hidden layers.
+        ungated: For each hidden layer the product of the backward signal and the weight matrix of the layer
+            above. Multiplied by the slope, this product becomes the backward signal of the hidden layer.
+        signals: Backward signals of the layers. The last element holds the covectors u.
     """
 
     inputs: list[Tensor]
@@ -179,8 +180,8 @@ class ChunkPlan:
 
     Attributes:
         size: Number of candidates in a chunk.
-        cached: Number of chunks whose matrix products are stored, so that the second pass over the chunks
-            does not compute them again.
+        cached: Number of chunks whose matrix products are stored. Every chunk is evaluated twice, and the
+            second evaluation of these chunks uses the stored products.
         count: Number of chunks.
     """
 
@@ -192,7 +193,8 @@ class ChunkPlan:
 class ExplicitEquation:
     """Loss of an attack on an MLP, and its gradients, by explicit formulas.
 
-    The gradients of the MLP are taken at the released weights theta, the initial weights theta0, or both.
+    The gradients of the MLP are taken at the released weights theta, at the initial weights theta0, or at
+    both.
 
     Args:
         points: Copies of the network with the weights at which gradients are taken.
@@ -281,27 +283,35 @@ class ExplicitEquation:
         runs, candidate_count = candidates.x.shape[:2]
         plan = self.plan(runs, candidate_count)
         if plan.count == 1:
-            recorded_passes = self._record(candidates, objective, activation, self._no_products())
-            errors, squares = self._finish(
-                self._subtract(None, recorded_passes, measure), runs, measure
+            recorded_passes = self._run_passes(
+                candidates, objective, activation, self._no_products()
             )
-            grad_x, grad_lam, _ = self._adjoints(recorded_passes, errors, candidates, objective)
+            errors, squares = self._finish_residuals(
+                self._subtract_gradients(None, recorded_passes, measure), runs, measure
+            )
+            grad_x, grad_lam, _ = self._differentiate(
+                recorded_passes, errors, candidates, objective
+            )
             return squares, grad_x, grad_lam
         residuals, cache = None, {}
         chunks = [slice(i, i + plan.size) for i in range(0, candidate_count, plan.size)]
         for i, rows in enumerate(chunks):
             matrix_products = self._no_products()
-            recorded_passes = self._record(candidates[rows], objective, activation, matrix_products)
-            residuals = self._subtract(residuals, recorded_passes, measure)
+            recorded_passes = self._run_passes(
+                candidates[rows], objective, activation, matrix_products
+            )
+            residuals = self._subtract_gradients(residuals, recorded_passes, measure)
             if i < plan.cached:
                 cache[i] = matrix_products
         assert residuals is not None
-        errors, squares = self._finish(residuals, runs, measure)
+        errors, squares = self._finish_residuals(residuals, runs, measure)
         grad_x, grad_lam = torch.empty_like(candidates.x), torch.empty_like(candidates.lam)
         for i, rows in enumerate(chunks):
             matrix_products = cache.pop(i, self._no_products())
-            recorded_passes = self._record(candidates[rows], objective, activation, matrix_products)
-            grad_x[:, rows], grad_lam[:, rows], _ = self._adjoints(
+            recorded_passes = self._run_passes(
+                candidates[rows], objective, activation, matrix_products
+            )
+            grad_x[:, rows], grad_lam[:, rows], _ = self._differentiate(
                 recorded_passes, errors, candidates[rows], objective
             )
         return squares, grad_x, grad_lam
@@ -342,10 +352,10 @@ class ExplicitEquation:
         chunk_size = self.plan(*candidates.x.shape[:2]).size
         for i in range(0, candidates.x.shape[1], chunk_size):
             chunk = candidates[i : i + chunk_size]
-            recorded_passes = self._record(chunk, objective, activation, self._no_products())
-            residuals = self._subtract(residuals, recorded_passes, False)
+            recorded_passes = self._run_passes(chunk, objective, activation, self._no_products())
+            residuals = self._subtract_gradients(residuals, recorded_passes, False)
         assert residuals is not None
-        return self._finish(residuals, len(candidates.x), False)[0]
+        return self._finish_residuals(residuals, len(candidates.x), False)[0]
 
     def pull_back(
         self,
@@ -367,8 +377,8 @@ class ExplicitEquation:
         Returns:
             The gradient in x, and for every candidate i its contribution sum_l <E_l, T_l(x_i)> (R, m).
         """
-        recorded_passes = self._record(candidates, objective, activation, self._no_products())
-        grad_x, _, ubars = self._adjoints(recorded_passes, errors, candidates, objective)
+        recorded_passes = self._run_passes(candidates, objective, activation, self._no_products())
+        grad_x, _, ubars = self._differentiate(recorded_passes, errors, candidates, objective)
         contributions = [
             (recorded.signals[-1] * ubar).sum(-1)
             for recorded, ubar in zip(recorded_passes, ubars, strict=True)
@@ -378,7 +388,7 @@ class ExplicitEquation:
     def _no_products(self) -> Products:
         return [([], []) for _ in self.points]
 
-    def _record(
+    def _run_passes(
         self,
         candidates: Candidates,
         objective: Covectors,
@@ -425,7 +435,7 @@ class ExplicitEquation:
     def _matmul(self) -> Callable[[Tensor, Tensor], Tensor]:
         return partial(multiply, half=True) if self.half else torch.matmul
 
-    def _subtract(
+    def _subtract_gradients(
         self, residuals: Errors | None, recorded_passes: list[_RecordedPasses], measure: bool
     ) -> Errors:
         """Subtract the gradients of a chunk of candidates from the residual of every layer.
@@ -478,7 +488,9 @@ class ExplicitEquation:
             new_residuals.append((weight_residual, bias_residual))
         return new_residuals
 
-    def _finish(self, residuals: Errors, runs: int, measure: bool) -> tuple[Errors, Tensor]:
+    def _finish_residuals(
+        self, residuals: Errors, runs: int, measure: bool
+    ) -> tuple[Errors, Tensor]:
         """Return for each layer l the derivative E_l = dL/dT_l, and the squared residuals (R, L).
 
         T_l is the weighted sum of gradients in layer l. E_l is None if the layer has weight zero in the loss.
@@ -499,7 +511,7 @@ class ExplicitEquation:
             errors.append((e, e_bias) if layer_weight else None)
         return errors, squared_residuals
 
-    def _adjoints(
+    def _differentiate(
         self,
         recorded_passes: list[_RecordedPasses],
         errors: Errors,
@@ -520,8 +532,8 @@ class ExplicitEquation:
             outbar, lambar = objective.pullback(
                 point, recorded.outputs, candidates.labels, candidates.lam, ubar
             )
-            point_grad = self._propagate_down(point, recorded, errors, outbar, zbars)
-            grad_x = point_grad if grad_x is None else grad_x.add_(point_grad)
+            grad_x_of_point = self._propagate_down(point, recorded, errors, outbar, zbars)
+            grad_x = grad_x_of_point if grad_x is None else grad_x.add_(grad_x_of_point)
             grad_lam.add_(lambar)
             ubars.append(ubar)
         assert grad_x is not None
@@ -536,7 +548,7 @@ class ExplicitEquation:
         activation at each pre-activation, so the backward pass depends on the pre-activations.
 
         Args:
-            point: Index of the weights (theta or theta0).
+            point: Index of the set of weights (theta or theta0).
             recorded: Intermediate results of the forward and backward pass with these weights.
             errors: For every layer the derivative of the loss in its weighted sum of gradients.
 
@@ -583,7 +595,7 @@ class ExplicitEquation:
         The layers are visited from the last to the first.
 
         Args:
-            point: Index of the weights (theta or theta0).
+            point: Index of the set of weights (theta or theta0).
             recorded: Intermediate results of the forward and backward pass with these weights.
             errors: For every layer the derivative of the loss in its weighted sum of gradients.
             zbar: Derivative of the loss in the outputs, None for zero.
@@ -746,8 +758,8 @@ def evaluation_cost(
     element_bytes = equation.target[0][0].element_size()
     parameter_count = sum(a * b for a, b in itertools.pairwise(widths))
     live_bytes = element_bytes * points * runs * plan.size * LIVE_TENSORS * sum(widths[1:])
-    cached_width = 2 * sum(widths[1:-1]) + widths[-1]
-    cached_bytes = element_bytes * points * runs * plan.cached * plan.size * cached_width
+    cached_values = 2 * sum(widths[1:-1]) + widths[-1]
+    cached_bytes = element_bytes * points * runs * plan.cached * plan.size * cached_values
     memory = {
         # The sets of weights, the target, and two sums of gradients for each run.
         "weights": element_bytes * parameter_count * (points + 1 + 2 * runs),

@@ -137,13 +137,13 @@ def canonical(network: Network) -> Network:
     layers = _homogeneous_layers(network)
     if layers is None or len(layers) < 2:
         return network
-    tensors = _read(network, layers)
+    tensors = _read_layers(network, layers)
     if tensors is None:
         return network
-    alive_masks = _alive(tensors)
+    alive_masks = _find_alive(tensors)
     if not all(bool(mask.any()) for mask in alive_masks):
         return network
-    log_factors = _log_factors(_take(tensors, alive_masks))
+    log_factors = _balancing_log_factors(_remove_dead(tensors, alive_masks))
     if log_factors is None:
         return network
     dead_count = sum(int((~mask).sum()) for mask in alive_masks)
@@ -151,14 +151,14 @@ def canonical(network: Network) -> Network:
     eps = max(torch.finfo(t.dtype).eps for t in network.theta.values())
     if not dead_count and largest_log_factor <= max(UNCHANGED, ROUNDINGS * eps):
         return network
-    balanced_layers = _rescale(_take(tensors, alive_masks), log_factors)
+    balanced_layers = _rescale(_remove_dead(tensors, alive_masks), log_factors)
     if network.live is None:
-        notes = _note(dead_count, largest_log_factor, "left out")
+        notes = _describe_changes(dead_count, largest_log_factor, "left out")
         result = _with_fewer_neurons(network, layers, balanced_layers, alive_masks)
     else:
-        notes = _note(dead_count, largest_log_factor, "set to zero")
-        balanced_with_dead = _fill(tensors, balanced_layers, alive_masks)
-        result = network.replace(theta=_theta(network, layers, balanced_with_dead))
+        notes = _describe_changes(dead_count, largest_log_factor, "set to zero")
+        balanced_with_dead = _restore_dead(tensors, balanced_layers, alive_masks)
+        result = network.replace(theta=_collect_theta(network, layers, balanced_with_dead))
         if not _computes_the_same(network, result):
             return network
     return result.replace(assumptions=(*network.assumptions, *notes))
@@ -209,7 +209,7 @@ def _layers_in_sequence(network: Network) -> list[_LayerNames] | None:
     return layers
 
 
-def _read(network: Network, layers: list[_LayerNames]) -> list[_LayerTensors] | None:
+def _read_layers(network: Network, layers: list[_LayerNames]) -> list[_LayerTensors] | None:
     """Return the layers in float64, or None if the shape of a weight does not fit the layer below."""
     tensors: list[_LayerTensors] = []
     for layer in layers:
@@ -224,7 +224,7 @@ def _read(network: Network, layers: list[_LayerNames]) -> list[_LayerTensors] | 
     return tensors
 
 
-def _alive(tensors: list[_LayerTensors]) -> list[Tensor]:
+def _find_alive(tensors: list[_LayerTensors]) -> list[Tensor]:
     """Return for every hidden layer a mask of the neurons that have incoming and outgoing weights.
 
     If a neuron is removed, its neighbors lose weights and may become dead too. So the search repeats until
@@ -242,15 +242,15 @@ def _alive(tensors: list[_LayerTensors]) -> list[Tensor]:
             return masks[1:-1]
 
 
-def _take(tensors: list[_LayerTensors], alive_masks: list[Tensor]) -> list[_LayerTensors]:
+def _remove_dead(tensors: list[_LayerTensors], alive_masks: list[Tensor]) -> list[_LayerTensors]:
     """Return the layers without the neurons that are not alive."""
     return [
         _LayerTensors(layer.weight[rows][:, columns], layer.bias[rows])
-        for layer, rows, columns in zip(tensors, *_masks(tensors, alive_masks), strict=True)
+        for layer, rows, columns in zip(tensors, *_live_masks(tensors, alive_masks), strict=True)
     ]
 
 
-def _masks(
+def _live_masks(
     tensors: list[_LayerTensors], alive_masks: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return for every layer a mask of its live neurons, and for every layer a mask of its live inputs.
@@ -261,7 +261,7 @@ def _masks(
     return [*alive_masks, outputs], [inputs, *alive_masks]
 
 
-def _log_factors(tensors: list[_LayerTensors]) -> list[Tensor] | None:
+def _balancing_log_factors(tensors: list[_LayerTensors]) -> list[Tensor] | None:
     """Return the logarithms of the factors by which to rescale the hidden neurons.
 
     After rescaling, the incoming weights and the outgoing weights of a neuron have equal norms. The list has
@@ -336,20 +336,22 @@ def _with_fewer_neurons(
     tensors: list[_LayerTensors],
     alive_masks: list[Tensor],
 ) -> Network:
-    """Return the network with the weights ``tensors`` and without its dead neurons."""
+    """Return the network without its dead neurons. ``tensors`` are the weights of the remaining neurons."""
     arch = network.architecture
     hidden_widths = tuple(int(mask.sum()) for mask in alive_masks)
     input_widths = arch.widths[:1] if arch.image_shape is None else ()
     arch = replace(arch, widths=(*input_widths, *hidden_widths, arch.widths[-1]))
-    return network.replace(theta=_theta(network, layers, tensors), arch=arch)
+    return network.replace(theta=_collect_theta(network, layers, tensors), arch=arch)
 
 
-def _fill(
+def _restore_dead(
     tensors: list[_LayerTensors], balanced_layers: list[_LayerTensors], alive_masks: list[Tensor]
 ) -> list[_LayerTensors]:
     """Return the balanced layers with all neurons. Weights and biases of dead neurons are zero."""
     filled_layers = []
-    layers_and_masks = zip(tensors, balanced_layers, *_masks(tensors, alive_masks), strict=True)
+    layers_and_masks = zip(
+        tensors, balanced_layers, *_live_masks(tensors, alive_masks), strict=True
+    )
     for original, layer, rows, columns in layers_and_masks:
         weight, bias = torch.zeros_like(original.weight), torch.zeros_like(original.bias)
         weight[rows.nonzero(), columns.nonzero()[:, 0]] = layer.weight
@@ -358,10 +360,10 @@ def _fill(
     return filled_layers
 
 
-def _theta(
+def _collect_theta(
     network: Network, layers: list[_LayerNames], tensors: list[_LayerTensors]
 ) -> dict[str, Tensor]:
-    """Return the weights by parameter name. float16 and bfloat16 weights become float32."""
+    """Return all weights of the network by name, those of ``layers`` from ``tensors``, in float32 or float64."""
     theta = {n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in network.theta.items()}
     for layer, values in zip(layers, tensors, strict=True):
         original_weight = theta[layer.weight]
@@ -381,7 +383,7 @@ def _computes_the_same(network: Network, other: Network) -> bool:
     return bool((outputs - other_outputs).abs().max() <= tolerance)
 
 
-def _note(dead_count: int, largest_log_factor: float, action: str) -> tuple[str, ...]:
+def _describe_changes(dead_count: int, largest_log_factor: float, action: str) -> tuple[str, ...]:
     """Return a sentence for the user about removed and rescaled neurons, or () if no neuron changed much."""
     is_rescaled = largest_log_factor > math.log(NOTABLE)
     if not dead_count and not is_rescaled:

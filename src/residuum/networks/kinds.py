@@ -159,7 +159,7 @@ class MLP(nn.Module):
     def signals(self, trace: Trace, covectors: Tensor, index: Tensor | None = None) -> list[Tensor]:
         """Return the backward signals of every layer for R covectors u_r.
 
-        A covector u_r is a vector of weights of the outputs. Let x_r be the sample of row r, and Phi(x_r) the
+        A covector u_r has one coefficient for each output. Let x_r be the sample of row r, and Phi(x_r) the
         outputs for this sample. The backward signal of a layer is the derivative of <u_r, Phi(x_r)> in the
         layer's pre-activations. The gradient of <u_r, Phi(x_r)> in the layer's weight is the outer product of
         the backward signal and the layer's input.
@@ -345,8 +345,10 @@ class Architecture:
         if self.image_shape is not None:
             widths_text = "x".join(map(str, self.image_shape)) + "-" + widths_text
         defaults = KINDS[self.kind].options
-        settings = [f",{n}={value}" for n, value in self.options.items() if value != defaults[n]]
-        return f"{self.kind}:{widths_text}" + "".join(settings)
+        option_texts = [
+            f",{n}={value}" for n, value in self.options.items() if value != defaults[n]
+        ]
+        return f"{self.kind}:{widths_text}" + "".join(option_texts)
 
     @property
     def inputs(self) -> int:
@@ -369,8 +371,8 @@ class Kind:
     Attributes:
         module: Class of the networks.
         example: Example of an architecture string.
-        rank: Number of dimensions of the input at the start of a string: 1 for an input width, 3 for an input
-            shape CxHxW, None for any number.
+        rank: How many numbers describe the input at the start of an architecture string: 1 for an input width
+            such as 784, 3 for an input shape such as 1x28x28, None for any number.
         options: Options of the string with their default values.
     """
 
@@ -380,7 +382,7 @@ class Kind:
     options: Mapping[str, str] = {}
 
     def check(self, arch: Architecture) -> Architecture:
-        """Return the architecture in its canonical form, or raise ``ArchitectureError``."""
+        """Return the architecture in its canonical form, or raise ``ArchitectureError`` if it is invalid."""
         return arch
 
     def build(self, arch: Architecture) -> nn.Module:
@@ -478,15 +480,15 @@ class _MLP(_Layered):
         return Architecture("mlp", widths, None, options)
 
     def recognize(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
-        layers = find_chain(state)
-        if layers is None:
+        layer_names = find_chain(state)
+        if layer_names is None:
             return None
-        weights = [state[layer[0]] for layer in layers]
-        bias = bias_rule([len(layer) == 2 for layer in layers])
+        weights = [state[names[0]] for names in layer_names]
+        bias = bias_rule([len(names) == 2 for names in layer_names])
         tensor_name_by_parameter = {
             f"layers.{i}.{suffix}": tensor_name
-            for i, layer in enumerate(layers)
-            for suffix, tensor_name in zip(("weight", "bias"), layer, strict=False)
+            for i, names in enumerate(layer_names)
+            for suffix, tensor_name in zip(("weight", "bias"), names, strict=False)
         }
         widths = (weights[0].shape[1], *map(len, weights))
         return Architecture("mlp", widths, None, {"bias": bias}), tensor_name_by_parameter
@@ -639,7 +641,7 @@ def attach_vectors(order: list[Named], vectors: list[Named]) -> list[tuple[str, 
     Returns:
         For every layer the names of its weight and its bias. None if a bias fits no layer.
     """
-    layers: list[tuple[str, ...]] = []
+    layer_names: list[tuple[str, ...]] = []
     unassigned_biases = dict(vectors)
     for i, (name, weight) in enumerate(order):
         name_prefix = name.removesuffix("weight")
@@ -657,8 +659,8 @@ def attach_vectors(order: list[Named], vectors: list[Named]) -> list[tuple[str, 
         assigned_biases = biases_of_same_name or sorted(biases_by_size, key=natural_key)[:1]
         for vector in assigned_biases:
             del unassigned_biases[vector]
-        layers.append((name, *assigned_biases))
-    return None if unassigned_biases else layers
+        layer_names.append((name, *assigned_biases))
+    return None if unassigned_biases else layer_names
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -684,10 +686,10 @@ def find_chain(state: Mapping[str, Tensor]) -> list[tuple[str, ...]] | None:
     """
     weights, vectors = split_vectors(state)
     if weights and all(w.ndim == 2 for _, w in weights):
-        for order in (*likely_orders(weights), *_chains(weights)):
-            layers = attach_vectors(order, vectors) if _is_chain(order) else None
-            if layers is not None:
-                return layers
+        for order in (*likely_orders(weights), *_find_unique_chain(weights)):
+            layer_names = attach_vectors(order, vectors) if _is_chain(order) else None
+            if layer_names is not None:
+                return layer_names
     return None
 
 
@@ -696,7 +698,7 @@ def _is_chain(order: Iterable[Named]) -> bool:
     return all(a[0] == b[1] for a, b in itertools.pairwise(shapes))
 
 
-def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
+def _find_unique_chain(weights: list[Named], limit: int = 2) -> list[list[Named]]:
     """Return the order of the weights that forms a chain of layers, or [] if none or several orders do."""
     chains: list[list[Named]] = []
 
@@ -709,7 +711,8 @@ def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
             if not chain or chain[-1][1].shape[0] == candidate[1].shape[1]:
                 extend([*chain, candidate], remaining[:i] + remaining[i + 1 :])
 
-    # If two weights have the same shape, they can be swapped, so several orders form a chain.
+    # Two weights of the same shape can be swapped. Then several orders form a chain, so there is no unique
+    # order.
     if len(weights) <= 12 and len({w.shape for _, w in weights}) == len(weights):
         extend([], weights)
     return chains if len(chains) == 1 else []

@@ -138,7 +138,7 @@ class ActivationBoundaries:
         numbers_per_record = _numbers_per_record(module, pool)
         sums_by_layer: list[_Sums] = []
         for block in _blocks(len(pool), numbers_per_record):
-            values_by_layer = _record(module, pool[block], with_effects=True)
+            values_by_layer = _record_layers(module, pool[block], with_effects=True)
             sums_by_layer = sums_by_layer or [_Sums.zeros(z) for z, _ in values_by_layer]
             for layer_sums, (z, effect) in zip(sums_by_layer, values_by_layer, strict=True):
                 layer_sums.add(z, effect)
@@ -166,7 +166,7 @@ class ActivationBoundaries:
         """
         statistic, boundaries = [], []
         for block in _blocks(len(x), self.numbers_per_record):
-            values_by_layer = _record(self.module, x[block], with_effects=False)
+            values_by_layer = _record_layers(self.module, x[block], with_effects=False)
             scores_by_layer = [
                 _score_layer(z, layer)
                 for (z, _), layer in zip(values_by_layer, self.layers, strict=True)
@@ -283,10 +283,10 @@ class _Recorder(TorchFunctionMode):
             output = func(*args, **kwargs)
             self.numbers += output.numel() if isinstance(output, Tensor) else 0
             return output
-        z_before, copied = z.detach().clone(), z.clone()
-        args, kwargs = (copied, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
+        z_before, z_copy = z.detach().clone(), z.clone()
+        args, kwargs = (z_copy, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
         output = func(*args, **kwargs)
-        is_in_place = output is copied
+        is_in_place = output is z_copy
         offset = torch.zeros_like(output, requires_grad=self.with_effects)
         if self.with_effects:
             output = output + offset
@@ -327,7 +327,7 @@ def _argument(args: Any, kwargs: dict[str, Any], index: int, name: str, default:
     return args[index] if len(args) > index else kwargs.get(name, default)
 
 
-def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:
+def _record_layers(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:
     """Return for every layer the pre-activations (n, h) of its neurons and their effects on the output."""
     # If ``with_effects`` is True, the outputs are combined to one number with random coefficients. The effect
     # of a neuron is the derivative of this number in the neuron's activation. Otherwise all effects are zero.
@@ -340,18 +340,18 @@ def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tens
     effects: list[Tensor | None] = [None] * len(offsets)
     if with_effects and outputs.requires_grad and offsets:
         generator = torch.Generator().manual_seed(0)
-        direction = torch.randn(outputs[0].numel(), generator=generator, dtype=torch.float64)
-        combined = (outputs.flatten(1) @ direction.to(outputs)).sum()
-        effects = list(torch.autograd.grad(combined, offsets, allow_unused=True))
-    layers = []
+        coefficients = torch.randn(outputs[0].numel(), generator=generator, dtype=torch.float64)
+        combined_output = (outputs.flatten(1) @ coefficients.to(outputs)).sum()
+        effects = list(torch.autograd.grad(combined_output, offsets, allow_unused=True))
+    values_by_layer = []
     for (z, _), effect in zip(recorder.layers, effects, strict=True):
         if not z.isfinite().all():
             raise ArchitectureError(
                 "All pre-activations of a network must be finite; some are NaN or infinite.",
                 DIVERGED,
             )
-        layers.append((z.double(), torch.zeros_like(z) if effect is None else effect))
-    return layers
+        values_by_layer.append((z.double(), torch.zeros_like(z) if effect is None else effect))
+    return values_by_layer
 
 
 def _as_input(module: nn.Module, x: Tensor) -> Tensor:

@@ -103,7 +103,7 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
         Kinks(SigmoidReLU()) as kinks,
     ):
         outputs = _run(model, x, shape)
-        repeated, single = _run(model, x, shape), _run(model, x[:1], shape)
+        repeated_outputs, single_output = _run(model, x, shape), _run(model, x[:1], shape)
     output_rows = outputs[:, None] if outputs.ndim == 1 else outputs
     state_after = model.state_dict()
     if changed := [n for n, t in state_before.items() if not torch.equal(t, state_after[n])]:
@@ -112,14 +112,14 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
             f"{class_name} changes {changed[0]!r}.",
             f"Change {changed[0]!r} only under `if self.training:`.",
         )
-    if not torch.equal(outputs, repeated):
+    if not torch.equal(outputs, repeated_outputs):
         raise ArchitectureError(
             "A network must return the same outputs for the same sample; the forward method of this "
             f"{class_name} draws random numbers in evaluation mode.",
             "Draw random numbers under `if self.training:`, or call F.dropout(x, training=self.training).",
         )
     largest_output = float(output_rows.abs().max()) or 1.0
-    batch_difference = float((output_rows[0] - single.reshape(-1)).abs().max())
+    batch_difference = float((output_rows[0] - single_output.reshape(-1)).abs().max())
     if not batch_difference <= SAME.get(outputs.dtype, 1e-9) * largest_output:
         raise ArchitectureError(
             f"The outputs of a sample must depend on that sample only; the outputs of this {class_name} "
@@ -257,14 +257,14 @@ def _notes(model: nn.Module, kinks: Kinks, outputs: Tensor) -> Iterator[str]:
             "dropout was active in training and is not in evaluation, so the equations of attacks hold less "
             "exactly"
         )
-    trainable = [p.requires_grad for p in model.parameters()]
-    if any(trainable) and not all(trainable):
+    is_trainable = [p.requires_grad for p in model.parameters()]
+    if any(is_trainable) and not all(is_trainable):
         yield (
-            f"{trainable.count(False)} of {len(trainable)} parameters are frozen (requires_grad=False). Pass "
-            "the initial weights with --init, so that attacks leave them out"
+            f"{is_trainable.count(False)} of {len(is_trainable)} parameters are frozen "
+            "(requires_grad=False). Pass the initial weights with --init, so that attacks leave them out"
         )
-    is_positive, sums = bool((outputs >= 0).all()), outputs.sum(1)
-    sums_to_one = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    is_positive, row_sums = bool((outputs >= 0).all()), outputs.sum(1)
+    sums_to_one = torch.allclose(row_sums, torch.ones_like(row_sums), atol=1e-4)
     if outputs.shape[1] > 1 and is_positive and sums_to_one:
         yield (
             "outputs are probabilities, and attacks compute margins and losses from them. Pass the module "

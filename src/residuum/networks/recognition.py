@@ -98,15 +98,15 @@ def same_function(
     if not state or state.keys() != dict(model.named_parameters()).keys():
         # No architecture string describes a network with buffers, such as the statistics of batch norm.
         return None
-    network = copy.deepcopy(model).cpu().double().eval()
+    double_model = copy.deepcopy(model).cpu().double().eval()
     for arch, names in _candidates(state, shape):
         x = SPREAD * torch.randn(
             SAMPLES, arch.inputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
         x[: SAMPLES // 2] /= SPREAD**2
-        outputs_of_model = _outputs(network, x, shape or arch.image_shape or (arch.inputs,))
+        outputs_of_model = _outputs(double_model, x, shape or arch.image_shape or (arch.inputs,))
         if outputs_of_model is None:  # the network may accept flattened images instead
-            outputs_of_model = _outputs(network, x, (arch.inputs,))
+            outputs_of_model = _outputs(double_model, x, (arch.inputs,))
         if not isinstance(outputs_of_model, Tensor):
             continue
         # Some networks with one output return a tensor of shape (n,) instead of (n, 1).
@@ -114,12 +114,14 @@ def same_function(
             outputs_of_model = outputs_of_model[:, None]
         theta = {name: state[tensor].detach().cpu().double() for name, tensor in names.items()}
         for activation in ACTIVATIONS:
-            candidate = replace(arch, options={**arch.options, "activation": activation})
-            outputs_of_candidate = functional_call(candidate.build().double(), theta, (x,)).detach()
+            candidate_arch = replace(arch, options={**arch.options, "activation": activation})
+            outputs_of_candidate = functional_call(
+                candidate_arch.build().double(), theta, (x,)
+            ).detach()
             if outputs_of_model.shape == outputs_of_candidate.shape and torch.allclose(
                 outputs_of_model, outputs_of_candidate, rtol=1e-9, atol=1e-12
             ):
-                return candidate, {name: state[tensor] for name, tensor in names.items()}
+                return candidate_arch, {name: state[tensor] for name, tensor in names.items()}
     return None
 
 
@@ -173,17 +175,15 @@ def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[
         n: t.shape for n, t in expected_tensors.items()
     }:
         return {name: name for name in expected_tensors}
-    expected_layers = kinds.attach_vectors(*kinds.split_vectors(expected_tensors)) or []
-    layer_shapes = [expected_tensors[layer[0]].shape for layer in expected_layers]
+    expected_names = kinds.attach_vectors(*kinds.split_vectors(expected_tensors)) or []
+    expected_shapes = [expected_tensors[names[0]].shape for names in expected_names]
     weights, vectors = kinds.split_vectors(state)
-    for order in (*kinds.likely_orders(weights), *_order_by_shape(weights, layer_shapes)):
-        has_same_shapes = [w.shape for _, w in order] == layer_shapes
-        matched_layers = kinds.attach_vectors(order, vectors) if has_same_shapes else None
-        if matched_layers and [*map(len, expected_layers)] == [*map(len, matched_layers)]:
+    for order in (*kinds.likely_orders(weights), *_order_by_shape(weights, expected_shapes)):
+        has_same_shapes = [w.shape for _, w in order] == expected_shapes
+        matched_names = kinds.attach_vectors(order, vectors) if has_same_shapes else None
+        if matched_names and [*map(len, expected_names)] == [*map(len, matched_names)]:
             return dict(
-                zip(
-                    itertools.chain(*expected_layers), itertools.chain(*matched_layers), strict=True
-                )
+                zip(itertools.chain(*expected_names), itertools.chain(*matched_names), strict=True)
             )
     raise ArchitectureError(*_explain_mismatch(state, arch))
 
@@ -297,13 +297,13 @@ def guess_convnet(state: Mapping[str, Tensor]) -> Architecture | None:
         *kernels, head = (weight.shape for _, weight in order)
         if not kernels or len(head) != 2 or any(kernel[2:] != (3, 3) for kernel in kernels):
             continue
-        layers = kinds.attach_vectors(order, vectors)
+        layer_names = kinds.attach_vectors(order, vectors)
         is_chain = all(lower[0] == upper[1] for lower, upper in itertools.pairwise(kernels))
         area, remainder = divmod(head[1], kernels[-1][0])
-        if layers and is_chain and not remainder and math.isqrt(area) ** 2 == area:
+        if layer_names and is_chain and not remainder and math.isqrt(area) ** 2 == area:
             image_side = math.isqrt(area) * 2 ** len(kernels)
             widths = (*(kernel[0] for kernel in kernels), head[0])
-            bias = bias_rule([len(layer) == 2 for layer in layers])
+            bias = bias_rule([len(names) == 2 for names in layer_names])
             return Architecture(
                 "convnet", widths, (kernels[0][1], image_side, image_side), {"bias": bias}
             )

@@ -82,10 +82,10 @@ def singular_values(weight: Tensor) -> Tensor:
     # The triangular factor of the QR decomposition has the same singular values as the matrix. Using the
     # triangular factor is three times as fast.
     matrix = weight.detach().double().flatten(1)
-    largest = matrix.abs().max()
+    largest_entry = matrix.abs().max()
     tall_matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     return torch.linalg.svdvals(
-        torch.linalg.qr(tall_matrix / (largest if largest > 0 else 1), mode="r").R
+        torch.linalg.qr(tall_matrix / (largest_entry if largest_entry > 0 else 1), mode="r").R
     )
 
 
@@ -117,19 +117,19 @@ def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
     Returns:
         The number of singular values above the edge, and the edge as a share of the largest singular value.
     """
-    squares = values.square()
+    squared_values = values.square()
     removed_counts = torch.arange(len(values), dtype=torch.float64)
     rows, columns = (h - removed_counts).sqrt(), (d - removed_counts).sqrt()
-    remaining_squares = squares.flip(0).cumsum(0).flip(0)
+    remaining_squares = squared_values.flip(0).cumsum(0).flip(0)
     upper_ends, unit = rows + columns, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
-    edges = (
+    squared_edges = (
         remaining_squares / (rows * columns).square() * (upper_ends.square() + TRACY_WIDOM * unit)
     )
     # At least one singular value is below its edge, because the smallest singular value always is.
-    direction_count = int((squares <= edges).nonzero()[0])
-    if not squares[0] > 0:
+    direction_count = int((squared_values <= squared_edges).nonzero()[0])
+    if not squared_values[0] > 0:
         return direction_count, 0.0
-    return direction_count, math.sqrt(float(edges[direction_count] / squares[0]))
+    return direction_count, math.sqrt(float(squared_edges[direction_count] / squared_values[0]))
 
 
 def is_noise(values: Tensor, h: int, d: int) -> bool:
@@ -148,9 +148,9 @@ def is_noise(values: Tensor, h: int, d: int) -> bool:
     """
     if len(values) < MIN_NOISE_VALUES:
         return False
-    expected = noise_quantiles(h, d)
+    expected_values = noise_quantiles(h, d)
     scale = values.norm() / math.sqrt(h * d)
-    misfit = (values - scale * expected).norm() / values.norm()
+    misfit = (values - scale * expected_values).norm() / values.norm()
     return float(misfit) <= max(MAX_MISFIT, 2 / len(values))
 
 

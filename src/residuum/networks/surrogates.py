@@ -85,14 +85,15 @@ def with_surrogate(model: nn.Module, surrogate: Surrogate) -> nn.Module:
     Returns:
         A copy that shares the weights with ``model``.
     """
-    changed, forward = copy.copy(model), model.forward  # a shallow copy shares all submodules
+    smoothed_model = copy.copy(model)  # a shallow copy shares all submodules and weights
+    forward = model.forward
 
     def smooth(*inputs: Any, **named: Any) -> Any:
         with Kinks(surrogate):
             return forward(*inputs, **named)
 
-    changed.forward = smooth
-    return changed
+    smoothed_model.forward = smooth
+    return smoothed_model
 
 
 def _relu(gate: Surrogate, z: Tensor) -> Tensor:
@@ -147,11 +148,11 @@ def _pool(
     paddings: list[int] = []
     for size, k, s, p in zip(z.shape[-dims:], kernel, strides, pad, strict=True):
         last_start = size + 2 * p - k
-        last_window = math.ceil(last_start / s) if ceil_mode else last_start // s
+        last_window_index = math.ceil(last_start / s) if ceil_mode else last_start // s
         # No window may begin in the padding after the last pixel of the image.
-        last_window -= last_window * s >= size + p
+        last_window_index -= last_window_index * s >= size + p
         # F.pad expects the paddings of the last dimension first.
-        paddings = [p, max(0, last_window * s + k - size - p), *paddings]
+        paddings = [p, max(0, last_window_index * s + k - size - p), *paddings]
     if any(paddings):
         z = F.pad(z, paddings, value=torch.finfo(z.dtype).min)
     # z gets a new first dimension, which runs over the entries of a window. Computing the maximum over the

@@ -222,7 +222,7 @@ class MarginMaximization:
         self.buffers = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         self._tau = torch.ones((), dtype=torch.float64, device=x.device)
         self._gradient: tuple[Tensor, ...] = ()
-        self._figures = torch.empty(0)
+        self._measured_values = torch.empty(0)
         self._measuring = Repeater(self._measure, str(x.device), 1)
         self._current: list[float] | None = None
 
@@ -251,19 +251,21 @@ class MarginMaximization:
         """
         names, weights = zip(*self.model.named_parameters(), strict=True)
         velocity = [self.buffers[name] for name in names]
-        before, _, slope, size = self._current if self._current is not None else self._objective()
-        if not 0 < slope < math.inf:
+        before, _, squared_gradient_norm, squared_weight_norm = (
+            self._current if self._current is not None else self._objective()
+        )
+        if not 0 < squared_gradient_norm < math.inf:
             return
         gradient = self._gradient
         # On a GPU, copy the gradient, because the next replay of the CUDA graph overwrites it.
         if self.x.is_cuda:
             gradient = tuple(g.clone() for g in gradient)
-        max_step_length, c = self.REACH * math.sqrt(size), self.scalars["c"]
+        max_step_length, c = self.REACH * math.sqrt(squared_weight_norm), self.scalars["c"]
         old_weights = [p.detach().clone() for p in weights]
         for _ in range(60):
             with torch.no_grad():
                 for v, g in zip(velocity, gradient, strict=True):
-                    v.mul_(self.MOMENTUM).sub_(g, alpha=c / slope)
+                    v.mul_(self.MOMENTUM).sub_(g, alpha=c / squared_gradient_norm)
                 step_length = math.sqrt(float(_squared(velocity)))
                 shrink_factor = min(1.0, max_step_length / step_length) if step_length > 0 else 1.0
                 for p, o, v in zip(weights, old_weights, velocity, strict=True):
@@ -290,7 +292,7 @@ class MarginMaximization:
         # the graph must run once more.
         for _ in range(1 + is_first_on_gpu):
             self._measuring.run(1)
-        self._current = self._figures.tolist()
+        self._current = self._measured_values.tolist()
         return self._current
 
     def _measure(self) -> None:
@@ -304,7 +306,7 @@ class MarginMaximization:
             _squared(self._gradient),
             _squared(weights),
         )
-        self._figures = torch.stack(measured_values)
+        self._measured_values = torch.stack(measured_values)
 
     def _rescale(self, lowest: float) -> None:
         """Rescale a homogeneous network's weights if the margin exceeds ``MARGIN_CAP``, to avoid overflow."""
