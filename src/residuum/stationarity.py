@@ -115,7 +115,7 @@ def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor
     Args:
         model: The network.
         x: Samples, (n, ...).
-        rows: Rows: samples with covectors on the outputs.
+        rows: Terms of a weighted sum of gradients, each with a sample and weights of the outputs.
         direction: A direction in the space of the weights, i.e. one tensor by parameter name.
 
     Returns:
@@ -132,7 +132,7 @@ def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor
     Args:
         model: The network.
         x: Samples, (n, ...).
-        rows: Rows: samples with covectors on the outputs.
+        rows: Terms of a weighted sum of gradients, each with a sample and weights of the outputs.
         chunk: Number of rows that are computed together.
 
     Returns:
@@ -157,7 +157,7 @@ def gram(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
     Args:
         model: The network.
         x: Samples, (n, ...).
-        rows: Rows: samples with covectors on the outputs.
+        rows: Terms of a weighted sum of gradients, each with a sample and weights of the outputs.
 
     Returns:
         Gram matrix, (R, R).

@@ -69,7 +69,7 @@ def compute_p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) 
 
 
 def compute_epsilon_bound(m: int, r: int, v: int, confidence: float, delta: float = 0.0) -> float:
-    """Return a lower bound on epsilon: the largest epsilon that contradicts v right guesses.
+    """Return a lower bound on epsilon: the largest epsilon under which v right guesses are improbable.
 
     A guess says whether a canary (a sample inserted with probability 1/2) was in the training set.
 
@@ -81,7 +81,7 @@ def compute_epsilon_bound(m: int, r: int, v: int, confidence: float, delta: floa
         delta: Delta of the (epsilon, delta)-differential privacy.
 
     Returns:
-        The lower bound on epsilon, 0 if the guesses contradict no epsilon.
+        The lower bound on epsilon. It is 0 if v right guesses are not improbable even under epsilon 0.
     """
     error_probability = 1 - confidence
     if compute_p_value(m, r, v, 0.0, delta) >= error_probability:

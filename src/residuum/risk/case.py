@@ -115,10 +115,10 @@ class Case:
         name, _, sees_samples = find_input_layer(model, data.shape)
         input_layer = name if sees_samples else ""
         input_rows = _read_input_rows(attack_surface, network, knowledge, data.shape)
-        row_space, initial_share = None, 1.0
+        row_space, initial_factor = None, 1.0
         if isinstance(input_rows, InputLayer):
             contains_initial_weights = attack_surface.name == WEIGHTS and knowledge.theta0 is None
-            initial_share = input_rows.initial_share
+            initial_factor = input_rows.initial_share
             row_space = RowSpace.from_rows(
                 input_rows.rows.to(device), tuple(data.shape), contains_initial_weights
             )
@@ -132,7 +132,7 @@ class Case:
             holdout=holdout_samples,
             input_weight=input_layer and f"{input_layer}.weight",
             layers=_fitted_layers(attack_surface, input_layer),
-            target=_target(attack_surface, knowledge, initial_share, device),
+            target=_target(attack_surface, knowledge, initial_factor, device),
             row_space=row_space,
             no_row_space=input_rows if isinstance(input_rows, str) else "",
         )
@@ -214,13 +214,13 @@ def _fitted_layers(surface: Surface, input_layer: str) -> tuple[str, ...]:
     return surface.layers
 
 
-def _target(surface: Surface, knowledge: Knowledge, initial_share: float, device: str) -> Theta:
+def _target(surface: Surface, knowledge: Knowledge, initial_factor: float, device: str) -> Theta:
     """Return the tensors that the weighted sum of gradients must equal.
 
     Args:
         surface: The attack surface.
         knowledge: What the attacker knows.
-        initial_share: The factor, at most 1, by which weight decay shrank the initial weights during
+        initial_factor: The factor, at most 1, by which weight decay shrank the initial weights during
             training.
         device: Device of the computation.
 
@@ -234,7 +234,7 @@ def _target(surface: Surface, knowledge: Knowledge, initial_share: float, device
         return {name: -t for name, t in target.items()}
     if surface.name == CHANGE and knowledge.theta0 is not None and knowledge.weight_decay:
         theta0 = {name: t.to(device, torch.float64) for name, t in knowledge.theta0.items()}
-        return {name: t + (1 - initial_share) * theta0[name] for name, t in target.items()}
+        return {name: t + (1 - initial_factor) * theta0[name] for name, t in target.items()}
     return target
 
 

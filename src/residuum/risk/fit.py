@@ -35,7 +35,7 @@ from residuum.stationarity import Rows, Theta, norm
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The multipliers with which the gradients of the records are closest to the target.
+    """The multipliers with which the weighted sum of the records' gradients is closest to the target.
 
     The target is the weights, the weight update or the optimizer state in the fitted layers.
 
@@ -62,7 +62,8 @@ class Fit:
         Args:
             case: The network and the target.
             samples: The records.
-            watch: Function that is called with the step, the number of steps, and a text.
+            watch: Function that reports progress. It is called with the step, the number of steps, and a
+                text.
 
         Returns:
             The fit.
@@ -122,8 +123,10 @@ def compute_informed_ncc(
     ncc_blocks = []
     for block in chunks(len(x), 4 * x[0].numel()):
         estimate = compute_informed_estimate(x[block], columns[block], residual)
-        a, b = (standardize(images.reshape(-1, *shape)) for images in (estimate, x[block]))
-        ncc_blocks.append((a * b).sum(1).clamp(-1, 1))
+        standardized_estimate, standardized_record = (
+            standardize(images.reshape(-1, *shape)) for images in (estimate, x[block])
+        )
+        ncc_blocks.append((standardized_estimate * standardized_record).sum(1).clamp(-1, 1))
     return torch.cat(ncc_blocks)
 
 

@@ -121,21 +121,34 @@ class ChainGradients:
     def __init__(self, chain: MLP, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
         self.x, self.rows, self.layers = x, rows, []
         values_per_sample = sum(layer.in_features + layer.out_features for layer in chain.linears)
-        inputs: list[list[Tensor]] = [[] for _ in chain.linears]
-        signals = [x.new_zeros(len(rows), layer.out_features) for layer in chain.linears]
-        layer_indices = [l for l in range(len(chain.linears)) if f"layers.{l}" in layers]
+        inputs_by_layer: list[list[Tensor]] = [[] for _ in chain.linears]
+        signals_by_layer = [x.new_zeros(len(rows), layer.out_features) for layer in chain.linears]
+        layer_indices = [
+            layer_index
+            for layer_index in range(len(chain.linears))
+            if f"layers.{layer_index}" in layers
+        ]
         for block in split_blocks(len(x), values_per_sample):
             in_block = (rows.index >= block.start) & (rows.index < block.stop)
             index_in_block = rows.index[in_block] - block.start
             activations = chain.trace(x[block])
             block_signals = chain.signals(activations, rows.covectors[in_block], index_in_block)
-            for l in layer_indices:
-                inputs[l].append(activations.inputs[l])
-                signals[l][in_block] = block_signals[l]
-        for l in layer_indices:
-            weight_name = f"layers.{l}.weight"
-            bias_name = "" if chain.linears[l].bias is None else f"layers.{l}.bias"
-            self.layers.append(_Layer(torch.cat(inputs[l]), signals[l], weight_name, bias_name))
+            for layer_index in layer_indices:
+                inputs_by_layer[layer_index].append(activations.inputs[layer_index])
+                signals_by_layer[layer_index][in_block] = block_signals[layer_index]
+        for layer_index in layer_indices:
+            weight_name = f"layers.{layer_index}.weight"
+            bias_name = (
+                "" if chain.linears[layer_index].bias is None else f"layers.{layer_index}.bias"
+            )
+            self.layers.append(
+                _Layer(
+                    torch.cat(inputs_by_layer[layer_index]),
+                    signals_by_layer[layer_index],
+                    weight_name,
+                    bias_name,
+                )
+            )
 
     def squares(self) -> Tensor:
         """Return the squared norm of every gradient, (R,).
@@ -232,7 +245,10 @@ class AnyGradients:
         return functional_call(self.model, {**self.frozen, **chosen}, (x,))
 
     def _row_gradients(self, block: slice) -> Tensor:
-        """Return the gradients of a block of b rows with respect to all P chosen parameters, (b, P)."""
+        """Return the gradients (b, P) of b rows with respect to all P chosen parameters.
+
+        A row is a record with weights of the network's outputs. The slice ``block`` chooses the rows.
+        """
         return self._flat(self.x[self.rows.index[block]], self.rows.covectors[block])
 
     def _flat(self, x: Tensor, covectors: Tensor, name: str = "") -> Tensor:
@@ -246,12 +262,12 @@ class AnyGradients:
         return torch.cat([t.flatten(1) for n, t in gradients.items() if name in ("", n)], 1)
 
     def squares(self) -> Tensor:
-        """Return the squared norm of every gradient, (R,), computed block by block."""
+        """Return the squared norm of every gradient, (R,). Only one block of gradients is in memory."""
         row_blocks = split_blocks(len(self.rows), self.size)
         return torch.cat([self._row_gradients(block).square().sum(1) for block in row_blocks])
 
     def gram(self) -> Tensor:
-        """Return the inner products of all pairs of gradients, (R, R), with two blocks in memory."""
+        """Return the inner products of all pairs of gradients, (R, R)."""
         # Only the gradients of two blocks are in memory. So the gradients of a later block are computed again
         # for each earlier block.
         row_blocks = list(split_blocks(len(self.rows), self.size))
@@ -364,7 +380,7 @@ def fit_multipliers(
         target: The tensors that the weighted sum should equal, by parameter name.
         rows: Number of rows, i.e. of gradients.
         free: Whether multipliers may be negative.
-        watch: Function that is called with the step, the number of steps, and a text.
+        watch: Function that reports progress. It is called with the step, the number of steps, and a text.
 
     Returns:
         The multipliers, with a measure of how far they are from the optimum.
@@ -401,7 +417,7 @@ def descend(
         gradients: Gradients of the rows.
         inner: Inner product of each gradient with the target, (R,).
         free: Whether multipliers may be negative.
-        watch: Function that is called with the step, the number of steps, and a text.
+        watch: Function that reports progress. It is called with the step, the number of steps, and a text.
 
     Returns:
         The multipliers, (R,).

@@ -231,7 +231,7 @@ class MembershipTest(Record):
 
     @property
     def adjusted_p(self) -> float:
-        """Twice the p-value of the group test: a Bonferroni correction for the two tests of an audit.
+        """P-value of the group test times 2, because an audit has two tests (Bonferroni correction).
 
         The two tests of an audit are the membership test and the reconstruction test.
         """
@@ -289,13 +289,13 @@ def measure_membership(
     scores = boundaries.score(all_records)
     boundary_counts = scores.boundaries.sum(1)
     statistic, holdout_statistic = scores.statistic[:n], scores.statistic[n:]
-    p = torch.full((n,), torch.nan, dtype=torch.float64)
+    p_values = torch.full((n,), torch.nan, dtype=torch.float64)
     above_tail_count, group_p = 0, math.nan
     if len(holdout_statistic):
-        p = rank_p_values(statistic, holdout_statistic)
+        p_values = rank_p_values(statistic, holdout_statistic)
         above_tail_count = count_above_tail(statistic, holdout_statistic)
         group_p = group_p_value(statistic, holdout_statistic)
-    accepted_records, q = _accept(p, boundary_counts[:n])
+    accepted_records, q_values = _accept(p_values, boundary_counts[:n])
     named_records = accepted_records if group_p <= GROUP_LEVEL else accepted_records[:0]
     decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, seed))
     decoy_named, _ = _accept(decoy_p, boundary_counts[:n])
@@ -316,8 +316,8 @@ def measure_membership(
         holdout_statistic=holdout_statistic,
         boundaries=boundary_counts[:n],
         holdout_boundaries=boundary_counts[n:],
-        p=p,
-        q=q,
+        p=p_values,
+        q=q_values,
         above_tail=above_tail_count,
         group_p=group_p,
         named=named_records,

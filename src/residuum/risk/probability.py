@@ -80,7 +80,8 @@ def score_records(
 
     Args:
         ratio: Signal-to-residual ratio of each record, (n,).
-        signal_share: Share of each record's squared norm in the strong directions of the first layer, (n,).
+        signal_share: Share of each record's squared norm along singular vectors of the first layer's weight
+            with large singular values, (n,).
         reach_ncc: Best possible NCC (normalized cross-correlation) of a reconstruction of each record, (n,).
         values: Number of values of a record, d.
         rank: Number of singular vectors of the first layer's weight above the noise, None if not measured.

@@ -1,4 +1,4 @@
-"""Measure how much of each record the weights of the first layer contain.
+"""Measure how well each record is a combination of the rows of the first layer's weight matrix.
 
 If gradient descent starts from small or known initial weights W0, the rows of the first layer's weight W are
 linear combinations C X of the samples X. Weight decay shrinks the initial weights by a factor c, so
@@ -96,14 +96,14 @@ class RowSpace:
     def reach_ncc(self, x: Tensor) -> Tensor:
         """Return the largest NCC of each sample with a vector in the span of the clean directions.
 
-        Clean directions are the singular vectors of the first layer's weight with singular values above the
-        noise.
+        NCC is the normalized cross-correlation. Clean directions are the singular vectors of the first
+        layer's weight with singular values above the noise.
 
         Args:
             x: The samples (n, *shape).
 
         Returns:
-            The normalized cross-correlations (NCC), (n,). A constant channel contributes 0 to the NCC.
+            The values of the NCC, (n,). A constant channel contributes 0 to the NCC.
         """
         channels = self.shape[0] if len(self.shape) == 3 else 1
         clean_directions = self.layer.V[: self.rank].to(x).reshape(self.rank, channels, -1)
@@ -154,8 +154,10 @@ class RowSpace:
         ncc_blocks = []
         for block in split_blocks(len(x), x[0].numel()):
             estimates = ((signals[block] @ U) * damped_inverse) @ V
-            a, b = (
+            standardized_estimate, standardized_sample = (
                 standardize(images.reshape(-1, *self.shape)) for images in (estimates, x[block])
             )
-            ncc_blocks.append((a * b).sum(1).abs().clamp(max=1))
+            ncc_blocks.append(
+                (standardized_estimate * standardized_sample).sum(1).abs().clamp(max=1)
+            )
         return torch.cat(ncc_blocks)

@@ -6,7 +6,7 @@ state. There are five stages:
 
     outputs       the margin and the loss of each record
     multipliers   the weight of each record in the sum of gradients that equals the attack surface
-    span          how much of each record the rows of the first layer's weight matrix contain
+    span          how well each record is a combination of the rows of the first layer's weight matrix
     kinks         the number of activation boundaries through each record
     canaries      a lower bound on the privacy loss epsilon, from samples that were inserted at random
 
@@ -122,7 +122,7 @@ def expose(
     names = name_groups(data, case.task, tuple(groups))
     results = _run_stages(case, canaries, work, watch)
     values, row_space = data.x[0].numel(), results.row_space.figures
-    log_odds = score_records(
+    log_odds_of_recovery = score_records(
         results.fit.figures.own_over_misfit,
         row_space.heard,
         row_space.reach_ncc,
@@ -130,8 +130,8 @@ def expose(
         row_space.rank,
     )
     why_uncalibrated = explain_uncalibrated(case)
-    probability = None if why_uncalibrated else torch.sigmoid(log_odds)
-    most_exposed = log_odds.argsort(descending=True, stable=True)[:top]
+    probability = None if why_uncalibrated else torch.sigmoid(log_odds_of_recovery)
+    most_exposed = log_odds_of_recovery.argsort(descending=True, stable=True)[:top]
     found_ncc, nearest = best_candidates(candidates, data.x.double(), most_exposed)
     return Exposure(
         **results.figures,
@@ -145,10 +145,10 @@ def expose(
         labels=data.y,
         groups=names,
         grouped_by=(grouped_by or "group") if groups else "class" if names else "",
-        score=log_odds,
+        score=log_odds_of_recovery,
         probability=not_applicable(len(data)) if probability is None else probability,
         uncalibrated=why_uncalibrated,
-        by_group=summarize_groups(names, log_odds, probability, results.flagged),
+        by_group=summarize_groups(names, log_odds_of_recovery, probability, results.flagged),
         canaries=results.epsilon,
         top=most_exposed,
         images=data.x[most_exposed].double(),
@@ -167,7 +167,7 @@ class Results:
     Attributes:
         outputs: Margin and loss of each record.
         fit: The fit of the records to the attack surface.
-        row_space: How much of each record the rows of the first layer's weight matrix contain.
+        row_space: How well each record is a combination of the rows of the first layer's weight matrix.
         kinks: Activation boundaries through each record.
         epsilon: The lower bound on epsilon from canaries, None without canaries.
     """

@@ -39,7 +39,7 @@ F = TypeVar("F", bound=Record)
 
 @dataclass(frozen=True, eq=False)
 class Measured(Record, Generic[F]):
-    """The result of a stage. Finished stages are saved, so that an interrupted run can resume.
+    """The result of a stage, which is saved so that an interrupted run can resume.
 
     Attributes:
         figures: The measurements of the records.
@@ -85,7 +85,7 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
 
     Args:
         case: The network, the records and the target.
-        watch: Function that is called with the step, the number of steps, and a text.
+        watch: Function that reports progress. It is called with the step, the number of steps, and a text.
 
     Returns:
         The measurements. If the first layer's weight is fitted, the tensors are ``columns`` (multiplier times
@@ -121,7 +121,7 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
 
 
 def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
-    """Measure how much of every training record the rows of the first layer's weight matrix contain."""
+    """Measure how well each record is a combination of the rows of the first layer's weight matrix."""
     space, x = case.row_space, case.records.x
     signal_share = reach = reach_ncc = dual_ncc = dual_p_values = not_applicable(len(case.data))
     notes = []
@@ -157,9 +157,11 @@ def count_kinks(case: Case) -> Measured[KinkFigures]:
     scores = boundaries.score(all_x)
     notes: tuple[str, ...] = ()
     if not boundaries.neurons:
-        notes = ("no kinks: no dense layer with a piecewise linear activation changes the outputs",)
+        notes = (
+            "no activation boundaries: no dense layer with a piecewise linear activation changes the outputs",
+        )
     elif case.holdout is None:
-        notes = ("kinks have no p-values without held-out records",)
+        notes = ("without held-out records, the counts of activation boundaries have no p-values",)
     else:
         p_values = rank_p_values(scores.statistic[:n], scores.statistic[n:])
         q_values = torch.from_numpy(false_discovery_control(p_values.numpy()))
@@ -238,23 +240,27 @@ def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
         )
 
 
-def locate_records(x: Tensor, records: Tensor) -> Tensor:
+def locate_records(samples: Tensor, records: Tensor) -> Tensor:
     """Find the record that equals each sample. A difference by rounding to float32 is ignored.
 
     Args:
-        x: The samples, (m, *shape).
+        samples: The samples, (m, *shape).
         records: The records, (n, *shape).
 
     Returns:
         The index of the equal record for each sample, (m,), -1 for a sample without an equal record.
     """
-    a, b = x.flatten(1), records.flatten(1)
-    record_index = torch.full((len(a),), -1, dtype=torch.long, device=records.device)
-    squared_norms = b.square().sum(1)
-    for block in chunks(len(a), len(b)):
-        squared_distances = a[block].square().sum(1)[:, None] + squared_norms - 2 * a[block] @ b.T
+    flat_samples, flat_records = samples.flatten(1), records.flatten(1)
+    record_index = torch.full((len(flat_samples),), -1, dtype=torch.long, device=records.device)
+    squared_norms = flat_records.square().sum(1)
+    for block in chunks(len(flat_samples), len(flat_records)):
+        squared_distances = (
+            flat_samples[block].square().sum(1)[:, None]
+            + squared_norms
+            - 2 * flat_samples[block] @ flat_records.T
+        )
         nearest_record = squared_distances.argmin(1)
-        distance = (a[block] - b[nearest_record]).norm(dim=1)
-        is_equal = distance <= 1e-5 * b[nearest_record].norm(dim=1).clamp(min=1e-30)
+        distance = (flat_samples[block] - flat_records[nearest_record]).norm(dim=1)
+        is_equal = distance <= 1e-5 * flat_records[nearest_record].norm(dim=1).clamp(min=1e-30)
         record_index[block] = torch.where(is_equal, nearest_record, -1)
     return record_index

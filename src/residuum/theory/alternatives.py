@@ -95,8 +95,8 @@ def build_far_alternative(
     Args:
         kkt_set: Samples and multipliers of the network.
         r: The smallest distance between an alternative and an original sample.
-        direction: Key of ``DIRECTIONS``, the rule that chooses the direction of each split.
-        watch: Called with the number of finished samples and the number of all samples.
+        direction: Name of the rule that chooses the direction of each split, a key of ``DIRECTIONS``.
+        watch: Function that is called with the number of finished samples and the number of all samples.
 
     Returns:
         The alternative.
@@ -134,8 +134,8 @@ def build_budget_alternative(
         kkt_set: Samples and multipliers of the network.
         share: The distance that both halves of a sample move, as a share of its budget. An infinite budget
             counts as the norm of the largest sample.
-        direction: Key of ``DIRECTIONS``, the rule that chooses the direction of each split.
-        watch: Called with the number of finished samples and the number of all samples.
+        direction: Name of the rule that chooses the direction of each split, a key of ``DIRECTIONS``.
+        watch: Function that is called with the number of finished samples and the number of all samples.
 
     Returns:
         The alternative.

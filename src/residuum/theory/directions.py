@@ -4,11 +4,13 @@ A split replaces a sample x_i by its two halves x_i + nu and x_i - nu. Both halv
 pattern of x_i, i.e. the signs of all switches s_k. A switch is for example the input of a ReLU. The smaller
 the slopes <grad s_k, nu> are, the longer nu can be. The following rules choose nu:
 
-    data       last left singular vector of the d x n data matrix: gamma = max_i |<x_i, nu>| lies
-               between sigma_d / sqrt(n) and sigma_d (Refael et al. 2025, Theorem 15)
+    data       last left singular vector of the d x n data matrix: the largest component
+               max_i |<x_i, nu>| lies between sigma_d / sqrt(n) and sigma_d, the smallest singular
+               value of this matrix (Refael et al. 2025, Theorem 15)
     weights    last right singular vector of the first layer: outputs hardly depend on this direction
     tangent    a random direction
-    softest    argmin_nu || diag(1/|s|) G nu ||, where G (K, d) has the gradients of the K switches at x_i
+    softest    argmin_nu || diag(1/|s|) G nu ||, where G (K, d) has the gradients of the K switches at x_i,
+               and s has their values
     largest    max ||z|| s.t. |<grad s_k, z>| <= |s_k|, by several linear programs. The first program
                maximizes <z, nu> for the direction nu of "softest". Each further program takes the solution
                of the previous program as nu, so the length ||z|| grows from program to program.
@@ -55,8 +57,8 @@ def find_data_direction(x: Tensor) -> tuple[Tensor, float, float]:
         dimensions), and the largest component of a sample along the direction.
     """
     flat_samples = x.flatten(1).double()
-    direction, lowest = _find_last_singular_vector(flat_samples)
-    return direction, lowest, float((flat_samples @ direction).abs().max())
+    direction, smallest_singular_value = _find_last_singular_vector(flat_samples)
+    return direction, smallest_singular_value, float((flat_samples @ direction).abs().max())
 
 
 def find_weight_direction(model: nn.Module) -> tuple[Tensor, float]:
@@ -100,15 +102,13 @@ def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     first_layers = torch.cat([_first_layer(model) for model in models])
     _, sigma, rows = torch.linalg.svd(first_layers, full_matrices=True)
     rank = int((sigma > 10 * ROUNDING * sigma[0]).sum())
-    ignored_directions = rows[rank:].T
-    if not ignored_directions.shape[1]:
-        return ignored_directions
-    _, _, sorted_directions = torch.linalg.svd(
-        x.flatten(1) @ ignored_directions, full_matrices=True
-    )
+    null_space_basis = rows[rank:].T
+    if not null_space_basis.shape[1]:
+        return null_space_basis
+    _, _, sorted_directions = torch.linalg.svd(x.flatten(1) @ null_space_basis, full_matrices=True)
     # The singular vectors of the projected samples come in order of decreasing components of the samples.
     # This order is reversed, so that directions with small components come first.
-    basis = ignored_directions @ sorted_directions.T.flip(1)
+    basis = null_space_basis @ sorted_directions.T.flip(1)
     # A second projection removes the rounding errors of the first, which a long split would multiply.
     for _ in range(2):
         basis = basis - rows[:rank].T @ (rows[:rank] @ basis)
@@ -156,8 +156,8 @@ def find_softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Te
 
     A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU. The
     direction minimizes the sum of (slope / distance)^2 over all switches, where distance is how far the
-    switch is from zero. The direction is good but not optimal, because the length of a split is limited by a
-    single switch (the first that changes sign) and not by the sum.
+    switch is from zero. The direction is not optimal. The length of a split is limited by a single switch
+    (the first that changes sign) and not by this sum.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -205,11 +205,11 @@ def find_largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Te
     for _ in range(MAX_ROUNDS):
         objective = (best_direction @ tangent_basis).numpy()
         solver_options = {"time_limit": PROGRAM_SECONDS}
-        unbounded, bounds = (None, None), np.ones(len(constraints))
+        unbounded, upper_limits = (None, None), np.ones(len(constraints))
         solution = linprog(
             -objective,
             constraints,
-            bounds,
+            upper_limits,
             bounds=unbounded,
             method="highs",
             options=solver_options,

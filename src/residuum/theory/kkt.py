@@ -314,16 +314,17 @@ def clarke_residual(
 ) -> tuple[float, int, int, bool]:
     """Minimize the norm of the KKT residual over the gates at kinks, one hidden layer at a time.
 
-    At a kink a ReLU's input is zero, so its derivative (the gate) may be any number in [0, 1].
+    The KKT residual is the weights minus the weighted sum of the gradients of all margins. At a kink, a
+    ReLU's input is zero, so its derivative (the gate) may be any number in [0, 1].
 
     Args:
         model: The network.
         x: (n, d) samples.
-        rows: The constraints of the margin problem.
-        plain: KKT residual (weights minus weighted sum of gradients) if all gates at kinks are 0.
+        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
+        plain: KKT residual if all gates at kinks are 0.
         tolerance: Relative size of a pre-activation that counts as zero.
         limit: Maximum number of gates in one layer that may be chosen freely.
-        end: Value of the monotonic clock after which no further gates are chosen.
+        end: Value of ``time.monotonic()`` after which no further gates are chosen.
 
     Returns:
         The smallest norm, which is at most the norm of ``plain``. Then the number of kinks, the number of
@@ -381,18 +382,19 @@ def _free_layer(
 ) -> tuple[float, int, bool]:
     """Minimize the KKT residual over the gates at the kinks of one layer.
 
-    A gate is the derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there
-    are more than ``limit`` kinks, only some gates become variables of the quadratic program. Three steps are
-    repeated: estimate how much each gate reduces the residual, make the best gates variables, and solve.
+    The KKT residual is the weights minus the weighted sum of the gradients of all margins. A gate is the
+    derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there are more than
+    ``limit`` kinks, only some gates become variables of the quadratic program. Three steps are repeated:
+    estimate how much each gate reduces the residual, make the best gates variables, and solve.
 
     Args:
         model: The network.
         trace: Activations of the network at the samples.
-        rows: The constraints of the margin problem.
+        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
         pairs: Kinks of the layer.
-        plain: KKT residual (weights minus weighted sum of gradients) if all gates at kinks are 0.
+        plain: KKT residual if all gates at kinks are 0.
         limit: Maximum number of gates that may be chosen freely.
-        end: Value of the monotonic clock after which no further gates are chosen.
+        end: Value of ``time.monotonic()`` after which no further gates are chosen.
 
     Returns:
         The norm of the residual, the number of freely chosen gates, and whether the last quadratic program
@@ -445,7 +447,7 @@ def _first_order_gain(
     Args:
         model: The network.
         trace: Activations of the network at the samples.
-        rows: The constraints of the margin problem.
+        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
         pairs: K kinks of a layer.
         residual: The KKT residual.
 
@@ -480,13 +482,13 @@ def _output_slopes(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
 def _columns(model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs) -> tuple[Tensor, list[Tensor]]:
     """Return the columns of the quadratic program over multipliers and gates, as factors of outer products.
 
-    A gate is the derivative of a ReLU, and mu_j is the product of gate j and the multiplier of its
-    constraint. The weighted gradient of a constraint is the sum of two terms. The first is lam times the
-    gradient with all gates at kinks closed (0). The second is the sum of mu_j times the change of the
-    gradient if gate j alone is open (1). The sum is linear in (lam, mu), so each of these variables has one
-    column. A column is a gradient, i.e. an outer product of a backward signal and the layer's input in each
-    layer. Only the backward signals are returned. An open gate does not change the gradients above the layer
-    of the kinks, so its backward signal is zero there.
+    A gate is the derivative of a ReLU, a kink is a sample at which a ReLU's input is zero, and mu_j is the
+    product of gate j and the multiplier of its constraint. The weighted gradient of a constraint is the sum
+    of two terms. The first is lam times the gradient with all gates at kinks closed (0). The second is the
+    sum of mu_j times the change of the gradient if gate j alone is open (1). The sum is linear in (lam, mu),
+    so each of these variables has one column. A column is a gradient, i.e. an outer product of a backward
+    signal and the layer's input in each layer. Only the backward signals are returned. An open gate does not
+    change the gradients above the layer of the kinks, so its backward signal is zero there.
 
     Args:
         model: The network.
@@ -507,13 +509,15 @@ def _columns(model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs) -> tuple[Te
     gate_signals = torch.zeros(len(pairs), output_slopes.shape[1], dtype=output_slopes.dtype)
     gate_signals[torch.arange(len(pairs)), pairs.neuron] = output_slopes[pairs.row, pairs.neuron]
     sample_index = torch.cat([rows.index, rows.index[pairs.row]])
-    signals = [torch.cat([output_slopes * gates_at_kinks, gate_signals])]
+    signals_by_layer = [torch.cat([output_slopes * gates_at_kinks, gate_signals])]
     for below in range(layer, 0, -1):
         gates_below = model.activation.derivative(trace.pre[below - 1])[sample_index]
-        signals.append(signals[-1] @ model.linears[below].weight.detach() * gates_below)
+        signals_by_layer.append(
+            signals_by_layer[-1] @ model.linears[below].weight.detach() * gates_below
+        )
     signals_above = model.signals(trace, rows.covectors, rows.index)[layer + 1 :]
     padded_signals = [torch.cat([s, s.new_zeros(len(pairs), s.shape[1])]) for s in signals_above]
-    return sample_index, signals[::-1] + padded_signals
+    return sample_index, signals_by_layer[::-1] + padded_signals
 
 
 def _solve_freed(
@@ -603,7 +607,7 @@ def _solve_quadratic_program(
     column_norms = np.linalg.norm(matrix, axis=0)
     column_norms = np.where(column_norms > 0, column_norms, 1.0)
     target_norm = max(float(np.linalg.norm(target)), 1e-300)
-    k, columns = matrix.shape
+    equation_count, columns = matrix.shape
     kinks, owner_rows = columns - rows, owner.numpy()
     upper_bounds = sparse.csc_matrix(
         (
@@ -613,12 +617,12 @@ def _solve_quadratic_program(
         shape=(kinks, columns),
     )
     equality_constraints = sparse.hstack(
-        [sparse.csc_matrix(matrix / column_norms), sparse.identity(k)]
+        [sparse.csc_matrix(matrix / column_norms), sparse.identity(equation_count)]
     )
     inequality_constraints = sparse.hstack(
         [
             sparse.vstack([-sparse.identity(columns), upper_bounds]),
-            sparse.csc_matrix((columns + kinks, k)),
+            sparse.csc_matrix((columns + kinks, equation_count)),
         ]
     )
     settings = clarabel.DefaultSettings()
@@ -626,11 +630,13 @@ def _solve_quadratic_program(
     settings.time_limit = max(seconds, 0.1)
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
     solver = clarabel.DefaultSolver(
-        sparse.block_diag([sparse.csc_matrix((columns, columns)), 2 * sparse.identity(k)], "csc"),
-        np.zeros(columns + k),
+        sparse.block_diag(
+            [sparse.csc_matrix((columns, columns)), 2 * sparse.identity(equation_count)], "csc"
+        ),
+        np.zeros(columns + equation_count),
         sparse.vstack([equality_constraints, inequality_constraints], "csc"),
         np.concatenate([target / target_norm, np.zeros(columns + kinks)]),
-        [clarabel.ZeroConeT(k), clarabel.NonnegativeConeT(columns + kinks)],
+        [clarabel.ZeroConeT(equation_count), clarabel.NonnegativeConeT(columns + kinks)],
         settings,
     )
     solution = solver.solve()

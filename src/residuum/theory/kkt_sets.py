@@ -116,6 +116,7 @@ class KKTSet:
             lam = fit_multipliers(model, x, rows, free=task == "regression")[0]
         if task == "binary":
             return cls((model,), parameters(model), x, y, lam.double(), y[:, None, None], task)
+        # For each sample, the sum of its constraints' covectors times multipliers.
         u = rows.combine(lam.double(), len(x))[:, None]
         return cls.from_covectors((model,), parameters(model), x, y, u, task)
 
@@ -151,9 +152,11 @@ class KKTSet:
         for model in models:
             check_piecewise_linear(model)
         if task == "binary":
-            signs = torch.where(y > 0, 1.0, -1.0).to(x)
-            multipliers = (u[:, 0, 0] * signs).clamp(min=0)
-            return cls(models, target, x, signs, multipliers, signs[:, None, None], task)
+            binary_labels = torch.where(y > 0, 1.0, -1.0).to(x)
+            multipliers = (u[:, 0, 0] * binary_labels).clamp(min=0)
+            return cls(
+                models, target, x, binary_labels, multipliers, binary_labels[:, None, None], task
+            )
         if task == "multiclass":
             y = y.long()
             one_hot_labels = torch.nn.functional.one_hot(y, u.shape[2])[:, None]
@@ -356,9 +359,9 @@ class KKTSet:
         """Find directions along which samples can be split without a change of their margins.
 
         Args:
-            name: Key of ``DIRECTIONS``, the rule that chooses directions.
+            name: Name of the rule that chooses directions, a key of ``DIRECTIONS``.
             samples: Indices of the k samples, by default all samples.
-            watch: Called with the number of finished samples and the number of all samples.
+            watch: Function that is called with the number of finished samples and the number of all samples.
 
         Returns:
             (k, d) unit directions.
@@ -537,7 +540,7 @@ class KKTSet:
         copies_per_sample = torch.ones(len(self), dtype=torch.long).index_fill(0, indices, 2)
         # Each split sample has two halves. These are the indices of the first halves in the new set.
         first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[indices]
-        x, y, lam, c = (
+        x, y, lam, covectors = (
             t.repeat_interleave(copies_per_sample, 0)
             for t in (self.x, self.y, self.lam, self.covectors)
         )
@@ -545,7 +548,7 @@ class KKTSet:
         x[first_halves + 1] -= beta.reshape(broadcast_shape) * unit_steps
         lam[first_halves] *= 1 - backward_shares
         lam[first_halves + 1] *= backward_shares
-        return self._with(x, y, lam, c)
+        return self._with(x, y, lam, covectors)
 
     def used(self) -> KKTSet:
         """Return the set without the samples whose multiplier is zero.
@@ -583,8 +586,8 @@ class KKTSet:
                 f"The distance 'r' from the original samples must be positive and finite; got {r}.",
                 "Pass a positive number.",
             )
-        ignored_directions = find_hidden_basis(self.models, self.x)
-        if not ignored_directions.shape[1]:
+        null_space_basis = find_hidden_basis(self.models, self.x)
+        if not null_space_basis.shape[1]:
             raise HypothesisError(
                 "subspace",
                 "Samples can move without limit only along a direction that is orthogonal to the weights "
@@ -592,7 +595,7 @@ class KKTSet:
                 "to which no direction is orthogonal.",
                 "Split samples by shorter distances: call split_all, or pass --budget-frac.",
             )
-        nu, used = ignored_directions[:, 0], self.used()
+        nu, used = null_space_basis[:, 0], self.used()
         components_along_nu = self.x.flatten(1) @ nu
         length = r * (1 + 1e-12) + float(components_along_nu.max() - components_along_nu.min())
         lengths = torch.full((len(used),), length, dtype=torch.float64)

@@ -154,8 +154,10 @@ def compute_slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     chains = [chain for model in models if (chain := dense_chain(model)) is not None]
     if len(chains) == len(models):
         return torch.cat([_chain_slopes(chain, x) for chain in chains])
-    d = x.numel()
-    unit_directions = torch.eye(d, dtype=x.dtype, device=x.device).reshape(d, *x.shape)
+    entry_count = x.numel()
+    unit_directions = torch.eye(entry_count, dtype=x.dtype, device=x.device).reshape(
+        entry_count, *x.shape
+    )
     slope_blocks = [
         compute_slopes(models, x.expand(len(directions), *x.shape).contiguous(), directions)
         for directions in unit_directions.split(CHUNK)
@@ -204,7 +206,11 @@ def estimate_slope_sizes(
     return torch.cat(
         [
             all_slopes[:, :0],
-            *(p.amax(1, keepdim=True).expand_as(p) for p in slopes_by_layer if p.shape[1]),
+            *(
+                layer_slopes.amax(1, keepdim=True).expand_as(layer_slopes)
+                for layer_slopes in slopes_by_layer
+                if layer_slopes.shape[1]
+            ),
         ],
         1,
     )

@@ -148,9 +148,10 @@ class Interpolant:
 
 
 def find_live_neurons(model: nn.Module) -> Neurons:
-    """Return the neurons of a polynomial network that depend on the data.
+    """Return the neurons of a polynomial network whose weights are not zero.
 
-    At a KKT point a neuron with a zero output weight has zero input weights, so it is ignored.
+    Neurons with zero weights contain nothing about the data. At a KKT point, a neuron with a zero output
+    weight has zero input weights, so it is ignored too.
 
     Args:
         model: A polynomial network.
@@ -275,8 +276,8 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
     )
     directions = projections / norms
     # At a KKT point, the input weights of neuron j are this factor times the value of f.
-    equation_factors = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
-    values = projections / equation_factors
+    weight_per_value = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
+    values = projections / weight_per_value
     eigenvalues, vectors = torch.linalg.eigh((directions @ directions.T) ** (alpha - 1))
     # The kernel matrix has inner products of monomials as entries, so it has no negative eigenvalues.
     is_nonzero = eigenvalues > KERNEL_TOLERANCE * eigenvalues[-1]
@@ -287,7 +288,7 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
         directions,
         values,
         interpolant_coefficients,
-        equation_factors[:, 0].abs(),
+        weight_per_value[:, 0].abs(),
         alpha,
         len(eigenvalues),
         condition_number,
@@ -308,7 +309,7 @@ def measure_identifiability(model: nn.Module, rank: int | None = None) -> Identi
         rank: Dimension of the span of the neurons, by default estimated from the singular values.
 
     Returns:
-        The conditions. The record has fields for recovered samples, which are empty.
+        The conditions. The fields of the record for recovered samples are empty, because none are recovered.
     """
     neurons = find_live_neurons(model)
     signal_subspace = estimate_signal_subspace(neurons, rank)
@@ -342,7 +343,7 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
         f: The interpolant from :func:`interpolate`.
 
     Returns:
-        The conditions. The record has fields for recovered samples, which are empty.
+        The conditions. The fields of the record for recovered samples are empty, because none are recovered.
     """
     alpha, r = neurons.degree, signal.rank
     coefficient_count = count_form_coefficients(r, alpha)

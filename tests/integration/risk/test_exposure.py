@@ -559,7 +559,7 @@ def test_other_networks_have_scores_and_baselines_and_say_what_they_lack() -> No
     assert found.called is None
     assert found.reach.isnan().all()
     assert found.score.isfinite().all()
-    assert {note.partition(":")[0] for note in found.notes} >= {"no kinks"}
+    assert {note.partition(":")[0] for note in found.notes} >= {"no activation boundaries"}
     schemas.check("exposure", found.to_json())
 
 

@@ -1,4 +1,4 @@
-"""Certify how unique each reconstructed image is, if other training sets fit the weights equally well.
+"""Bound how different a reconstructed image can be in other training sets that fit the weights equally well.
 
 The reconstructed images are called candidates. A training set fits the weights as well as the candidates if
 it has the same sum of gradients, weighted by multipliers. We consider all such sets whose samples lie in the
@@ -90,7 +90,7 @@ def uniqueness(
     device: str = "cpu",
     watch: Watch | None = None,
 ) -> Uniqueness:
-    """Certify how much of each candidate image is common to all training sets that fit the weights as well.
+    """Bound how different each candidate image can be in other training sets that fit the weights as well.
 
     Args:
         kkt_set: Reconstructed images (candidates), multipliers and network. Candidates without a positive
@@ -100,8 +100,8 @@ def uniqueness(
         samples: Number of candidates to certify. The first candidates are chosen. By default all candidates.
         seconds: Time limit. No further batch starts after this time, and finished batches are kept.
         device: Device to compute on.
-        watch: Called before each batch with the number of finished candidates and the number of all
-            candidates.
+        watch: Function that is called before each batch with the number of finished candidates and the number
+            of all candidates.
 
     Returns:
         The certificate of the candidates that were finished.
@@ -147,7 +147,7 @@ class Cells:
     multipliers).
 
     Attributes:
-        kkt_set: The candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
         groups: Candidates grouped by pattern and label.
         sums: Which sums of the groups are determined by the weights.
         pinned: (m,) whether the weights determine the sums of the candidate's group.
@@ -185,7 +185,7 @@ class Cells:
         replace a candidate that lies outside the range.
 
         Args:
-            kkt_set: The candidates.
+            kkt_set: The candidates (reconstructed images) with their multipliers.
             share: Share of a candidate's multiplier that an image must have to replace the candidate.
             box: Lowest and highest value of a pixel, or None.
 
@@ -259,8 +259,8 @@ class Cells:
             rows: (b, J, d) gradients of the functions that must stay nonnegative.
             free: (b,) whether the weights do not determine the sums (mass and moment) of the candidate's
                 group. Then only the activation pattern and the value range limit an image.
-            moves_alone: (b,) whether to use the mass and moment of the candidate instead of those of its
-                group.
+            moves_alone: (b,) whether an image replaces only the candidate and not its group. Then the mass
+                and the moment of the candidate are used instead of those of its group.
 
         Returns:
             A polytope for each candidate. Its points are differences between an image and the candidate.
@@ -272,10 +272,10 @@ class Cells:
         # moment M and the mass L of the group.
         count, lam = rows.shape[1], self.kkt_set.lam[:, None]
         r, x = self.values[indices, :count], self.kkt_set.x[indices].flatten(1)
-        g, w = self.groups.index[indices], self.share * lam[indices]
+        group_index, w = self.groups.index[indices], self.share * lam[indices]
 
         def total(values: Tensor) -> Tensor:
-            group_total = self.groups.total(lam * values)[g]
+            group_total = self.groups.total(lam * values)[group_index]
             return torch.where(moves_alone[:, None], lam[indices] * values[indices], group_total)
 
         # First condition: let a = x' - x be the difference of image and candidate. The function r has the
@@ -309,9 +309,9 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
     """Compute bounds of the images that can replace each candidate, for one batch of candidates.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         indices: (b,) indices of the candidates in the batch.
-        end: Value of the monotonic clock after which the search for examples that change the sums of several
+        end: Value of ``time.monotonic()`` after which the search for examples that change the sums of several
             groups is skipped.
 
     Returns:
@@ -384,7 +384,7 @@ def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
     group.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         i: Index of the candidate.
         image: (d,) image that replaces the candidate.
 
@@ -496,7 +496,7 @@ def _collect(cells: Cells, batches: list[dict[str, Tensor]], active_index: Tenso
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of a uniqueness certificate.
+    """Estimated cost of a uniqueness certificate (bounds of how different reconstructed images can be).
 
     Attributes:
         samples: Number of candidates to certify.
@@ -530,7 +530,7 @@ def estimate_cost(
     in every step if a value range limits the pixels, and once otherwise.
 
     Args:
-        kkt_set: The candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
         box: Lowest and highest value of a pixel, or None.
         samples: Number of candidates to certify, by default all candidates.
         device: Device to compute on.
@@ -572,7 +572,7 @@ def estimate_cost(
 
 
 def _speed(device: str) -> float:
-    """Time float64 matrix products for a few milliseconds, and return the operations per second."""
+    """Measure the speed of float64 matrix products, and return the operations per second."""
     matrix = torch.rand(SIDE, SIDE, dtype=torch.float64, device=device)
     least_seconds = float("inf")
     for _ in range(REPEATS):

@@ -102,11 +102,12 @@ class Polytope:
         Returns:
             The lower bounds.
         """
-        linear_coefficients = _back(self.rows, nu)
+        linear_coefficients = _apply_transposed_rows(self.rows, nu)
         a = torch.minimum(torch.maximum(-linear_coefficients - self.x0, self.lower), self.upper)
         x = self.x0 + a
         terms = torch.cat(
-            [x.square() / 2, linear_coefficients * a, -_support(nu, self.low, self.high)], 1
+            [x.square() / 2, linear_coefficients * a, -_maximize_product(nu, self.low, self.high)],
+            1,
         )
         rounding_error_scale = nu.abs().sum(1) * (
             a.norm(dim=1) + self.size[:, 0]
@@ -119,7 +120,8 @@ class Polytope:
         The factor is infinite if the polytope does not limit it.
         """
         return torch.minimum(
-            _room(_ahead(self.rows, a), self.low, self.high), _room(a, self.lower, self.upper)
+            _find_largest_factor(_apply_rows(self.rows, a), self.low, self.high),
+            _find_largest_factor(a, self.lower, self.upper),
         )
 
 
@@ -228,9 +230,9 @@ class _State:
         )
         self.end_count = (self.has_low.sum(1) + self.has_high.sum(1)).clamp(min=1)[:, None]
         self.is_moving = torch.ones_like(self.end_count, dtype=torch.bool)
-        k, pixels = self.rows.shape[1:]
-        self.has_pixel_walls = bool((self.has_low | self.has_high)[:, k:].any())
-        self.eliminates_rows = eliminates_rows(k, pixels, walled=self.has_pixel_walls)
+        row_count, pixels = self.rows.shape[1:]
+        self.has_pixel_walls = bool((self.has_low | self.has_high)[:, row_count:].any())
+        self.eliminates_rows = eliminates_rows(row_count, pixels, walled=self.has_pixel_walls)
 
     @property
     def nu(self) -> Tensor:
@@ -239,17 +241,19 @@ class _State:
 
     def point(self) -> Tensor:
         """Return the (b, d) differences between the current images and the images x0."""
-        a = torch.zeros_like(self.polytope.x0)
-        a[:, self.columns] = self.a * self.polytope.size
-        return a.masked_fill(self.is_pinned, 0.0)
+        change = torch.zeros_like(self.polytope.x0)
+        change[:, self.columns] = self.a * self.polytope.size
+        return change.masked_fill(self.is_pinned, 0.0)
 
     def step(self) -> None:
         """Take one predictor-corrector step of the interior-point method (Mehrotra)."""
         # G maps the change a of the image to the constraint values z. At the solution, a + x0 = G'(alpha -
         # beta), p = G a - low and q = high - G a. The differences of both sides are the errors that the step
         # reduces.
-        constraint_values = self._ahead(self.a)
-        self.stationarity_error = self.x0 + self.a - self._back(self.alpha - self.beta)
+        constraint_values = self._apply_rows(self.a)
+        self.stationarity_error = (
+            self.x0 + self.a - self._apply_transposed_rows(self.alpha - self.beta)
+        )
         self.p_error = self.has_low * (constraint_values - self.low - self.p)
         self.q_error = self.has_high * (self.high - constraint_values - self.q)
         failures = self._factorize(
@@ -290,13 +294,24 @@ class _State:
         beta_change = self.has_high * ((beta_q - self.beta * self.q) / self.q)
         by_p, by_q = self.alpha / self.p, self.beta / self.q
         newton_right_side = (
-            self._back(alpha_change - by_p * self.p_error - beta_change + by_q * self.q_error)
+            self._apply_transposed_rows(
+                alpha_change - by_p * self.p_error - beta_change + by_q * self.q_error
+            )
             - self.stationarity_error
         )
-        a = self._inverse(newton_right_side)
-        z = self._ahead(a)
-        p, q = self.has_low * (z + self.p_error), self.has_high * (self.q_error - z)
-        return a, p, q, alpha_change - by_p * p, beta_change - by_q * q
+        a_change = self._inverse(newton_right_side)
+        constraint_changes = self._apply_rows(a_change)
+        p_change, q_change = (
+            self.has_low * (constraint_changes + self.p_error),
+            self.has_high * (self.q_error - constraint_changes),
+        )
+        return (
+            a_change,
+            p_change,
+            q_change,
+            alpha_change - by_p * p_change,
+            beta_change - by_q * q_change,
+        )
 
     def _factorize(self, stiff: Tensor) -> Tensor:
         """Factorize the matrix H = D + R'SR of a Newton step.
@@ -314,8 +329,8 @@ class _State:
         Returns:
             (b,) numbers that are not zero if a factorization failed.
         """
-        k = self.rows.shape[1]
-        self.row_stiffness, self.diagonal = stiff[:, :k], 1 + stiff[:, k:]
+        row_count = self.rows.shape[1]
+        self.row_stiffness, self.diagonal = stiff[:, :row_count], 1 + stiff[:, row_count:]
         # If no value range limits the pixels, the matrix D is the identity in every step. Then the
         # orthonormal basis Q of the scaled rows never changes.
         if self.eliminates_rows and (self.has_pixel_walls or not hasattr(self, "basis")):
@@ -331,15 +346,15 @@ class _State:
         """Return the (b, d) solutions a of H a = ``target``, where the matrix H was factorized before."""
         if not self.eliminates_rows:
             return torch.cholesky_solve(target[..., None], self.factor)[..., 0]
-        solution = self._through_rows(target)
+        solution = self._solve_by_row_matrix(target)
         # If pixels are very close to their limits, the solution has large rounding errors. So its error,
         # ``target - matrix_times_solution``, is computed, and a second solve corrects it.
-        matrix_times_solution = self.diagonal * solution + _back(
-            self.rows, self.row_stiffness * _ahead(self.rows, solution)
+        matrix_times_solution = self.diagonal * solution + _apply_transposed_rows(
+            self.rows, self.row_stiffness * _apply_rows(self.rows, solution)
         )
-        return solution + self._through_rows(target - matrix_times_solution)
+        return solution + self._solve_by_row_matrix(target - matrix_times_solution)
 
-    def _through_rows(self, target: Tensor) -> Tensor:
+    def _solve_by_row_matrix(self, target: Tensor) -> Tensor:
         scaled_target = (target * self.diagonal.rsqrt())[..., None]
         inside_coordinates = self.basis.mT @ scaled_target
         outside_span = scaled_target - self.basis @ inside_coordinates
@@ -354,8 +369,11 @@ class _State:
 
     def _longest(self, move: tuple[Tensor, ...]) -> Tensor:
         """Return the (b, 1) step lengths, at most 1, that keep wall distances and multipliers >= 0."""
-        pairs = zip((self.p, self.q, self.alpha, self.beta), move[1:], strict=True)
-        longest_steps = [torch.where(d < 0, -v / d, 1.0).amin(1, keepdim=True) for v, d in pairs]
+        values_with_changes = zip((self.p, self.q, self.alpha, self.beta), move[1:], strict=True)
+        longest_steps = [
+            torch.where(change < 0, -value / change, 1.0).amin(1, keepdim=True)
+            for value, change in values_with_changes
+        ]
         return torch.cat(longest_steps, 1).amin(1, keepdim=True).clamp(max=1)
 
     def _complementarity(self, length: Tensor | float, move: tuple[Tensor, ...]) -> Tensor:
@@ -367,23 +385,23 @@ class _State:
             products = products + (self.beta + beta) * (self.q + q) * self.has_high
         return products.sum(1, keepdim=True) / self.end_count
 
-    def _ahead(self, a: Tensor) -> Tensor:
-        return torch.cat([_ahead(self.rows, a), a], 1)
+    def _apply_rows(self, a: Tensor) -> Tensor:
+        return torch.cat([_apply_rows(self.rows, a), a], 1)
 
-    def _back(self, y: Tensor) -> Tensor:
-        k = self.rows.shape[1]
-        return _back(self.rows, y[:, :k]) + y[:, k:]
+    def _apply_transposed_rows(self, y: Tensor) -> Tensor:
+        row_count = self.rows.shape[1]
+        return _apply_transposed_rows(self.rows, y[:, :row_count]) + y[:, row_count:]
 
 
-def _ahead(rows: Tensor, a: Tensor) -> Tensor:
+def _apply_rows(rows: Tensor, a: Tensor) -> Tensor:
     return (rows @ a[..., None])[..., 0]
 
 
-def _back(rows: Tensor, y: Tensor) -> Tensor:
+def _apply_transposed_rows(rows: Tensor, y: Tensor) -> Tensor:
     return (rows.mT @ y[..., None])[..., 0]
 
 
-def _support(nu: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def _maximize_product(nu: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Return the (b, K) largest products nu_k z_k of a dual vector with constraint values in [low_k, high_k].
 
     If nu_k is 0, the product is 0, even if a limit is infinite.
@@ -391,6 +409,6 @@ def _support(nu: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return torch.where(nu > 0, nu * high, torch.where(nu < 0, nu * low, 0.0))
 
 
-def _room(z: Tensor, low: Tensor, high: Tensor) -> Tensor:
+def _find_largest_factor(z: Tensor, low: Tensor, high: Tensor) -> Tensor:
     largest_factors = torch.where(z > 0, high / z, torch.where(z < 0, low / z, torch.inf))
     return largest_factors.amin(1) if z.shape[1] else z.new_full((len(z),), torch.inf)

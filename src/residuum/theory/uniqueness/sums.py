@@ -87,7 +87,7 @@ class Groups:
         If multipliers may be negative, candidates are grouped only by pattern.
 
         Args:
-            kkt_set: The candidates.
+            kkt_set: The candidates (reconstructed images) with their multipliers.
 
         Returns:
             The groups.
@@ -149,8 +149,8 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
     no sums count as fixed, because samples with multipliers of opposite signs can cancel.
 
     Args:
-        kkt_set: The candidates.
-        groups: The groups of the candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
+        groups: The candidates, grouped by activation pattern and label.
 
     Returns:
         The groups with fixed sums.
@@ -205,8 +205,8 @@ def _by_first_layer(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor
     lies in the range of this matrix.
 
     Args:
-        kkt_set: The candidates.
-        groups: The groups of the candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
+        groups: The candidates, grouped by activation pattern and label.
         rows: A constraint for each group and rival class.
 
     Returns:
@@ -243,8 +243,8 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
     candidate of the group, and then L.
 
     Args:
-        kkt_set: The candidates.
-        groups: The groups of the candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
+        groups: The candidates, grouped by activation pattern and label.
         rows: Q constraints, one for each group and rival class.
 
     Returns:
@@ -301,7 +301,7 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
     its norm is not the smallest.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         i: Index of the candidate.
         seconds: Time limit of the solver.
 
@@ -313,20 +313,20 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
     if null_basis is None or rows is None or not null_basis.shape[1]:
         return None
     d = cells.low.shape[1]
-    basis_by_row = null_basis.reshape(len(rows), d + 1, -1).cpu().numpy()
+    null_basis_by_row = null_basis.reshape(len(rows), d + 1, -1).cpu().numpy()
     group_of_row = rows.index.cpu().numpy()
     own_group = int(cells.groups.index[i])
     changing_rows = np.flatnonzero(
-        (np.abs(basis_by_row).max((1, 2)) > TOUCHED_TOLERANCE) | (group_of_row == own_group)
+        (np.abs(null_basis_by_row).max((1, 2)) > TOUCHED_TOLERANCE) | (group_of_row == own_group)
     )
     cones_by_group = {
         int(group_index): _cone(cells, int(group_index))
         for group_index in np.unique(group_of_row[changing_rows])
     }
-    k = basis_by_row.shape[2]
+    change_count = null_basis_by_row.shape[2]
     if (
         sum(len(cones_by_group[int(group_index)]) for group_index in group_of_row[changing_rows])
-        * (d + k)
+        * (d + change_count)
         > MAX_MATRIX_ENTRIES
     ):
         return None
@@ -352,14 +352,14 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
         image_weight = image_multipliers[q] if group_index == own_group else 0.0
         constraint_blocks.append(
             np.concatenate(
-                [-image_weight * inequalities[:, :-1], inequalities @ basis_by_row[q]], 1
+                [-image_weight * inequalities[:, :-1], inequalities @ null_basis_by_row[q]], 1
             )
         )
         constant_blocks.append(inequalities @ total - image_weight * inequalities[:, -1])
     # These inequalities (the group's cone) keep the image in the activation pattern of its group.
     inequalities = cones_by_group[own_group]
     constraint_blocks.append(
-        np.concatenate([inequalities[:, :-1], np.zeros((len(inequalities), k))], 1)
+        np.concatenate([inequalities[:, :-1], np.zeros((len(inequalities), change_count))], 1)
     )
     constant_blocks.append(inequalities[:, -1])
     solution = _solve(
@@ -367,7 +367,7 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
         np.concatenate(constant_blocks),
         first_images[own_group],
         unchanged_image,
-        k,
+        change_count,
         seconds,
     )
     images, u = (
@@ -379,7 +379,7 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
         image_weight = image_multipliers[q] if group_index == own_group else 0.0
         remaining_sums = (
             row_sums[q]
-            + basis_by_row[q] @ solution[d:]
+            + null_basis_by_row[q] @ solution[d:]
             - image_weight * np.append(solution[:d], 1.0)
         )
         if remaining_sums[-1] > EMPTY_TOLERANCE * float(cells.kkt_set.lam.max()):
@@ -398,7 +398,7 @@ def _cone(cells: Cells, g: int) -> Array:
     and the inequalities hold. Rows are scaled to length 1 to suit the tolerances of the solver.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         g: Index of the group.
 
     Returns:
@@ -442,7 +442,7 @@ def _row_multipliers(kkt_set: KKTSet, samples: Tensor | int, covector: Tensor) -
     rival class.
 
     Args:
-        kkt_set: The candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
         samples: Indices of the candidates.
         covector: (C,) covector of the constraint, which is negative at the rival class.
 
@@ -507,7 +507,7 @@ def _check_example(
     """Check an example: a training set in which new images replace all candidates of some groups.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         groups: Indices of the groups whose candidates are replaced.
         images: (d,) new images.
         u: (C,) products of multiplier and covector of each new image.
