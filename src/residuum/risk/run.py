@@ -304,7 +304,7 @@ def _notes(case: Case, rank: int | None) -> list[str]:
     notes += describe_row_space(rank, case.data.x[0].numel())
     if case.holdout is not None and (min_p := 1 / (len(case.holdout.x) + 1)) > LEVEL / n:
         notes.append(
-            f"with {len(case.holdout.x)} held-out records, kinks can flag no fewer than "
-            f"{math.ceil(min_p * n / LEVEL)} records"
+            f"with {len(case.holdout.x)} held-out records, activation boundaries can flag either no record "
+            f"or at least {math.ceil(min_p * n / LEVEL)} records"
         )
     return notes

@@ -107,8 +107,8 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
         notes.append("no informed estimate: no dense layer on whole samples was fitted")
     if fitted.multipliers.method == "descent":
         notes.append(
-            f"{len(fitted.rows)} rows: multipliers come from descent and violate the optimality conditions "
-            f"by {gap:.1g}"
+            f"the multipliers of {len(fitted.rows)} gradients were fitted by descent and violate the "
+            f"optimality conditions by {gap:.1g}"
         )
     figures = FitFigures(
         multiplier=x.new_zeros(n).index_add_(0, fitted.rows.index, lam.abs()).cpu(),

@@ -126,14 +126,17 @@ def certify(
         )
         if freed_kinks < kinks:
             notes.append(
-                f"gates at {freed_kinks} of {kinks} kinks are free: residual_clarke is an upper bound"
+                f"the derivatives of ReLUs were optimized at only {freed_kinks} of {kinks} kinks: "
+                "residual_clarke is an upper bound"
             )
         if not is_solved:
             notes.append(
                 "the quadratic solver did not reach its tolerance: residual_clarke is an upper bound"
             )
     else:
-        notes.append("kinks are only examined for MLPs: residual_clarke equals residual_plain")
+        notes.append(
+            "kinks are examined only in networks of dense layers: residual_clarke equals residual_plain"
+        )
     homogeneity = homogeneity_order(model, x)
     margins = rows.values(outputs) if task != "regression" else None
     margin = float(margins.min()) if margins is not None else None

@@ -381,7 +381,7 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
 
 def _symmetry(alpha: int) -> str:
     if alpha < 3:
-        return "samples with equal aggregates"
+        return "samples with equal weighted sums"
     sign_symmetry = "(x, b) ~ (-x, -b)" if alpha % 2 else "x ~ -x"
     scale_symmetry = f"(x, b) ~ (t x, b / t^{alpha})"
     return f"{sign_symmetry}; {scale_symmetry}; order; samples collinear in the neurons' span count as one"
@@ -391,9 +391,13 @@ def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
     """Return notes that say whether the weights determine the samples, and how reliable this answer is."""
     notes = []
     if neurons.degree == 1:
-        notes.append("degree 1: only sum_i lam_i y_i x_i is determined, samples are not")
+        notes.append(
+            "degree 1: the weights determine only sum_i lam_i y_i x_i and not the samples x_i"
+        )
     elif neurons.degree == 2:
-        notes.append("degree 2: only sum_i lam_i y_i x_i x_i^T is determined, samples are not")
+        notes.append(
+            "degree 2: the weights determine only sum_i lam_i y_i x_i x_i^T and not the samples x_i"
+        )
     elif rank < full:
         notes.append(
             f"rank deficient: the kernel matrix K of the neurons has rank {rank} of {full}, so the weights "
@@ -416,5 +420,7 @@ def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
             f"the norm |theta| of the weights is {neurons.theta_norm:.4g}, and margins need the samples"
         )
     if neurons.dead:
-        notes.append(f"{neurons.dead} neurons with zero output or zero weight were ignored")
+        notes.append(
+            f"{neurons.dead} neurons with zero input weights or zero output weight were ignored"
+        )
     return notes

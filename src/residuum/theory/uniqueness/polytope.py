@@ -247,9 +247,9 @@ class _State:
 
     def step(self) -> None:
         """Take one predictor-corrector step of the interior-point method (Mehrotra)."""
-        # G maps the change a of the image to the constraint values z. At the solution, a + x0 = G'(alpha -
-        # beta), p = G a - low and q = high - G a. The differences of both sides are the errors that the step
-        # reduces.
+        # The matrix G maps the change a of the image to the constraint values. The solution meets three
+        # equations: a + x0 = G'(alpha - beta), p = G a - low and q = high - G a. The step reduces the errors
+        # in these equations.
         constraint_values = self._apply_rows(self.a)
         self.stationarity_error = (
             self.x0 + self.a - self._apply_transposed_rows(self.alpha - self.beta)
