@@ -226,7 +226,7 @@ def choose_rows(labels: Tensor, quotas: Sequence[int], generator: torch.Generato
 
 
 def spread_quotas(available: Sequence[int], total: int) -> list[int]:
-    """Divide a total number of samples over labels as evenly as possible.
+    """Decide how many samples of each label to choose, as evenly as possible, if ``total`` are needed.
 
     Args:
         available: Number of samples of each label.

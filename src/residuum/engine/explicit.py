@@ -269,6 +269,8 @@ class ExplicitEquation:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Evaluate the squared residual ||target_l - T_l||^2 of every layer l and the gradients of the loss.
 
+        T_l is the weighted sum of the candidates' gradients in layer l.
+
         Args:
             candidates: The candidates, with their multipliers and labels.
             objective: Computes the covector u of every candidate (one coefficient for each network output).
@@ -277,8 +279,8 @@ class ExplicitEquation:
                 gradients.
 
         Returns:
-            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in x and
-            lam. The squared residuals are zero if ``measure`` is False.
+            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in the
+            candidates x and in their multipliers lam. The squared residuals are zero if ``measure`` is False.
         """
         runs, candidate_count = candidates.x.shape[:2]
         plan = self.plan(runs, candidate_count)
@@ -337,7 +339,8 @@ class ExplicitEquation:
     ) -> Errors:
         """Compute the derivative E_l = dL/dT_l of the loss L in the sum of gradients T_l, for each layer l.
 
-        :meth:`pull_back` takes these derivatives as constants.
+        T_l is the weighted sum of the candidates' gradients in layer l. :meth:`pull_back` takes these
+        derivatives as constants.
 
         Args:
             candidates: The candidates, with their multipliers and labels.

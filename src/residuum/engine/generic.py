@@ -86,6 +86,8 @@ class GenericEquation:
     ) -> Derivatives:
         """Evaluate the squared residual ||target_l - T_l||^2 of every layer l and the gradients of the loss.
 
+        T_l is the weighted sum of the candidates' gradients in layer l.
+
         Args:
             models: One copy of the network for each set of weights at which gradients are taken. The ReLUs
                 of the copies are replaced by smooth surrogates.
@@ -93,8 +95,8 @@ class GenericEquation:
             candidates: The candidates, with x of shape (R, m, *shape).
 
         Returns:
-            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in x and
-            lam.
+            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in the
+            candidates x and in their multipliers lam.
         """
         runs, m = candidates.x.shape[:2]
         cudnn_setting = (
@@ -142,7 +144,8 @@ class GenericEquation:
             chunk_size: Number of candidates in a chunk.
 
         Returns:
-            The squared residuals of the L layers (L,), and the gradients of the loss in x and lam.
+            The squared residuals of the L layers (L,), and the gradients of the loss in the candidates x and
+            in their multipliers lam.
         """
         x, lam = candidates.x.detach().requires_grad_(), candidates.lam.detach().requires_grad_()
         labels = candidates.labels
@@ -219,8 +222,8 @@ class GenericEquation:
             candidates: The candidates of all runs.
 
         Returns:
-            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in x and
-            lam.
+            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in the
+            candidates x and in their multipliers lam.
         """
 
         def evaluate_run(x: Tensor, lam: Tensor, labels: Tensor) -> Derivatives:

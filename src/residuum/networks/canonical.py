@@ -107,7 +107,7 @@ def attacked_form(network: Network, knowledge: Knowledge) -> Network:
 
 @torch.no_grad()
 def canonical(network: Network) -> Network:
-    """Return the balanced network that computes the same function, without dead neurons.
+    """Return a network with the same function, with rescaled neurons and without dead neurons.
 
     Neurons are rescaled until the norms of their incoming weights (with the bias) and of their outgoing
     weights are equal. A neuron is dead if it has no outgoing weights, or neither incoming weights nor a bias.
@@ -210,7 +210,7 @@ def _layers_in_sequence(network: Network) -> list[_LayerNames] | None:
 
 
 def _read_layers(network: Network, layers: list[_LayerNames]) -> list[_LayerTensors] | None:
-    """Return the layers in float64, or None if the shape of a weight does not fit the layer below."""
+    """Return weights and biases of layers in float64, or None if a weight does not fit the layer below."""
     tensors: list[_LayerTensors] = []
     for layer in layers:
         weight = network.theta[layer.weight].detach().double().cpu()
@@ -243,7 +243,7 @@ def _find_alive(tensors: list[_LayerTensors]) -> list[Tensor]:
 
 
 def _remove_dead(tensors: list[_LayerTensors], alive_masks: list[Tensor]) -> list[_LayerTensors]:
-    """Return the layers without the neurons that are not alive."""
+    """Return the layers without dead neurons. In ``alive_masks``, dead neurons are False."""
     return [
         _LayerTensors(layer.weight[rows][:, columns], layer.bias[rows])
         for layer, rows, columns in zip(tensors, *_live_masks(tensors, alive_masks), strict=True)
@@ -347,7 +347,7 @@ def _with_fewer_neurons(
 def _restore_dead(
     tensors: list[_LayerTensors], balanced_layers: list[_LayerTensors], alive_masks: list[Tensor]
 ) -> list[_LayerTensors]:
-    """Return the balanced layers with all neurons. Weights and biases of dead neurons are zero."""
+    """Return the layers in their original shapes. Weights and biases of dead neurons are zero."""
     filled_layers = []
     layers_and_masks = zip(
         tensors, balanced_layers, *_live_masks(tensors, alive_masks), strict=True
@@ -363,7 +363,10 @@ def _restore_dead(
 def _collect_theta(
     network: Network, layers: list[_LayerNames], tensors: list[_LayerTensors]
 ) -> dict[str, Tensor]:
-    """Return all weights of the network by name, those of ``layers`` from ``tensors``, in float32 or float64."""
+    """Return all weights of the network by name, with new weights ``tensors`` of ``layers``.
+
+    float16 and bfloat16 weights become float32.
+    """
     theta = {n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in network.theta.items()}
     for layer, values in zip(layers, tensors, strict=True):
         original_weight = theta[layer.weight]

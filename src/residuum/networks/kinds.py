@@ -390,7 +390,7 @@ class Kind:
         raise NotImplementedError
 
     def describe(self, model: Any) -> Architecture | None:
-        """Return the architecture of a live network of this kind, or None if no string can describe it."""
+        """Return the architecture of the module ``model``, or None if no architecture string describes it."""
         return None
 
     def recognize(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
@@ -445,7 +445,7 @@ class _Layered(Kind):
         return (ASSUMED_RELU,) if arch.image_shape or len(arch.widths) > 2 else ()
 
     def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str]:
-        """Return the bias rule and the activation of a live network as options of its string."""
+        """Return the bias rule and the activation of a module as options of an architecture string."""
         names: dict[type, str] = {
             kind: activation_name for activation_name, kind in ACTIVATIONS.items()
         }
@@ -593,7 +593,7 @@ KINDS: dict[str, Kind] = plugins.Table("network kind", BUILT_IN)
 
 
 def recognize_by_kind(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
-    """Return the architecture and parameter names of the first kind that recognizes the tensors.
+    """Return the architecture of the first network kind that recognizes the tensors, with parameter names.
 
     If a plug-in kind raises an exception, the kind is skipped and the exception is recorded.
 
@@ -674,9 +674,10 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 def find_chain(state: Mapping[str, Tensor]) -> list[tuple[str, ...]] | None:
     """Find the layers of an MLP from the shapes of its tensors.
 
-    Layer names differ between projects, and safetensors files lose the order of the tensors. So this function
-    looks for a chain of layers first in the order of the names, then in the order of the file, and then in
-    all orders. If several of all orders form a chain, the function does not choose one of them.
+    Weights form a chain if every layer has as many inputs as the layer before it has outputs. Layer names
+    differ between projects, and safetensors files lose the order of the tensors. So this function first tries
+    the order of the names, then the order of the file, and then all other orders. If several of the other
+    orders form a chain, the function does not choose one of them and returns None.
 
     Args:
         state: Tensors by name.
@@ -699,7 +700,10 @@ def _is_chain(order: Iterable[Named]) -> bool:
 
 
 def _find_unique_chain(weights: list[Named], limit: int = 2) -> list[list[Named]]:
-    """Return the order of the weights that forms a chain of layers, or [] if none or several orders do."""
+    """Return the only order in which the weights form a chain of layers, or [] if there is not exactly one.
+
+    Weights form a chain if every layer has as many inputs as the layer before it has outputs.
+    """
     chains: list[list[Named]] = []
 
     def extend(chain: list[Named], remaining: list[Named]) -> None:

@@ -97,13 +97,13 @@ class KinkScores:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Scales and weights of the h neurons of one layer.
+    """What the statistic uses about the h neurons of one layer.
 
     Attributes:
         inverse_scale: For each neuron one over the root mean square of its pre-activations, (h,). Zero if the
-            neuron is left out.
+            statistic ignores the neuron.
         weight: Weight of each neuron in the statistic, (h,): one over the number of neurons that share its
-            boundary. Zero if the neuron is left out.
+            boundary. Zero if the statistic ignores the neuron.
         parallel: Mask (h, h) of pairs of neurons that share a boundary, with the smaller index first. None
             if every neuron has its own boundary.
     """
@@ -115,7 +115,10 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class ActivationBoundaries:
-    """The activation boundaries of a network, with the scales of its neurons on a pool of records."""
+    """The activation boundaries of a network, with the scales of its neurons.
+
+    The scales are measured on a pool of records (records of the training set and other records together).
+    """
 
     module: nn.Module
     layers: tuple[Layer, ...]
@@ -151,7 +154,7 @@ class ActivationBoundaries:
 
     @property
     def neurons(self) -> int:
-        """Number of neurons that are not left out of the statistic."""
+        """Number of neurons that the statistic uses."""
         return sum(int((layer.weight > 0).sum()) for layer in self.layers)
 
     @torch.no_grad()
@@ -162,7 +165,8 @@ class ActivationBoundaries:
             x: Records, (n, *shape).
 
         Returns:
-            The statistic of every record and the number of boundaries on which it lies.
+            For each record the evidence that it was in the training set, and the number of boundaries on
+            which it lies.
         """
         statistic, boundaries = [], []
         for block in _blocks(len(x), self.numbers_per_record):

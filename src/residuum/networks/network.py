@@ -88,7 +88,7 @@ class Network(Record):
 
     @cached_property
     def chain(self) -> MLP | None:
-        """The module if the network is a chain of dense layers, else None."""
+        """The module if it is a chain of dense layers (see :func:`dense_chain`), else None."""
         return dense_chain(self.module)
 
     @property
@@ -106,7 +106,7 @@ class Network(Record):
     @cached_property
     @torch.no_grad()
     def homogeneity_order(self) -> float | None:
-        """Measured order of homogeneity in the parameters, None if the network is not homogeneous."""
+        """Measured number L for which weights times c give outputs times c^L, None if there is no such L."""
         x = probe_inputs(self.architecture.inputs)
         if self.live is not None and math.prod(self.input_shape) == x.shape[1]:
             # The forward method of a live module may need inputs that are not flattened.

@@ -80,14 +80,13 @@ def recognize(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]
 def same_function(
     model: nn.Module, shape: tuple[int, ...]
 ) -> tuple[Architecture, dict[str, Tensor]] | None:
-    """Find an architecture string that computes the same function as a live network.
+    """Find an architecture string that describes the same function as a module.
 
-    The shapes of the weights suggest candidate architectures. The outputs of a candidate and of the live
-    network are compared on random samples in float64. So the code of the network's forward method does not
-    matter.
+    The shapes of the weights suggest candidate architectures. The outputs of a candidate and of the module
+    are compared on random samples in float64. The code of the module's forward method is not read.
 
     Args:
-        model: The network.
+        model: The module.
         shape: Shape of one sample, () if it is not known.
 
     Returns:
@@ -158,7 +157,7 @@ def _match_convnet(
 
 
 def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[str, str]:
-    """Find the tensor of every parameter of an architecture.
+    """Find for every parameter of an architecture the tensor of a file that holds its value.
 
     Args:
         state: Tensors by name.
