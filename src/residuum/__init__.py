@@ -1,8 +1,8 @@
 """residuum measures how much of its training data a trained network's weights reveal.
 
-Public names are imported on first use, so that ``import residuum`` and ``residuum --help`` are fast.
-Only editors and type checkers read the imports under ``TYPE_CHECKING``. These imports never run. A test
-checks that these imports agree with ``_NAMES``.
+Public names are imported on first use, so that ``import residuum`` and ``residuum --help`` are fast. The
+dictionary ``_NAMES`` lists the public names by module. The imports under ``TYPE_CHECKING`` never run: only
+editors and type checkers read them. A test checks that these imports agree with ``_NAMES``.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""The stationarity equation, which all attacks and certificates use.
+"""The stationarity equation: weights, or a weight update, are a weighted sum of gradients of the samples.
 
     residual = target - sum_i grad_theta <u_i, Phi(theta; x_i)>,      u_i = sum_{rows r of sample i} lam_r c_r
 
 The target is the vector that the weighted sum of gradients must equal: the weights theta, or the weight
 update. A *row* r is a term of this sum. Row r has a sample x_i, a multiplier lam_r and a covector c_r, i.e.
-weights of the outputs Phi of the network. The covector is +-1 for a binary label, e_y - e_c for a class y and
-a rival class c, and e_k for output k of a regression. The gradient is linear in the covector, so the residual
-needs a single backward pass for any number of rows.
+weights of the outputs Phi of the network. The covector is +-1 for a binary label. For a class y and a rival
+class c (another class) it is the difference e_y - e_c of unit vectors. For output k of a regression it is
+e_k. The gradient is linear in the covector, so the residual needs a single backward pass for any number of
+rows.
 
 theta and target are dicts of tensors by parameter name. The shapes are x: (n, ...), u: (n, C), lam: (R,).
 All functions work for any ``nn.Module``. For MLPs, the Gram matrix has a closed form
@@ -33,7 +34,9 @@ Theta = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows: the R terms of a weighted sum of gradients, each a sample with a covector on the outputs.
+    """The R terms (rows) of a weighted sum of gradients, each with a sample and a covector.
+
+    A covector has the weights of the network's outputs whose weighted sum is differentiated.
 
     Attributes:
         index: Index of the sample of each row, (R,).
@@ -47,20 +50,20 @@ class Rows:
         return len(self.index)
 
     def combine(self, lam: Tensor, samples: int) -> Tensor:
-        """Return the sum of the covectors of each sample, weighted with the multipliers.
+        """Return the weighted sum of the covectors of each sample.
 
         Args:
-            lam: Multipliers of the rows, (R,).
+            lam: Multipliers of the rows, by which their covectors are weighted, (R,).
             samples: Number of samples.
 
         Returns:
-            The weighted sums u, one for each sample, (samples, C).
+            The sums, one for each sample, (samples, C).
         """
         weighted_covectors = self.covectors.new_zeros(samples, self.covectors.shape[1])
         return weighted_covectors.index_add(0, self.index, lam[:, None] * self.covectors)
 
     def values(self, outputs: Tensor) -> Tensor:
-        """Return the margin of each row, the inner product of covector and output, (R,)."""
+        """Return the inner product (R,) of each row's covector with the network's outputs for its sample."""
         return (self.covectors * outputs[self.index]).sum(1)
 
 
@@ -70,12 +73,15 @@ def parameters(model: nn.Module) -> Theta:
 
 
 def weighted_gradient(model: nn.Module, x: Tensor, u: Tensor) -> Theta:
-    """Return the weighted sum of gradients, sum_i grad_theta <u_i, Phi(theta; x_i)>, by one backward pass.
+    """Return the weighted sum of the gradients of all samples, by one backward pass.
+
+    The sum is sum_i grad_theta <u_i, Phi(theta; x_i)> with weights theta, outputs Phi and samples x_i. Row
+    u_i of ``u`` has the weights of the outputs for sample i.
 
     Args:
         model: The network Phi, with weights theta.
         x: Samples, (n, ...).
-        u: Covectors on the outputs, weighted with multipliers, (n, C).
+        u: Weights of the outputs for each sample, (n, C).
 
     Returns:
         The sum of gradients by parameter name.
@@ -104,13 +110,13 @@ def residual(model: nn.Module, target: Theta, x: Tensor, u: Tensor) -> Theta:
 
 
 def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor:
-    """Return the inner products of the gradients of all rows with a direction, by a forward-mode pass.
+    """Return the inner product of each row's gradient with a direction, by one forward-mode pass.
 
     Args:
         model: The network.
         x: Samples, (n, ...).
-        rows: Rows: samples with covectors on the outputs.
-        direction: A direction in weight space, by parameter name.
+        rows: Terms of a weighted sum of gradients, each with a sample and weights of the outputs.
+        direction: A direction in the space of the weights, i.e. one tensor by parameter name.
 
     Returns:
         Inner products, (R,).
@@ -126,7 +132,7 @@ def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor
     Args:
         model: The network.
         x: Samples, (n, ...).
-        rows: Rows: samples with covectors on the outputs.
+        rows: Terms of a weighted sum of gradients, each with a sample and weights of the outputs.
         chunk: Number of rows that are computed together.
 
     Returns:
@@ -151,7 +157,7 @@ def gram(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
     Args:
         model: The network.
         x: Samples, (n, ...).
-        rows: Rows: samples with covectors on the outputs.
+        rows: Terms of a weighted sum of gradients, each with a sample and weights of the outputs.
 
     Returns:
         Gram matrix, (R, R).
@@ -180,7 +186,7 @@ def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> 
     gram_matrix: Tensor | None = None
     for layer, inputs, signal in zip(model.linears, trace.inputs, signals, strict=True):
         input_products = inputs @ inputs.T
-        if layer.bias is not None:
+        if layer.bias is not None:  # A bias counts as a further input of value 1.
             input_products = input_products + 1
         layer_gram = (signal @ signal.T).mul_(input_products[index][:, index])
         gram_matrix = layer_gram if gram_matrix is None else gram_matrix.add_(layer_gram)
@@ -209,7 +215,7 @@ def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def layer_squares(theta: Theta, groups: Iterable[Iterable[str]]) -> Tensor:
-    """Return the squared norm of every layer.
+    """Return the squared Euclidean norm of the tensors of every layer.
 
     Args:
         theta: Tensors by parameter name.
@@ -236,7 +242,7 @@ def moved_layers(theta: Theta, theta0: Theta) -> tuple[str, ...]:
     # A weight and its initial value may be stored in different number formats, such as float32 and bfloat16.
     # Rounding to the less precise format changes a number by at most its machine epsilon. The tolerance is
     # twice this epsilon, because a conversion between formats rounds again.
-    moved = []
+    moved_names = []
     for layer, names in by_layer(theta).items():
         for name in names:
             weight, initial_weight = theta[name].detach(), theta0[name].detach()
@@ -244,9 +250,9 @@ def moved_layers(theta: Theta, theta0: Theta) -> tuple[str, ...]:
             weight, initial_weight = weight.double().cpu(), initial_weight.double().cpu()
             magnitude = torch.maximum(weight.abs(), initial_weight.abs())
             if bool(((weight - initial_weight).abs() > 2 * epsilon * magnitude).any()):
-                moved.append(layer)
+                moved_names.append(layer)
                 break
-    return tuple(moved)
+    return tuple(moved_names)
 
 
 def layer_residuals(r: Theta, theta: Theta) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""The interface of an attack: its settings, and one method that turns a release into a reconstruction.
+"""The interface of an attack: its settings, and one method that reconstructs training samples.
+
+A release is the published file of a model. A reconstruction holds candidates for training samples.
 
 To write an attack, subclass :class:`OneShotAttack` and implement ``why_not`` and ``find``. If the attack
 takes steps that can be watched or continued, subclass :class:`Attack` and implement ``why_not`` and
@@ -46,8 +48,9 @@ class AttackProgress:
     Attributes:
         step: Number of the current step.
         steps: Number of steps that the attack takes.
-        loss: (R,) loss of every restart.
-        layers: (R, L) relative squared residual of every restart and layer.
+        loss: (R,) current loss of each of R restarts.
+        layers: (R, L) squared residual of the equations of each layer, divided by the squared norm of their
+            target, for R restarts and L layers.
         layer_names: Names of the L layers.
         current_candidates: Function that returns the current candidates of every restart.
     """
@@ -188,8 +191,8 @@ class Attack(AttackSettings):
         plug-in, its output is validated, and its exceptions become ``PluginError``.
 
         Args:
-            target: What to attack: a release, the path of a release, a network, a PyTorch module, or one
-                attack surface.
+            target: What to attack: a release, the path of a release, a network, a PyTorch module, or an
+                attack surface (the weights, the weight update or an optimizer state of a network).
             knowledge: What the attacker knows in addition to the release.
             state_path: File with the state of the search. If the search is interrupted, the next run
                 continues from this file. Attacks without steps ignore this argument.
@@ -277,14 +280,21 @@ class Attack(AttackSettings):
     def _validated(
         self, result: Reconstruction, surface: Surface, knowledge: Knowledge
     ) -> Reconstruction:
-        """Validate the output of a plug-in attack, and add its name, settings and selected candidates."""
+        """Validate the output of a plug-in attack.
+
+        The method records the name of the attack in the output. If the output has no settings or no selected
+        candidates, the method adds the settings of the attack and selects candidates.
+
+        Returns:
+            The completed output.
+        """
         result = validate_output(result, surface, knowledge).replace(attack=self.name)
         result = result if result.settings else result.replace(settings=self.to_json())
         return result if result.selection is not None else result.replace(selection=select(result))
 
 
 class OneShotAttack(Attack):
-    """Base of attacks that run in one piece, without progress or resume. Subclasses implement ``find``."""
+    """Base class of attacks that cannot report progress or continue. Subclasses implement ``find``."""
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
         """Find candidates for training samples.
@@ -302,7 +312,7 @@ class OneShotAttack(Attack):
         raise NotImplementedError
 
     def reconstruct(self, surface: Surface, knowledge: Knowledge, **_: Any) -> Reconstruction:
-        """Run ``find``. If ``find`` selects no candidates, select those on which several restarts agree.
+        """Run ``find``. If ``find`` selects no candidates, select candidates on which several restarts agree.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -336,19 +346,20 @@ def read_target(
     """
     plugins.load()
     knowledge = knowledge or Knowledge()
-    release = open_release(target) if isinstance(target, str | Path) else target
-    network = as_network(release, shape=knowledge.shape)
-    if isinstance(release, Release):
-        knowledge = add_stored_knowledge(release, network, knowledge)
+    opened_target = open_release(target) if isinstance(target, str | Path) else target
+    network = as_network(opened_target, shape=knowledge.shape)
+    if isinstance(opened_target, Release):
+        knowledge = add_stored_knowledge(opened_target, network, knowledge)
     return network, knowledge
 
 
 def estimate_candidate_count(network: Network, knowledge: Knowledge) -> int:
-    """Return a number of candidates for an attack.
+    """Choose the number of candidates (guesses of training samples) that an attack optimizes.
 
-    If the number of samples is known, the function returns twice this number. Otherwise the function returns
-    half the number of neurons in the first layer, between MIN_CANDIDATES and MAX_CANDIDATES. A first layer
-    with h neurons and rank r gives about h r equations for the m (r + 1) unknowns of m samples, so the
+    If the number of samples is known, the function returns twice this number, at least MIN_CANDIDATES.
+    Otherwise the function returns half the number of neurons in the first layer, between MIN_CANDIDATES and
+    MAX_CANDIDATES. The reason is a count of equations: if the weight matrix of the first layer has h rows and
+    rank r, it gives about h r equations. The m training samples have m (r + 1) unknown values, so the
     equations can determine about h samples at most. In an experiment with images of digits, h / 2 candidates
     recovered as many training images as h candidates (``experiments/candidate_counts.py``).
 
@@ -403,8 +414,8 @@ def validate_output(
     if not result.x.is_floating_point():
         raise PluginError(*_describe_invalid_output("x of a floating-point type", result.x.dtype))
     if result.run.dtype != torch.long or {*result.run.tolist()} - {*range(restarts)}:
-        expected_run = f"integers from 0 to {restarts - 1} in run, one restart for each candidate"
-        raise PluginError(*_describe_invalid_output(expected_run, result.run.dtype))
+        run_rule = f"integers from 0 to {restarts - 1} in run, one restart for each candidate"
+        raise PluginError(*_describe_invalid_output(run_rule, result.run.dtype))
     return result
 
 

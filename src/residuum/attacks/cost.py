@@ -90,11 +90,11 @@ def estimate(
     *,
     measured: float | None = None,
 ) -> Estimate:
-    """Estimate the cost of an attack: count its memory and measure the time of a step.
+    """Estimate the cost of an attack: compute the memory, and measure the time of a step.
 
-    The function builds the same solver as the attack, so it raises the same errors. In the estimate, an
-    evaluation of the loss takes as long as one step. A closed-form solution for k multipliers takes as long
-    as k + 1 steps.
+    The function builds the solver of the attack, so invalid settings raise the same errors as in the attack.
+    In the estimate, an evaluation of the loss takes as long as one step. If the attack fits k multipliers
+    (the weights of the candidates in the equation) in closed form, the fit takes as long as k + 1 steps.
 
     Args:
         network: The network to attack.
@@ -114,8 +114,8 @@ def estimate(
     if not isinstance(resolved_attack, Stationarity):
         raise InputError(
             "A dry run can measure only attacks that solve a stationarity equation; got "
-            f"{resolved_attack.name}.",
-            f"Run {resolved_attack.name} without a dry run, or choose an attack such as kkt.",
+            f"'{resolved_attack.name}'.",
+            f"Run '{resolved_attack.name}' without --dry-run, or choose an attack such as 'kkt'.",
         )
     solver = resolved_attack.solver(network, knowledge)
     state = solver.start()
@@ -123,7 +123,8 @@ def estimate(
     cost, notes = _cost(solver, state.x, state.lam)
     step_seconds = _measure(solver, MEASURING_SECONDS if measured is None else measured)
     layer_names = solver.problem.layer_names
-    # If the settings add candidates during the search, but the solver cannot, make_grower raises an error.
+    # A grower adds candidates during the search. If the settings demand new candidates, but the network does
+    # not allow them, make_grower raises an error.
     if make_grower(solver) is not None:
         notes += (
             "the time covers the first candidates only. Candidates that the search adds later take more time",
@@ -189,7 +190,10 @@ def estimate_reference_seconds(
 
 
 def _seconds(solver: Solver, step_seconds: float) -> float:
-    """Return the seconds of all steps, evaluations of the loss and closed-form solutions for multipliers."""
+    """Return the estimated seconds of a search, at most its time limit.
+
+    The search takes steps, evaluates the loss and, if the settings say so, fits multipliers in closed form.
+    """
     config, unknowns = solver.config, solver.start().lam[0].numel()
     evaluations_per_step = 1 + 1 / solver.check_every
     if config.lam_every and unknowns <= MAX_UNKNOWNS:
@@ -198,12 +202,16 @@ def _seconds(solver: Solver, step_seconds: float) -> float:
 
 
 def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple[str, ...]]:
-    """Return the operations and memory of a step: by formulas for dense networks, otherwise by counting."""
+    """Return the number of operations and the memory of one step.
+
+    For dense networks, both numbers come from formulas. For other networks, the function evaluates the loss
+    once and counts the operations.
+    """
     problem, (runs, candidates) = solver.problem, solver.sizes
     if problem.explicit is not None:
-        follows_outputs = problem.objective.follows_outputs
+        depends_on_outputs = problem.objective.follows_outputs
         return evaluation_cost(
-            problem.explicit, runs, candidates, follows_outputs=follows_outputs
+            problem.explicit, runs, candidates, follows_outputs=depends_on_outputs
         ), ()
     work = count_work(lambda: problem.evaluate(x, lam * solver.scale))
     weight_bytes = sum(t.numel() for t in problem.target.values()) * x.element_size()
@@ -217,7 +225,10 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple
 
 
 def _measure(solver: Solver, budget: float) -> float:
-    """Measure the seconds of a step, by about ``budget`` seconds of steps after a first step for warm-up."""
+    """Return the measured seconds of one step.
+
+    After a first step as a warm-up, the function takes steps for about ``budget`` seconds in total.
+    """
     config, state = solver.config, solver.start()
     with solver.precision(config.precision in FAST_PRECISIONS):
         if config.device.startswith("cuda"):

@@ -64,18 +64,18 @@ CHOICES = {  # the attacks from which "auto" and "kkt" choose
     "auto": ("binary-kkt", "multiclass-kkt", "weight-decay"),
     "kkt": ("binary-kkt", "multiclass-kkt"),
 }
-# Unmix subtracts known initial weights itself, so this attack also covers the weight update.
+# The attack Unmix subtracts known initial weights itself, so this attack also covers the weight update.
 UNMIX = {WEIGHTS: Unmix, CHANGE: Unmix, MOMENT: UnmixOptimizerState}
 
 
 def every_attack() -> dict[str, type[Attack]]:
-    """Return all attacks by name. The stationarity attacks, one for each objective, come first."""
+    """Return all attack classes by name. The attacks that solve a stationarity equation come first."""
     classes = {attack.name: attack for attack in STATIONARITY}
-    stationarity = {
+    stationarity_attacks = {
         name: classes[name] if name in classes else Stationarity.with_objective(objective)
         for name, objective in OBJECTIVES.items()
     }
-    return {**stationarity, **ATTACKS}
+    return {**stationarity_attacks, **ATTACKS}
 
 
 def attack_class(name: str) -> type[Attack]:
@@ -122,8 +122,8 @@ def adapt_to_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
     """Return the variant of an attack for the attack surface that a user names.
 
     Args:
-        name: weights, change (weight update) or moment (optimizer state). If the name is "", the function
-            returns the attack unchanged.
+        name: Name of the attack surface: "weights", "change" (the weight update) or "moment" (the optimizer
+            state). If the name is "", the function returns the attack unchanged.
         knowledge: What the attacker knows.
         attack: The attack.
 
@@ -144,7 +144,8 @@ def adapt_to_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
     if attack.surface != surface:
         surface_names = {value: word for word, value in SURFACE_NAMES.items()}
         raise InputError(
-            f"{attack.name} attacks {surface_names[attack.surface]}, not {surface_names[surface]}.",
+            f"The attack '{attack.name}' needs --surface {surface_names[attack.surface]}; got --surface "
+            f"{surface_names[surface]}.",
             "Omit --surface, or choose another attack.",
         )
     return attack

@@ -34,8 +34,8 @@ def attack(
         knowledge: What the attacker knows in addition to the release.
         attack: The attack with its settings, such as ``rs.attacks.KKT(steps=3000)``. The default is the KKT
             attack for classifiers, and the weight-decay attack for regressions.
-        surface: What to attack: weights, change (the weight update from known initial weights) or moment
-            (the optimizer state). The default depends on the attack.
+        surface: What to attack: "weights", "change" (the weight update from known initial weights) or
+            "moment" (the optimizer state). The default depends on the attack.
         state_path: File with the state of the search. If the search is interrupted, the next run continues
             from this file.
         watch: Function that the attack calls with its progress.

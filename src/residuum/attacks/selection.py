@@ -176,7 +176,7 @@ def group_candidates(
 
 
 def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> dict[str, Any]:
-    """Return the mean, label, support and other properties of a group of candidates.
+    """Return the mean, the label, the number of restarts and other properties of a group of candidates.
 
     The arguments hold the indices (k,) and the weights (k,) of the candidates in the group.
 
@@ -213,8 +213,8 @@ def effective_dimension(x: Tensor) -> float:
     if not len(x):
         return 1.0
     subset = x[:: -(-len(x) // BLOCK)].flatten(1).double()
-    gram = cosine(subset, subset)
-    return max(1.0, float(gram.diagonal().sum() ** 2 / gram.square().sum()))
+    cosines = cosine(subset, subset)
+    return max(1.0, float(cosines.diagonal().sum() ** 2 / cosines.square().sum()))
 
 
 def compute_features(

@@ -16,7 +16,13 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Speed(NamedTuple):
-    """Speed of a machine per second: operator calls, operations of matrix products, and written numbers."""
+    """Speed of a machine.
+
+    Attributes:
+        calls: Number of calls of PyTorch operators per second.
+        flops: Number of floating-point operations of matrix products and convolutions per second.
+        numbers: Number of values per second that all other operators write to memory.
+    """
 
     calls: float
     flops: float
@@ -31,7 +37,13 @@ REFERENCE = {"cpu": Speed(5e4, 2e10, 3e8), "cuda": Speed(4e5, 1e13, 5e10)}
 
 @dataclass
 class Work:
-    """Counted work: operator calls, operations of matrix products, and numbers written by other operators."""
+    """The counted work of a computation.
+
+    Attributes:
+        calls: Number of calls of PyTorch operators.
+        flops: Number of floating-point operations of matrix products and convolutions.
+        numbers: Number of values that all other operators write to memory.
+    """
 
     calls: int = 0
     flops: int = 0

@@ -1,4 +1,6 @@
-"""Load datasets by name or path. Samples are selected, balanced and preprocessed as in the attack papers.
+"""Load datasets by name or path.
+
+Samples are selected, balanced over the labels and preprocessed as in the papers that published the attacks.
 
 To add a dataset, write a function that takes a :class:`Request` and returns a :class:`Pool`. Then add the
 function to ``DATASETS``.
@@ -68,8 +70,8 @@ def load_dataset(
         >>> len(split.train)
         100
     """
-    source = _find(name)
-    _check_options(str(name), source, options)
+    load_samples = _find_loader(name)
+    _check_options(str(name), load_samples, options)
     if n is not None and n < 2:
         raise DataError(f"A training set must have at least 2 samples; got n={n}.", "Pass n=100.")
     if holdout is not None and holdout < 1:
@@ -85,7 +87,7 @@ def load_dataset(
     root = None if data_folder is None else Path(data_folder).expanduser()
     request = Request(n, seed, root, holdout)
     try:
-        all_samples = source(request, **options)
+        all_samples = load_samples(request, **options)
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise DataError(
@@ -98,8 +100,8 @@ def load_dataset(
     )
 
 
-def _find(name: str | Path) -> Source:
-    """Return the function that loads a dataset. ``name`` is a key of ``DATASETS``, otherwise it is a path."""
+def _find_loader(name: str | Path) -> Source:
+    """Return the function that loads a dataset. ``name`` is a key of ``DATASETS`` or else a path."""
     if isinstance(name, str) and name in DATASETS:
         return DATASETS[name]
     path = Path(name).expanduser()

@@ -35,7 +35,7 @@ def npz(request: Request, path: Path) -> Pool:
     array ``mean`` holds the mean that was subtracted from x before the archive was saved.
 
     Args:
-        request: Not used.
+        request: Not used, but every function that loads a dataset has this parameter.
         path: The archive.
 
     Returns:
@@ -53,14 +53,14 @@ def npz(request: Request, path: Path) -> Pool:
             f"with held-out samples; {str(path)!r} has no {sorted(missing)}.",
             f"The file has the arrays {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
         )
-    images = [_samples(arrays[f"x{suffix}"], path) for suffix in array_suffixes]
+    images = [_convert_samples(arrays[f"x{suffix}"], path) for suffix in array_suffixes]
     if len({(x.dtype == torch.uint8, x.shape[1:]) for x in images}) > 1:
         raise DataError(
             f"Training and test samples must have the same shape and type; {str(path)!r} holds "
             f"{' and '.join(f'{tuple(x.shape)} {x.dtype}' for x in images)}.",
             "Save training and test samples with the same preprocessing.",
         )
-    labels, classes = _labels(
+    labels, classes = _convert_labels(
         [arrays[f"y{s}"] for s in array_suffixes], arrays.get("classes"), path
     )
     pixel_scale = 255.0 if images[0].dtype == torch.uint8 else 1.0
@@ -82,8 +82,8 @@ def npz(request: Request, path: Path) -> Pool:
     )
 
 
-def _samples(array: np.ndarray, path: Path) -> Tensor:
-    """Convert the array x to a tensor: uint8 images of shape (N, C, H, W), or floating-point numbers."""
+def _convert_samples(array: np.ndarray, path: Path) -> Tensor:
+    """Convert an array of samples to a tensor: uint8 images (N, C, H, W), or floating-point numbers."""
     if array.ndim < 2 or array.size == 0 or array.dtype.kind == "U":
         raise DataError(
             f"'x' must hold numbers, one row per sample; {str(path)!r} has {array.dtype} of shape "
@@ -91,11 +91,11 @@ def _samples(array: np.ndarray, path: Path) -> Tensor:
             "Save 'x' as an array of numbers with the shape (n, ...) for n samples.",
         )
     if array.dtype != np.uint8:
-        floating = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
-        if not np.isfinite(floating).all():
+        float_array = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+        if not np.isfinite(float_array).all():
             message = f"'x' must be finite; {str(path)!r} holds NaN or Inf."
             raise DataError(message, "Remove those rows.")
-        return torch.from_numpy(floating)
+        return torch.from_numpy(float_array)
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4 and array.shape[1] not in CHANNELS and array.shape[3] in CHANNELS:
@@ -103,7 +103,7 @@ def _samples(array: np.ndarray, path: Path) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
-def _labels(
+def _convert_labels(
     labels: list[np.ndarray], names: np.ndarray | None, path: Path
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Convert arrays of labels to class indices, and return the names of the classes in index order."""
@@ -123,21 +123,21 @@ def _labels(
         )
     distinct_labels, indices = np.unique(np.concatenate(class_labels), return_inverse=True)
     classes = tuple(map(str, distinct_labels.tolist()))
-    stored_names = () if names is None else tuple(map(str, names.tolist()))
-    if len(stored_names) == len(distinct_labels):
-        classes = stored_names
+    stored_class_names = () if names is None else tuple(map(str, names.tolist()))
+    if len(stored_class_names) == len(distinct_labels):
+        classes = stored_class_names
     elif class_labels[0].dtype.kind != "U" and 0 <= distinct_labels[0] <= distinct_labels[-1] < len(
-        stored_names
+        stored_class_names
     ):
-        classes = tuple(stored_names[value] for value in distinct_labels)
+        classes = tuple(stored_class_names[value] for value in distinct_labels)
     if len(set(classes)) < len(classes):
         raise DataError(
             f"All class names must be different; {str(path)!r} has two classes with the same name.",
             "Rename one of the two classes.",
         )
-    section_starts = np.cumsum([len(y) for y in class_labels])[:-1]
+    array_starts = np.cumsum([len(y) for y in class_labels])[:-1]
     return [
-        torch.from_numpy(section.copy()) for section in np.split(indices, section_starts)
+        torch.from_numpy(class_indices.copy()) for class_indices in np.split(indices, array_starts)
     ], classes
 
 
@@ -150,7 +150,7 @@ def folder(
     Files without the file extension of an image are ignored.
 
     Args:
-        request: Not used.
+        request: Not used, but every function that loads a dataset has this parameter.
         path: The folder.
         size: The (height, width) to which images are resized (bicubic), or None to keep their size.
         gray: True to convert images to gray, False to convert images to RGB, or None to keep gray images
@@ -166,38 +166,36 @@ def folder(
         raise DataError(
             f"An image size must be (height, width); got {size}.", "Pass size=(32, 32)."
         )
-    set_folders = [path]
+    split_folders = [path]
     if (path / "train").is_dir() and _subfolders(path / "train"):
-        set_folders = [sub for sub in (path / "train", path / "test") if sub.is_dir()]
-    images_by_set = []
-    for set_folder in set_folders:
+        split_folders = [sub for sub in (path / "train", path / "test") if sub.is_dir()]
+    files_by_split = []
+    for split_folder in split_folders:
         files_with_class = [
-            (file, sub.name) for sub in _subfolders(set_folder) for file in sorted(sub.iterdir())
+            (file, sub.name) for sub in _subfolders(split_folder) for file in sorted(sub.iterdir())
         ]
-        images_with_class = [
+        image_files_with_class = [
             (f, name) for f, name in files_with_class if f.is_file() and f.suffix.lower() in FORMATS
         ]
-        images_by_set.append(
-            [(f, name) for f, name in images_with_class if not f.name.startswith(".")]
+        files_by_split.append(
+            [(f, name) for f, name in image_files_with_class if not f.name.startswith(".")]
         )
-    if not all(images_by_set):
-        empty_folder = set_folders[images_by_set.index([])]
+    if not all(files_by_split):
+        empty_folder = split_folders[files_by_split.index([])]
         raise DataError(
             f"A folder of images must hold one subfolder per class, as in CLASS/*.png; there are no "
             f"images in the subfolders of {str(empty_folder)!r}.",
             f"Supported formats are {' '.join(FORMATS)}.",
         )
-    all_images = [pair for images_of_set in images_by_set for pair in images_of_set]
-    classes = tuple(sorted({name for _, name in all_images}))
-    x = _read_images([file for file, _ in all_images], size, gray)
-    labels = torch.tensor([classes.index(name) for _, name in all_images])
-    train_count = len(images_by_set[0])
+    all_files_with_class = [pair for files_of_split in files_by_split for pair in files_of_split]
+    classes = tuple(sorted({name for _, name in all_files_with_class}))
+    x = _read_images([file for file, _ in all_files_with_class], size, gray)
+    labels = torch.tensor([classes.index(name) for _, name in all_files_with_class])
+    train_size = len(files_by_split[0])
     test_set = None
-    if len(images_by_set) == 2:
-        test_set = Pool(path.name, x[train_count:], labels[train_count:], classes, scale=255.0)
-    return Pool(
-        path.name, x[:train_count], labels[:train_count], classes, scale=255.0, test=test_set
-    )
+    if len(files_by_split) == 2:
+        test_set = Pool(path.name, x[train_size:], labels[train_size:], classes, scale=255.0)
+    return Pool(path.name, x[:train_size], labels[:train_size], classes, scale=255.0, test=test_set)
 
 
 def _subfolders(path: Path) -> list[Path]:
@@ -205,7 +203,7 @@ def _subfolders(path: Path) -> list[Path]:
 
 
 def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | None) -> Tensor:
-    """Read images of equal size and channels into a (N, C, H, W) uint8 tensor."""
+    """Read images into a uint8 tensor (N, C, H, W). All images must have the same size and channels."""
     first_image = _read_image(files[0], size, gray)
     if len(files) * first_image.size > MAX_BYTES:
         raise UnsafeFileError(
@@ -240,7 +238,7 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
                     raise DataError(
                         f"Images must have 8 bits per channel; {str(file)!r} has mode "
                         f"{image.mode!r}.",
-                        "Convert it to 8 bits per channel.",
+                        "Convert the image to 8 bits per channel.",
                     )
                 is_gray = image.mode in GRAY_MODES if gray is None else gray
                 converted_image = image.convert("L" if is_gray else "RGB")

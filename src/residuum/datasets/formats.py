@@ -46,23 +46,21 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
     header_length = 4 + 4 * ndim
     is_gzipped = path.suffix == ".gz"
     try:
-        length = path.stat().st_size
+        file_length = path.stat().st_size
         with gzip.open(path) if is_gzipped else path.open("rb") as stream:
             header = stream.read(header_length)
             if len(header) < header_length or header[:4] != bytes((0, 0, 8, ndim)):
                 defect = f"the file begins with {header[:4].hex(' ') or 'nothing'}"
                 raise DataError(*_explain_broken(IDX, path, defect))
             shape = struct.unpack(f">{ndim}I", header[4:])
-            size, limit = math.prod(shape), min(MAX_BYTES, max_memory(length) // 8)
-            array_bytes = stream.read(min(size, limit if is_gzipped else length) + 1)
+            size, limit = math.prod(shape), min(MAX_BYTES, max_memory(file_length) // 8)
+            array_bytes = stream.read(min(size, limit if is_gzipped else file_length) + 1)
     except (OSError, EOFError, zlib.error) as problem:
         defect = f"reading it failed ({problem})"
         raise DataError(*_explain_broken(IDX, path, defect)) from problem
     if len(array_bytes) != size:
-        actual_size = "more" if len(array_bytes) > size else f"only {len(array_bytes)}"
-        defect = (
-            f"the header claims {shape}, {size} bytes of data, and the file holds {actual_size}"
-        )
+        actual_size_text = "more" if len(array_bytes) > size else f"only {len(array_bytes)}"
+        defect = f"the header claims {shape}, {size} bytes of data, and the file holds {actual_size_text}"
         raise DataError(*_explain_broken(IDX, path, defect))
     return np.frombuffer(bytearray(array_bytes), np.uint8).reshape(shape)
 
@@ -81,14 +79,14 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         UnsafeFileError: If the file refers to functions, or if the file is too large.
     """
     try:
-        if (length := path.stat().st_size) > MAX_BATCH_BYTES:
+        if (file_length := path.stat().st_size) > MAX_BATCH_BYTES:
             raise UnsafeFileError(
                 f"A CIFAR-10 batch must have at most {MAX_BATCH_BYTES} bytes; {str(path)!r} has "
-                f"{length}.",
+                f"{file_length}.",
                 "Download the batch again.",
             )
         with path.open("rb") as stream:
-            pickled = read_pickle(path, stream, length)
+            pickled = read_pickle(path, stream, file_length)
     except OSError as problem:
         defect = problem.strerror or "the file cannot be read"
         raise DataError(*_explain_broken(BATCH, path, defect)) from problem
@@ -118,5 +116,5 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _explain_broken(expected_file: str, path: Path, defect: str) -> tuple[str, str]:
-    """Return the error message and the advice to the user if a dataset file is damaged."""
+    """Return the error message and the advice to the user for a damaged dataset file."""
     return f"{str(path)!r} must be {expected_file}; {defect}.", "Download the file again."

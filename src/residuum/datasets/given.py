@@ -36,7 +36,8 @@ LABELS = ("label", "target", "class", "y")  # column names that mark the labels 
 ID_COLUMN = re.compile(r"(?:.*[_ ])?ids?", re.IGNORECASE)
 MAX_TABLE = 256 << 20  # largest .csv file in bytes
 UNIT = re.compile(r"\s*[\[(]([^\])]*)[\])]\s*$")
-# Names of the files of training and held-out samples in the folder ``private`` of a training directory.
+# The output folder of ``residuum train`` has a subfolder ``private``. These are the names of the files in
+# this subfolder that hold the training samples and the held-out samples.
 PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}
 KINDS = (
     "(x, y), a Dataset, a DataFrame, a DataLoader, a dataset with items, or the path of an .npz, a .csv "
@@ -49,29 +50,30 @@ def read_samples(path: str | Path) -> tuple[Dataset, Dataset | None]:
     source_path = Path(path).expanduser()
     if source_path.is_dir():
         folder_images = folder(Request(), source_path)
-        return _images(folder_images), None if folder_images.test is None else _images(
-            folder_images.test
-        )
+        test_images = folder_images.test
+        holdout = None if test_images is None else _convert_images(test_images)
+        return _convert_images(folder_images), holdout
     if source_path.suffix.lower() == ".csv":
         return read_csv(source_path), None
     arrays = read_npz(source_path) if source_path.is_file() else {}
     if "x" in arrays or "x_train" not in arrays:
         return Dataset.from_npz(source_path), None
-    set_prefixes = ("x_", "y_", "id_")
-    common_arrays = {
-        name: array for name, array in arrays.items() if not name.startswith(set_prefixes)
+    # Arrays without one of these prefixes, such as the names of the classes, belong to training and test set.
+    split_prefixes = ("x_", "y_", "id_")
+    shared_arrays = {
+        name: array for name, array in arrays.items() if not name.startswith(split_prefixes)
     }
 
     def read_set(suffix: str) -> Dataset:
         array_names = [name for name in ("x", "y", "id") if f"{name}_{suffix}" in arrays]
-        set_arrays = {name: arrays[f"{name}_{suffix}"] for name in array_names}
-        if "y" not in set_arrays:
+        split_arrays = {name: arrays[f"{name}_{suffix}"] for name in array_names}
+        if "y" not in split_arrays:
             raise DataError(
                 f"A data file with the array 'x_{suffix}' must have 'y_{suffix}' too; {str(path)!r} has only "
                 f"{sorted(arrays)}.",
                 f"Save the labels as 'y_{suffix}'.",
             )
-        return Dataset.from_arrays({**common_arrays, **set_arrays}, source_path)
+        return Dataset.from_arrays({**shared_arrays, **split_arrays}, source_path)
 
     return read_set("train"), read_set("test") if "x_test" in arrays else None
 
@@ -84,29 +86,32 @@ def read_train_and_holdout(data: Any, holdout: Any) -> tuple[Dataset | None, Dat
         holdout: Held-out samples in any supported form. They replace the held-out samples in ``data``.
 
     Returns:
-        Training samples and held-out samples. A set that is not available is None.
+        Training samples, or None if there are none, and held-out samples, or None if there are none.
     """
-    train = included_holdout = separate_holdout = None
+    train_samples = included_holdout = separate_holdout = None
     if isinstance(data, str | Path):
-        train, included_holdout = read_samples(locate_samples(data, "data"))
+        train_samples, included_holdout = read_samples(locate_samples(data, "data"))
         holdout_path = locate_samples(data, "holdout")
         if included_holdout is None and holdout_path != locate_samples(data, "data"):
             included_holdout = read_samples(holdout_path)[0] if holdout_path.is_file() else None
     elif data is not None:
-        train = as_dataset(data, "data")
+        train_samples = as_dataset(data, "data")
     if isinstance(holdout, str | Path):
         first_set, second_set = read_samples(locate_samples(holdout, "holdout"))
         separate_holdout = first_set if second_set is None else second_set
     elif holdout is not None:
         separate_holdout = as_dataset(holdout, "holdout")
-    return train, included_holdout if separate_holdout is None else separate_holdout
+    return train_samples, included_holdout if separate_holdout is None else separate_holdout
 
 
 def locate_samples(path: str | Path, name: str) -> Path:
-    """Return the path of a file of samples. A training directory has this file in its folder ``private``.
+    """Return the path from which to read samples.
+
+    The output folder of ``residuum train`` holds its samples in files of its subfolder ``private``. Any other
+    path is returned unchanged.
 
     Args:
-        path: A file of samples or a training directory.
+        path: A file or folder of samples, or the output folder of ``residuum train``.
         name: "data" for training samples or "holdout" for held-out samples.
 
     Returns:
@@ -145,13 +150,13 @@ def as_dataset(samples: Any, name: str) -> Dataset:
         return read_samples(samples)[0]
     x, y = samples if isinstance(samples, tuple) and len(samples) == 2 else (samples, None)
     if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a DataFrame of any library
-        return _frame(x, y, name)
+        return _read_frame(x, y, name)
     if y is None and not hasattr(x, "__array__") and not isinstance(x, Tensor | list | tuple):
-        return _items(x, name)
-    return _arrays(x, y, name)
+        return _read_items(x, name)
+    return _read_arrays(x, y, name)
 
 
-def _arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
+def _read_arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
     try:
         x = torch.as_tensor(x)
         y = torch.zeros(len(x), dtype=torch.long) if y is None else torch.as_tensor(y)
@@ -161,7 +166,7 @@ def _arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
     x = x if x.is_floating_point() else x.double()
     if x.ndim < 2 or not torch.isfinite(x).all():
         raise DataError(
-            f"{name} must be an array of finite numbers with one row per sample; got shape "
+            f"{name!r} must be an array of finite numbers with one row per sample; got shape "
             f"{tuple(x.shape)}.",
             "Pass the preprocessed samples that are the inputs of the network.",
         )
@@ -169,18 +174,18 @@ def _arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
 
 
 def _explain_unknown(name: str, value: Any) -> tuple[str, str]:
-    """Return the error message and the advice to the user for samples in an unsupported form."""
-    message = f"{name} must be {KINDS}; got {type(value).__name__}."
+    """Return the error message and the advice to the user if the form of the samples is not supported."""
+    message = f"{name!r} must be {KINDS}; got {type(value).__name__}."
     return message, f"Pass {name}=(x, y)."
 
 
-def _items(samples: Any, name: str) -> Dataset:
-    """Read all samples of a dataset with items (x, y), or of a DataLoader, without shuffling the samples."""
+def _read_items(samples: Any, name: str) -> Dataset:
+    """Read all samples of a dataset with items (x, y), or of a DataLoader, in the order of the dataset."""
     is_loader = hasattr(samples, "batch_size")
     dataset = getattr(samples, "dataset", samples) if is_loader else samples
     if hasattr(dataset, "tensors") and len(dataset.tensors) in (1, 2):  # TensorDataset
         x, y = (*dataset.tensors, None)[:2]
-        return _arrays(x, y, name)
+        return _read_arrays(x, y, name)
     try:
         items = [dataset[i] for i in range(len(dataset))]
     except (TypeError, KeyError, NotImplementedError, AttributeError):
@@ -194,7 +199,7 @@ def _items(samples: Any, name: str) -> Dataset:
     ]
     if not samples_and_labels:
         raise DataError(
-            f"A dataset must have at least one sample; {name} is empty.", "Pass more samples."
+            f"A dataset must have at least one sample; {name!r} is empty.", "Pass more samples."
         )
     try:
         x = torch.stack([torch.as_tensor(np.asarray(sample)) for sample, _ in samples_and_labels])
@@ -203,16 +208,16 @@ def _items(samples: Any, name: str) -> Dataset:
         y = torch.stack([torch.as_tensor(label) for label in labels]) if has_labels else None
     except (TypeError, ValueError, RuntimeError) as problem:
         raise DataError(
-            f"Items of {name} must be pairs (x, y), and every x must be an array of the same shape; got x of "
-            f"type {type(samples_and_labels[0][0]).__name__} ({str(problem)[:80]}).",
+            f"Items of {name!r} must be pairs (x, y), and every x must be an array of the same shape; got x "
+            f"of type {type(samples_and_labels[0][0]).__name__} ({str(problem)[:80]}).",
             "Apply the transforms that the training used, including ToTensor.",
         ) from problem
     classes = tuple(map(str, getattr(dataset, "classes", ())))
-    return _arrays(x, y, name, classes=classes)
+    return _read_arrays(x, y, name, classes=classes)
 
 
-def _frame(frame: Any, y: Any, name: str) -> Dataset:
-    """Read a DataFrame with labels ``y``, or with a column of labels if ``y`` is None."""
+def _read_frame(frame: Any, y: Any, name: str) -> Dataset:
+    """Read a DataFrame with labels ``y``. If ``y`` is None, a column of the DataFrame holds the labels."""
     values_by_column = {str(column): np.asarray(frame[column]) for column in frame.columns}
     return read_columns(
         values_by_column if y is None else {**values_by_column, "label": np.asarray(y)}, name
@@ -254,7 +259,7 @@ def read_csv(path: Path) -> Dataset:
             f"{str(path)!r} has {len(names)} names and rows with {sorted(row_lengths) or 'no'} values.",
             "Save one row per sample, with the label in a separate column.",
         )
-    if _numeric(np.array(names)):
+    if _is_numeric(np.array(names)):
         raise DataError(
             f"The first line of {str(path)!r} must name the columns; it holds numbers.",
             "Add a header, such as age,height,label.",
@@ -297,7 +302,7 @@ def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
             f"A table must have at least one column in addition to the label; {name!r} has none.",
             "Add the columns that are inputs of the network.",
         )
-    text_columns = [column for column in features if not _numeric(columns[column])]
+    text_columns = [column for column in features if not _is_numeric(columns[column])]
     if text_columns:
         raise DataError(
             f"All columns except the label must hold numbers; {text_columns[:5]} of {name!r} hold text.",
@@ -309,7 +314,7 @@ def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
             f"A table must not have missing or infinite values; {name!r} has some.",
             "Fill in these values, or remove their rows.",
         )
-    y, classes = _labels(columns[label_column])
+    y, classes = _convert_labels(columns[label_column])
     unit_matches = [UNIT.search(feature) for feature in features]
     units = tuple(match[1].strip() if match else "" for match in unit_matches)
     feature_names = tuple(UNIT.sub("", feature).strip() for feature in features)
@@ -331,17 +336,19 @@ def _identifies_rows(name: str, values: np.ndarray) -> bool:
     )
 
 
-def _labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
+def _convert_labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
     """Convert a column of labels: whole numbers and text become classes, other numbers become targets."""
-    if _numeric(values):
-        numbers = values.astype(np.float64)
-        is_integer = np.array_equal(numbers, np.round(numbers))
-        return torch.from_numpy(numbers.astype(np.int64) if is_integer else numbers), ()
+    if _is_numeric(values):
+        numeric_labels = values.astype(np.float64)
+        has_integers = np.array_equal(numeric_labels, np.round(numeric_labels))
+        return torch.from_numpy(
+            numeric_labels.astype(np.int64) if has_integers else numeric_labels
+        ), ()
     classes, indices = np.unique(values.astype(str), return_inverse=True)
     return torch.from_numpy(indices.astype(np.int64)), tuple(map(str, classes))
 
 
-def _numeric(values: np.ndarray) -> bool:
+def _is_numeric(values: np.ndarray) -> bool:
     try:
         values.astype(np.float64)
     except (TypeError, ValueError):
@@ -349,7 +356,7 @@ def _numeric(values: np.ndarray) -> bool:
     return True
 
 
-def _images(pool: Pool) -> Dataset:
+def _convert_images(pool: Pool) -> Dataset:
     """Convert the images of a folder to a dataset of images with shape (C, H, W) and values in [0, 1]."""
     note = f"images of {pool.name!r} are read with channels first and values from 0 to 1"
     x = pool.images.double() / pool.scale

@@ -17,7 +17,7 @@ from torch import Tensor
 from residuum.errors import DataError, require_known
 from residuum.records import TASKS, Dataset, Split
 
-DEFAULT_HOLDOUT = 2000  # default number of held-out samples; scoring does not use more
+DEFAULT_HOLDOUT = 2000  # default number of held-out samples; the scores of attacks do not use more
 Names = Sequence[str | int]  # names of classes, such as ("cat", "dog") or (1, 3)
 
 
@@ -121,19 +121,21 @@ def split_pool(
         Training samples and held-out samples.
     """
     label_of_class, label_names = map_classes(pool, task, positive)
-    labels = label_of_class[pool.labels]  # indices of the labels from 0 to L-1, (N,)
-    n = _count(pool, request, labels, label_names)
+    labels = label_of_class[pool.labels]  # for each of the N samples the index of its label, (N,)
+    train_size = _choose_train_size(pool, request, labels, label_names)
     generator = None if request.seed is None else make_generator(request.seed)
-    train_rows = choose_rows(labels, [n // len(label_names)] * len(label_names), generator)
+    train_rows = choose_rows(labels, [train_size // len(label_names)] * len(label_names), generator)
 
     holdout_pool = pool.test or pool
     holdout_pool_labels = label_of_class[holdout_pool.labels]
     candidate_rows = _find_different(holdout_pool.images, pool.images[train_rows])
     candidate_labels = holdout_pool_labels[candidate_rows]
-    holdout_quotas = _holdout_quotas(pool, n, request.holdout, candidate_labels, label_names)
+    holdout_counts = _choose_holdout_counts(
+        pool, train_size, request.holdout, candidate_labels, label_names
+    )
     generator = make_generator(request.seed)
     chosen_candidates = choose_rows(
-        candidate_labels, holdout_quotas, None if request.seed is None else generator
+        candidate_labels, holdout_counts, None if request.seed is None else generator
     )
     holdout_rows = candidate_rows[chosen_candidates]
     holdout_rows = holdout_rows[torch.randperm(len(holdout_rows), generator=generator)]
@@ -144,8 +146,8 @@ def split_pool(
     if mean is None and center and pool.center:
         mean = x.mean(0, dtype=torch.float64).to(dtype)
         x, x_holdout = x - mean, x_holdout - mean
-    y = _targets(labels[train_rows], task, dtype)
-    y_holdout = _targets(holdout_pool_labels[holdout_rows], task, dtype)
+    y = _convert_targets(labels[train_rows], task, dtype)
+    y_holdout = _convert_targets(holdout_pool_labels[holdout_rows], task, dtype)
     return Split(
         Dataset(x, y, mean, pool.name, label_names),
         Dataset(x_holdout, y_holdout, mean, f"{pool.name} held-out", label_names),
@@ -170,14 +172,14 @@ def map_classes(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tu
     require_known(task, TASKS, "No task", DataError)
     present_classes = pool.labels.unique().tolist()
     if len(present_classes) < 2:
-        actual_classes = (
+        actual_classes_text = (
             f"are of class {pool.classes[present_classes[0]]!r}"
             if present_classes
             else "are missing"
         )
         raise DataError(
             f"Samples must have at least two classes; all {len(pool.labels)} samples of {pool.name!r} "
-            f"{actual_classes}.",
+            f"{actual_classes_text}.",
             "Add samples of another class.",
         )
     if task == "multiclass":
@@ -224,7 +226,7 @@ def choose_rows(labels: Tensor, quotas: Sequence[int], generator: torch.Generato
 
 
 def spread_quotas(available: Sequence[int], total: int) -> list[int]:
-    """Divide a total number of samples over labels as evenly as possible.
+    """Decide how many samples of each label to choose, as evenly as possible, if ``total`` are needed.
 
     Args:
         available: Number of samples of each label.
@@ -235,8 +237,8 @@ def spread_quotas(available: Sequence[int], total: int) -> list[int]:
     """
     quotas = [0] * len(available)
     for rank, label in enumerate(sorted(range(len(available)), key=available.__getitem__)):
-        share = (total - sum(quotas)) // (len(available) - rank)
-        quotas[label] = min(available[label], share)
+        even_share = (total - sum(quotas)) // (len(available) - rank)
+        quotas[label] = min(available[label], even_share)
     return quotas
 
 
@@ -260,13 +262,16 @@ def check_divisible(n: int, labels: int, limit: int | None = None) -> None:
         )
 
 
-def _count(pool: Pool, request: Request, labels: Tensor, label_names: tuple[str, ...]) -> int:
+def _choose_train_size(
+    pool: Pool, request: Request, labels: Tensor, label_names: tuple[str, ...]
+) -> int:
     """Return the number of training samples. Raise ``DataError`` if the source has too few samples."""
     n = request.n
     label_counts = torch.bincount(labels, minlength=len(label_names)).tolist()
     max_balanced_n = len(label_names) * min(label_counts)
     if n is None and max_balanced_n:
-        # Without a test set, one half of the samples is for training. The other half is the held-out set.
+        # If the source has no test set, one half of the samples is the training set. The other half is the
+        # held-out set.
         return (
             max_balanced_n
             if pool.test is not None
@@ -274,7 +279,7 @@ def _count(pool: Pool, request: Request, labels: Tensor, label_names: tuple[str,
         )
     requested_n = len(label_names) if n is None else n
     largest_n = max_balanced_n
-    if pool.test is None:  # training must leave samples for the held-out set
+    if pool.test is None:  # the held-out samples come from the samples that training does not use
         left_for_training = len(labels) - (request.holdout or 1)
         largest_n = min(max_balanced_n, left_for_training - left_for_training % len(label_names))
     check_divisible(requested_n, len(label_names), largest_n)
@@ -291,27 +296,27 @@ def _count(pool: Pool, request: Request, labels: Tensor, label_names: tuple[str,
     return requested_n
 
 
-def _holdout_quotas(
-    pool: Pool, n: int, holdout: int | None, labels: Tensor, label_names: tuple[str, ...]
+def _choose_holdout_counts(
+    pool: Pool, n: int, holdout_count: int | None, labels: Tensor, label_names: tuple[str, ...]
 ) -> list[int]:
-    """Return the number of held-out samples of each label, balanced if possible."""
-    available = torch.bincount(labels, minlength=len(label_names)).tolist()
-    total, scarcest = sum(available), min(available)
-    if holdout is None:
-        holdout = min(DEFAULT_HOLDOUT, scarcest * len(label_names) or total)
-        holdout -= holdout % len(label_names) if scarcest else 0
-    if not 0 < holdout <= total:
+    """Return how many held-out samples to choose of each label, the same number if possible."""
+    label_counts = torch.bincount(labels, minlength=len(label_names)).tolist()
+    total, scarcest = sum(label_counts), min(label_counts)
+    if holdout_count is None:
+        holdout_count = min(DEFAULT_HOLDOUT, scarcest * len(label_names) or total)
+        holdout_count -= holdout_count % len(label_names) if scarcest else 0
+    if not 0 < holdout_count <= total:
         raise DataError(
-            f"Held-out samples must differ from all training samples. {holdout or 'At least 1'} held-out "
-            f"samples are needed; in addition to n={n} training samples, {pool.name!r} has {total} samples "
-            "that differ from them.",
+            "Held-out samples must differ from all training samples; "
+            f"{holdout_count or 'at least 1'} held-out samples are needed, but only {total} samples of "
+            f"{pool.name!r} differ from the n={n} training samples.",
             f"Use holdout={total} or fewer." if total else "Use a smaller n.",
         )
-    return spread_quotas(available, holdout)
+    return spread_quotas(label_counts, holdout_count)
 
 
 def _find_different(candidates: Tensor, images: Tensor) -> Tensor:
-    """Return the indices of the rows of ``candidates`` that are not equal to any of ``images``."""
+    """Return the indices of the samples in ``candidates`` that are not equal to any sample in ``images``."""
 
     def hash_rows(samples: Tensor) -> list[bytes]:
         return [blake2b(row.tobytes(), digest_size=16).digest() for row in samples.numpy()]
@@ -323,7 +328,7 @@ def _find_different(candidates: Tensor, images: Tensor) -> Tensor:
     return torch.tensor(different_rows, dtype=torch.long)
 
 
-def _targets(labels: Tensor, task: str, dtype: torch.dtype) -> Tensor:
+def _convert_targets(labels: Tensor, task: str, dtype: torch.dtype) -> Tensor:
     """Convert label indices to targets: -1/+1 for binary and regression tasks, else class indices."""
     if task == "multiclass":
         return labels

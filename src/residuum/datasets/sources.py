@@ -88,38 +88,42 @@ def photos(request: Request) -> Pool:
 
 def mnist(request: Request) -> Pool:
     """Read MNIST from torchvision's folder or ``mnist.npz``. Odd digits have label +1, others label -1."""
-    dataset_path = _locate("mnist", request, MNIST_FOLDER)
+    dataset_path = _locate_dataset("mnist", request, MNIST_FOLDER)
     if dataset_path.suffix == ".npz":
-        return _from_npz("mnist", request, dataset_path)
+        return _read_published_npz("mnist", request, dataset_path)
 
     def read_set(prefix: str, test: Pool | None = None) -> Pool:
-        file_names = {3: f"{prefix}-images-idx3-ubyte", 1: f"{prefix}-labels-idx1-ubyte"}
+        file_name_by_ndim = {3: f"{prefix}-images-idx3-ubyte", 1: f"{prefix}-labels-idx1-ubyte"}
         arrays = (
-            read_idx(_existing(dataset_path, file_name, f"{file_name}.gz"), ndim)
-            for ndim, file_name in file_names.items()
+            read_idx(_find_first_file(dataset_path, file_name, f"{file_name}.gz"), ndim)
+            for ndim, file_name in file_name_by_ndim.items()
         )
         images, labels = arrays
-        return _ten_classes("mnist", images[:, None], labels, test)
+        return _make_published_pool("mnist", images[:, None], labels, test)
 
     return read_set("train", read_set("t10k"))
 
 
 def cifar10(request: Request) -> Pool:
     """Read CIFAR-10 from python batches or ``cifar10.npz``. Animals have label +1, vehicles label -1."""
-    dataset_path = _locate("cifar10", request, CIFAR10_FOLDER)
+    dataset_path = _locate_dataset("cifar10", request, CIFAR10_FOLDER)
     if dataset_path.suffix == ".npz":
-        return _from_npz("cifar10", request, dataset_path)
+        return _read_published_npz("cifar10", request, dataset_path)
 
     def read_set(file_names: list[str], test: Pool | None = None) -> Pool:
-        batches = [read_cifar_batch(_existing(dataset_path, file_name)) for file_name in file_names]
+        batches = [
+            read_cifar_batch(_find_first_file(dataset_path, file_name)) for file_name in file_names
+        ]
         images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
-        return _ten_classes("cifar10", images, labels, test)
+        return _make_published_pool("cifar10", images, labels, test)
 
     return read_set([f"data_batch_{i}" for i in range(1, 6)], read_set(["test_batch"]))
 
 
-def _ten_classes(name: str, images: np.ndarray, labels: np.ndarray, test: Pool | None) -> Pool:
-    """Check images (N, *shape) and labels 0..9 of a published dataset, and return them as a pool."""
+def _make_published_pool(
+    name: str, images: np.ndarray, labels: np.ndarray, test: Pool | None
+) -> Pool:
+    """Check the images and the labels 0..9 of MNIST or CIFAR-10, and return them as a pool."""
     shape, classes, positive, sides = PUBLISHED[name]
     if images.shape[1:] != shape:
         raise DataError(
@@ -135,8 +139,8 @@ def _ten_classes(name: str, images: np.ndarray, labels: np.ndarray, test: Pool |
     return Pool(name, x, y, classes, positive, sides, scale=255.0, test=test)
 
 
-def _from_npz(name: str, request: Request, path: Path) -> Pool:
-    """Read a published dataset from an .npz archive of uint8 images and labels 0..9."""
+def _read_published_npz(name: str, request: Request, path: Path) -> Pool:
+    """Read MNIST or CIFAR-10 from an .npz archive of uint8 images and labels 0..9."""
     pool = npz(request, path)
     if pool.images.dtype != torch.uint8 or not set(pool.classes) <= set(DIGITS):
         raise DataError(
@@ -148,15 +152,15 @@ def _from_npz(name: str, request: Request, path: Path) -> Pool:
     label_of_class = np.array([int(c) for c in pool.classes])
 
     def convert(archive: Pool, test: Pool | None = None) -> Pool:
-        return _ten_classes(
+        return _make_published_pool(
             name, archive.images.numpy(), label_of_class[archive.labels.numpy()], test
         )
 
     return convert(pool, None if pool.test is None else convert(pool.test))
 
 
-def _locate(name: str, request: Request, layout: Path) -> Path:
-    """Return the path of a dataset: the folder ``layout`` or the file ``<name>.npz`` in the data folder."""
+def _locate_dataset(name: str, request: Request, layout: Path) -> Path:
+    """Return the path of a dataset in the data folder: the folder ``layout`` or the file ``<name>.npz``."""
     root = request.root
     if root is not None:
         folder, archive = root / layout, root / f"{name}.npz"
@@ -172,8 +176,8 @@ def _locate(name: str, request: Request, layout: Path) -> Path:
     )
 
 
-def _existing(folder: Path, *names: str) -> Path:
-    """Return the path of the first file name that exists in the folder, or raise ``DataError``."""
+def _find_first_file(folder: Path, *names: str) -> Path:
+    """Return the path of the first of the named files that exists in the folder, or raise ``DataError``."""
     for name in names:
         if (folder / name).is_file():
             return folder / name

@@ -7,8 +7,9 @@ R runs of the attack are evaluated together. The loss of a run is
 
 T_l is the weighted sum of the candidates' gradients in the weight matrix W_l and the bias b_l of layer l, and
 w_l is the weight of this layer in the loss. The pre-activations are z_l, and the activations are a_l with
-a_0 = x. The covector u of a candidate holds its weights of the D-th layer's outputs z_D. The backward signal
-d_l is the derivative of <u, z_D> in z_l. A bar marks a derivative of the loss, such as dbar_l = dL/dd_l.
+a_0 = x. The last layer is D, so z_D are the outputs of the network. A candidate contributes the gradient of
+<u, z_D> to the sum. Its covector u has one coefficient for each output. The backward signal d_l is the
+derivative of <u, z_D> in z_l. A bar marks a derivative of the loss, such as dbar_l = dL/dd_l.
 
 Forward        z_l = a_{l-1} W_l^T + b_l,  a_l = s(z_l)
 Backward       d_D = u,  d_{l-1} = (d_l W_l) o s'(z_{l-1})
@@ -69,8 +70,9 @@ from residuum.networks import MLP, Activation
 from residuum.stationarity import Theta
 
 Errors = list[tuple[Tensor, Tensor | None] | None]
-# Matrix products of one chunk of candidates. For each set of weights (theta, theta0), the first list holds
-# the pre-activations z_l, and the second list holds the backward products d_l W_l.
+# Matrix products of one chunk of candidates, for each set of weights (theta, theta0). The first list holds
+# the pre-activations of the layers. The second list holds the backward signals of the layers, multiplied by
+# the weight matrices of the layers.
 Products = list[tuple[list[Tensor], list[Tensor]]]
 
 # Memory in bytes for intermediate results. If they do not fit, candidates are processed in chunks.
@@ -85,13 +87,17 @@ CANDIDATE_COPIES = 10
 
 
 class Covectors(Protocol):
-    """Protocol of objectives, which compute how every candidate weights the outputs of the network."""
+    """Protocol of an object that computes the covector of every candidate.
+
+    A candidate contributes the gradient of <u, z> to a sum of gradients, where z are the network's outputs
+    for this candidate. So its covector u has one coefficient for each output.
+    """
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covector u of every candidate, which holds the candidate's weights of the outputs.
+        """Return the covector u of every candidate, with one coefficient for each network output.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the set of weights (theta or theta0) at which the gradients are taken.
             outputs: Outputs of the network for the candidates (R, m, C).
             labels: Labels of the candidates, (m,) or (R, m).
             lam: Multipliers of the candidates (R, m, ...).
@@ -103,10 +109,12 @@ class Covectors(Protocol):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivatives of the loss in the outputs and in lam, given its derivative in u.
+        """Differentiate the loss in the outputs and in the multipliers, given its derivative in covectors.
+
+        The covector u of a candidate is a function of the outputs and of the candidate's multipliers.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the set of weights (theta or theta0) at which the gradients are taken.
             outputs: Outputs of the network for the candidates (R, m, C).
             labels: Labels of the candidates, (m,) or (R, m).
             lam: Multipliers of the candidates (R, m, ...).
@@ -149,12 +157,13 @@ class _RecordedPasses:
     All lists are in the order of the layers.
 
     Attributes:
-        inputs: Inputs a_{l-1} of the layers, of shape (R, m, h). The first input is x.
-        outputs: Outputs z_D of the network, of shape (R, m, C).
-        slopes: First derivatives s'(z_l) of the activation in the hidden layers.
-        curvatures: Second derivatives s''(z_l) of the activation in the hidden layers.
-        ungated: Products d_{l+1} W_{l+1}. Multiplied by s'(z_l), they become the backward signals d_l.
-        signals: Backward signals d_l of the layers. The last element holds the covectors u.
+        inputs: Inputs of the layers, of shape (R, m, h). The first input is the candidates x.
+        outputs: Outputs of the network, of shape (R, m, C).
+        slopes: First derivatives of the activation at the pre-activations of the hidden layers.
+        curvatures: Second derivatives of the activation at the pre-activations of the hidden layers.
+        ungated: For each hidden layer the product of the backward signal and the weight matrix of the layer
+            above. Multiplied by the slope, this product becomes the backward signal of the hidden layer.
+        signals: Backward signals of the layers. The last element holds the covectors u.
     """
 
     inputs: list[Tensor]
@@ -171,8 +180,8 @@ class ChunkPlan:
 
     Attributes:
         size: Number of candidates in a chunk.
-        cached: Number of chunks whose matrix products are stored, so that the second pass over the chunks
-            does not compute them again.
+        cached: Number of chunks whose matrix products are stored. Every chunk is evaluated twice, and the
+            second evaluation of these chunks uses the stored products.
         count: Number of chunks.
     """
 
@@ -184,7 +193,8 @@ class ChunkPlan:
 class ExplicitEquation:
     """Loss of an attack on an MLP, and its gradients, by explicit formulas.
 
-    The gradients of the MLP are taken at the released weights theta, the initial weights theta0, or both.
+    The gradients of the MLP are taken at the released weights theta, at the initial weights theta0, or at
+    both.
 
     Args:
         points: Copies of the network with the weights at which gradients are taken.
@@ -259,40 +269,52 @@ class ExplicitEquation:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Evaluate the squared residual ||target_l - T_l||^2 of every layer l and the gradients of the loss.
 
+        T_l is the weighted sum of the candidates' gradients in layer l.
+
         Args:
             candidates: The candidates, with their multipliers and labels.
-            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
+            objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
             measure: Whether to compute the residuals of the layers. A step of the solver needs only the
                 gradients.
 
         Returns:
-            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in x and
-            lam. The squared residuals are zero if ``measure`` is False.
+            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in the
+            candidates x and in their multipliers lam. The squared residuals are zero if ``measure`` is False.
         """
         runs, candidate_count = candidates.x.shape[:2]
         plan = self.plan(runs, candidate_count)
         if plan.count == 1:
-            passes = self._record(candidates, objective, activation, self._no_products())
-            errors, squares = self._finish(self._subtract(None, passes, measure), runs, measure)
-            grad_x, grad_lam, _ = self._adjoints(passes, errors, candidates, objective)
+            recorded_passes = self._run_passes(
+                candidates, objective, activation, self._no_products()
+            )
+            errors, squares = self._finish_residuals(
+                self._subtract_gradients(None, recorded_passes, measure), runs, measure
+            )
+            grad_x, grad_lam, _ = self._differentiate(
+                recorded_passes, errors, candidates, objective
+            )
             return squares, grad_x, grad_lam
         residuals, cache = None, {}
         chunks = [slice(i, i + plan.size) for i in range(0, candidate_count, plan.size)]
         for i, rows in enumerate(chunks):
             matrix_products = self._no_products()
-            passes = self._record(candidates[rows], objective, activation, matrix_products)
-            residuals = self._subtract(residuals, passes, measure)
+            recorded_passes = self._run_passes(
+                candidates[rows], objective, activation, matrix_products
+            )
+            residuals = self._subtract_gradients(residuals, recorded_passes, measure)
             if i < plan.cached:
                 cache[i] = matrix_products
         assert residuals is not None
-        errors, squares = self._finish(residuals, runs, measure)
+        errors, squares = self._finish_residuals(residuals, runs, measure)
         grad_x, grad_lam = torch.empty_like(candidates.x), torch.empty_like(candidates.lam)
         for i, rows in enumerate(chunks):
             matrix_products = cache.pop(i, self._no_products())
-            passes = self._record(candidates[rows], objective, activation, matrix_products)
-            grad_x[:, rows], grad_lam[:, rows], _ = self._adjoints(
-                passes, errors, candidates[rows], objective
+            recorded_passes = self._run_passes(
+                candidates[rows], objective, activation, matrix_products
+            )
+            grad_x[:, rows], grad_lam[:, rows], _ = self._differentiate(
+                recorded_passes, errors, candidates[rows], objective
             )
         return squares, grad_x, grad_lam
 
@@ -317,11 +339,12 @@ class ExplicitEquation:
     ) -> Errors:
         """Compute the derivative E_l = dL/dT_l of the loss L in the sum of gradients T_l, for each layer l.
 
-        :meth:`pull_back` takes these derivatives as constants.
+        T_l is the weighted sum of the candidates' gradients in layer l. :meth:`pull_back` takes these
+        derivatives as constants.
 
         Args:
             candidates: The candidates, with their multipliers and labels.
-            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
+            objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
 
         Returns:
@@ -332,10 +355,10 @@ class ExplicitEquation:
         chunk_size = self.plan(*candidates.x.shape[:2]).size
         for i in range(0, candidates.x.shape[1], chunk_size):
             chunk = candidates[i : i + chunk_size]
-            passes = self._record(chunk, objective, activation, self._no_products())
-            residuals = self._subtract(residuals, passes, False)
+            recorded_passes = self._run_passes(chunk, objective, activation, self._no_products())
+            residuals = self._subtract_gradients(residuals, recorded_passes, False)
         assert residuals is not None
-        return self._finish(residuals, len(candidates.x), False)[0]
+        return self._finish_residuals(residuals, len(candidates.x), False)[0]
 
     def pull_back(
         self,
@@ -351,24 +374,24 @@ class ExplicitEquation:
         Args:
             candidates: The candidates, with their multipliers and labels.
             errors: Derivatives E_l of every layer, from :meth:`compute_errors`.
-            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
+            objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
 
         Returns:
             The gradient in x, and for every candidate i its contribution sum_l <E_l, T_l(x_i)> (R, m).
         """
-        passes = self._record(candidates, objective, activation, self._no_products())
-        grad_x, _, ubars = self._adjoints(passes, errors, candidates, objective)
-        candidate_terms = [
+        recorded_passes = self._run_passes(candidates, objective, activation, self._no_products())
+        grad_x, _, ubars = self._differentiate(recorded_passes, errors, candidates, objective)
+        contributions = [
             (recorded.signals[-1] * ubar).sum(-1)
-            for recorded, ubar in zip(passes, ubars, strict=True)
+            for recorded, ubar in zip(recorded_passes, ubars, strict=True)
         ]
-        return grad_x, torch.stack(candidate_terms).sum(0)
+        return grad_x, torch.stack(contributions).sum(0)
 
     def _no_products(self) -> Products:
         return [([], []) for _ in self.points]
 
-    def _record(
+    def _run_passes(
         self,
         candidates: Candidates,
         objective: Covectors,
@@ -379,7 +402,7 @@ class ExplicitEquation:
 
         Args:
             candidates: The candidates, with their multipliers and labels.
-            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
+            objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
             products: Matrix products for each set of weights. If the lists are empty, this method computes
                 the products and stores them in the lists. Otherwise it uses the stored products.
@@ -388,7 +411,7 @@ class ExplicitEquation:
             The intermediate results for every set of weights.
         """
         matmul = self._matmul()
-        passes = []
+        recorded_passes = []
         for point, (layers, (pre, ungated)) in enumerate(zip(self.points, products, strict=True)):
             inputs, slopes, curvatures, is_cached = [candidates.x], [], [], bool(pre)
             for i, (weight, bias) in enumerate(layers):
@@ -407,16 +430,16 @@ class ExplicitEquation:
                 if not is_cached:
                     ungated.insert(0, matmul(backward_signals[0], layers[i][0]))
                 backward_signals.insert(0, ungated[i - 1 if is_cached else 0] * slopes[i - 1])
-            passes.append(
+            recorded_passes.append(
                 _RecordedPasses(inputs, pre[-1], slopes, curvatures, ungated, backward_signals)
             )
-        return passes
+        return recorded_passes
 
     def _matmul(self) -> Callable[[Tensor, Tensor], Tensor]:
         return partial(multiply, half=True) if self.half else torch.matmul
 
-    def _subtract(
-        self, residuals: Errors | None, passes: list[_RecordedPasses], measure: bool
+    def _subtract_gradients(
+        self, residuals: Errors | None, recorded_passes: list[_RecordedPasses], measure: bool
     ) -> Errors:
         """Subtract the gradients of a chunk of candidates from the residual of every layer.
 
@@ -427,13 +450,13 @@ class ExplicitEquation:
 
         Args:
             residuals: Residuals after the earlier chunks, None before the first chunk.
-            passes: Intermediate results of the candidates of this chunk.
+            recorded_passes: Intermediate results of the candidates of this chunk, for each set of weights.
             measure: Whether the residuals of layers with weight zero are needed.
 
         Returns:
             The new residuals of the layers, None for layers whose residual is not needed.
         """
-        runs = len(passes[0].inputs[0])
+        runs = len(recorded_passes[0].inputs[0])
         new_residuals: Errors = []
         for i, (weight, bias) in enumerate(self.target):
             layer_weight = self.layer_weights[i]
@@ -447,28 +470,30 @@ class ExplicitEquation:
                 if earlier_residual is None
                 else earlier_residual[0]
             )
-            for k, recorded in enumerate(passes):
-                beta = factor if earlier_residual is None and k == 0 else 1.0
+            for k, recorded in enumerate(recorded_passes):
+                earlier_factor = factor if earlier_residual is None and k == 0 else 1.0
                 backward_signals = recorded.signals[i].transpose(1, 2)
                 weight_residual = accumulate(
                     weight_residual,
                     backward_signals,
                     recorded.inputs[i],
-                    beta,
+                    earlier_factor,
                     -factor,
                     self.half,
                     cancels=True,
                 )
             bias_residual = bias if earlier_residual is None else earlier_residual[1]
             if bias_residual is not None:
-                signal_sum = passes[0].signals[i].sum(1)
-                for recorded in passes[1:]:
+                signal_sum = recorded_passes[0].signals[i].sum(1)
+                for recorded in recorded_passes[1:]:
                     signal_sum = signal_sum + recorded.signals[i].sum(1)
                 bias_residual = bias_residual - signal_sum
             new_residuals.append((weight_residual, bias_residual))
         return new_residuals
 
-    def _finish(self, residuals: Errors, runs: int, measure: bool) -> tuple[Errors, Tensor]:
+    def _finish_residuals(
+        self, residuals: Errors, runs: int, measure: bool
+    ) -> tuple[Errors, Tensor]:
         """Return for each layer l the derivative E_l = dL/dT_l, and the squared residuals (R, L).
 
         T_l is the weighted sum of gradients in layer l. E_l is None if the layer has weight zero in the loss.
@@ -489,25 +514,29 @@ class ExplicitEquation:
             errors.append((e, e_bias) if layer_weight else None)
         return errors, squared_residuals
 
-    def _adjoints(
+    def _differentiate(
         self,
-        passes: list[_RecordedPasses],
+        recorded_passes: list[_RecordedPasses],
         errors: Errors,
         candidates: Candidates,
         objective: Covectors,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return the gradients of the loss in x, in lam, and in the covectors u for each set of weights."""
+        """Return the derivatives of the loss in the candidates, in their multipliers, and in their covectors.
+
+        The derivatives in the covectors are a list with one tensor for each set of weights (theta, theta0).
+        """
         grad_x: Tensor | None = None
         grad_lam, ubars = torch.zeros_like(candidates.lam), []
-        for point, recorded in enumerate(passes):
-            # The backward pass begins with the covectors u = d_D, so dL/du is dbar_D. The loss depends on lam
-            # only through u. If u depends on the outputs, the loss depends on the outputs through u.
+        for point, recorded in enumerate(recorded_passes):
+            # The backward pass begins with the covectors, and the multipliers only change the covectors. So
+            # the derivative of the loss in the covectors gives the derivative in the multipliers. If the
+            # covectors depend on the outputs, it also gives a derivative in the outputs.
             ubar, zbars = self._propagate_up(point, recorded, errors)
             outbar, lambar = objective.pullback(
                 point, recorded.outputs, candidates.labels, candidates.lam, ubar
             )
-            point_grad = self._propagate_down(point, recorded, errors, outbar, zbars)
-            grad_x = point_grad if grad_x is None else grad_x.add_(point_grad)
+            grad_x_of_point = self._propagate_down(point, recorded, errors, outbar, zbars)
+            grad_x = grad_x_of_point if grad_x is None else grad_x.add_(grad_x_of_point)
             grad_lam.add_(lambar)
             ubars.append(ubar)
         assert grad_x is not None
@@ -516,28 +545,39 @@ class ExplicitEquation:
     def _propagate_up(
         self, point: int, recorded: _RecordedPasses, errors: Errors
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the derivative dL/du, and for each hidden layer the part of dL/dz_l from the backward pass.
+        """Differentiate the loss through the backward pass of the network.
 
-        The backward pass depends on z_l through the slope s'(z_l). The layers are visited from the first to
-        the last.
+        The layers are visited from the first to the last. The backward pass multiplies by the slope of the
+        activation at each pre-activation, so the backward pass depends on the pre-activations.
+
+        Args:
+            point: Index of the set of weights (theta or theta0).
+            recorded: Intermediate results of the forward and backward pass with these weights.
+            errors: For every layer the derivative of the loss in its weighted sum of gradients.
+
+        Returns:
+            The derivative of the loss in the covectors. For each hidden layer the derivative of the loss in
+            the pre-activations, as far as it comes from the slopes in the backward pass.
         """
         layers, matmul = self.points[point], self._matmul()
         dbar: Tensor | None = None
         zbars: list[Tensor | None] = []
         for i, error in enumerate(errors):
-            # The signal d_{l-1} = (d_l W_l) o s'(z_{l-1}) depends on d_l. So the derivative dbar_l = dL/dd_l
-            # has the term (dbar_{l-1} o s'(z_{l-1})) W_l^T.
+            # ``dbar`` is the derivative of the loss in the backward signal of a layer. The signal of the
+            # layer below was computed from this signal, so ``dbar`` of the layer below adds a term by the
+            # chain rule.
             if dbar is not None:
                 dbar = matmul(dbar * recorded.slopes[i - 1], layers[i][0].T)
-            # The sum T_l of gradients depends on the signal d_l. So dL/dd_l also has the term a_{l-1} E_l^T
-            # for the weight matrix, and the term e_l (the derivative E_l of the bias) for the bias.
+            # The gradients in the weight matrix and in the bias were computed from the backward signal too.
+            # So ``dbar`` has one term for the weight matrix and one term for the bias.
             if error is not None:
                 dbar = accumulate(
                     dbar, recorded.inputs[i], error[0].transpose(1, 2), half=self.half
                 )
                 if error[1] is not None:
                     dbar = dbar.add_(error[1][:, None])
-            # The backward pass multiplies by the slope s'(z_l). Its derivative in z_l is s''(z_l).
+            # The backward pass multiplies by the slope of the activation. The derivative of the slope in the
+            # pre-activation is the curvature, which is the second derivative of the activation.
             if i < len(layers) - 1:
                 zbars.append(
                     None if dbar is None else dbar * recorded.ungated[i] * recorded.curvatures[i]
@@ -553,21 +593,33 @@ class ExplicitEquation:
         zbar: Tensor | None,
         zbars: list[Tensor | None],
     ) -> Tensor:
-        """Return the derivative of the loss in x. ``zbar`` is the derivative of the loss in the outputs.
+        """Differentiate the loss through the forward pass of the network.
 
         The layers are visited from the last to the first.
+
+        Args:
+            point: Index of the set of weights (theta or theta0).
+            recorded: Intermediate results of the forward and backward pass with these weights.
+            errors: For every layer the derivative of the loss in its weighted sum of gradients.
+            zbar: Derivative of the loss in the outputs, None for zero.
+            zbars: Derivatives of the loss in the pre-activations, from :meth:`_propagate_up`.
+
+        Returns:
+            The derivative of the loss in the candidates.
         """
         layers, matmul = self.points[point], self._matmul()
         for i in range(len(layers) - 1, -1, -1):
-            # The derivative dL/da_{l-1} has two terms, because the layer's input a_{l-1} is used twice: in
-            # z_l = a_{l-1} W_l^T + b_l, and in T_l = d_l^T a_{l-1}.
+            # ``abar`` is the derivative of the loss in the input of a layer. It has two terms, because the
+            # input is used twice: in the pre-activation of the layer, and in the gradient of its weight
+            # matrix.
             abar = None if zbar is None else matmul(zbar, layers[i][0])
             if (error := errors[i]) is not None:
                 abar = accumulate(abar, recorded.signals[i], error[0], half=self.half)
             if i == 0:
-                break  # a_0 is the candidate x, so abar = dL/da_0 is the result
-            # The derivative dL/dz_{l-1} has two terms, because z_{l-1} is used twice: in the slope
-            # s'(z_{l-1}) of the backward pass, and in the activation s(z_{l-1}) of the forward pass.
+                break  # the input of the first layer is the candidate, so ``abar`` is the result
+            # ``zbar`` is the derivative of the loss in the pre-activation of the layer below. It has two
+            # terms, because the pre-activation is used twice: for the slope in the backward pass, and for the
+            # activation in the forward pass.
             zbar = zbars[i - 1]
             if abar is not None:
                 from_forward_pass = abar * recorded.slopes[i - 1]
@@ -652,8 +704,8 @@ def matmul_precision(tf32: bool) -> Iterator[None]:
 @lru_cache(maxsize=1)
 def cpu_has_bf16() -> bool:
     """Return True if this CPU has bfloat16 instructions, False if not or if torch cannot tell."""
-    is_supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return is_supported is not None and bool(is_supported())
+    check_support = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return check_support is not None and bool(check_support())
 
 
 @dataclass(frozen=True)
@@ -683,8 +735,8 @@ def evaluation_cost(
         equation: The loss of the attack on an MLP.
         runs: Number of runs R.
         candidates: Number of candidates m of each run.
-        follows_outputs: Whether the covectors u (the candidates' weights of the outputs) depend on the
-            outputs.
+        follows_outputs: Whether the covectors of the candidates (one coefficient for each network output)
+            depend on the outputs.
         measure: Whether the evaluation computes the residuals of all layers.
 
     Returns:
@@ -709,8 +761,8 @@ def evaluation_cost(
     element_bytes = equation.target[0][0].element_size()
     parameter_count = sum(a * b for a, b in itertools.pairwise(widths))
     live_bytes = element_bytes * points * runs * plan.size * LIVE_TENSORS * sum(widths[1:])
-    cached_width = 2 * sum(widths[1:-1]) + widths[-1]
-    cached_bytes = element_bytes * points * runs * plan.cached * plan.size * cached_width
+    cached_values = 2 * sum(widths[1:-1]) + widths[-1]
+    cached_bytes = element_bytes * points * runs * plan.cached * plan.size * cached_values
     memory = {
         # The sets of weights, the target, and two sums of gradients for each run.
         "weights": element_bytes * parameter_count * (points + 1 + 2 * runs),

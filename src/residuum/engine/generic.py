@@ -4,9 +4,9 @@ An attack searches candidates x_i (guesses of training samples) whose gradients 
 
     L = sum_l w_l || target_l - T_l ||^2,    T = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
-Phi is the network with weights theta. The covector u_i is the vector of weights that candidate i gives to the
-outputs. It is computed from the multiplier lam_i and the outputs. T_l is the part of T in layer l, and w_l is
-the weight of layer l in the loss L.
+Phi is the network with weights theta. The covector u_i of candidate i has one coefficient for each output of
+the network. It is computed from the multiplier lam_i and the outputs. T_l is the part of T in layer l, and
+w_l is the weight of layer l in the loss L.
 
 The gradient is linear in the covectors u_i, so one backward pass computes the sum T over all candidates. A
 second backward pass, through the graph of the first one, computes the gradients of L in x and lam. No
@@ -39,7 +39,7 @@ from residuum.errors import ArchitectureError
 from residuum.networks.probing import second_derivatives
 from residuum.stationarity import Theta, layer_squares, parameters
 
-# Memory in bytes that a chunk of candidates may take, for its passes and their graphs.
+# Memory in bytes that a chunk of candidates may take, for its forward and backward passes and their graphs.
 WORKSPACE = 2 * 2**30
 # Memory of an evaluation, divided by the memory that its forward pass saves. An evaluation consists of a
 # forward pass, a backward pass, and a second backward pass through the first two passes. Temporary tensors
@@ -86,15 +86,17 @@ class GenericEquation:
     ) -> Derivatives:
         """Evaluate the squared residual ||target_l - T_l||^2 of every layer l and the gradients of the loss.
 
+        T_l is the weighted sum of the candidates' gradients in layer l.
+
         Args:
             models: One copy of the network for each set of weights at which gradients are taken. The ReLUs
                 of the copies are replaced by smooth surrogates.
-            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
+            objective: Computes the covector u of every candidate (one coefficient for each network output).
             candidates: The candidates, with x of shape (R, m, *shape).
 
         Returns:
-            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in x and
-            lam.
+            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in the
+            candidates x and in their multipliers lam.
         """
         runs, m = candidates.x.shape[:2]
         cudnn_setting = (
@@ -130,24 +132,26 @@ class GenericEquation:
         T is the weighted sum of gradients. If all candidates fit into one chunk, T is computed with its
         autograd graph. One backward pass through this graph gives the gradients of the loss L.
 
-        Otherwise every chunk is evaluated twice, so that only the graph of one chunk is in memory. First, T
-        is summed over the chunks without a graph. Then v = dL/dT is held fixed. In the candidates of a chunk,
-        <v, T(chunk)> has the same derivatives as L.
+        Otherwise every chunk is evaluated twice, so that only the graph of one chunk is in memory. The first
+        evaluation sums T over the chunks without a graph and computes the derivative v = dL/dT. The second
+        evaluation computes the part of T that comes from the chunk, and differentiates the inner product of
+        this part and v. As v is constant, this gives the gradients of L in the candidates of the chunk.
 
         Args:
             models: One copy of the network for each set of weights at which gradients are taken.
-            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
+            objective: Computes the covector u of every candidate (one coefficient for each network output).
             candidates: The candidates of the run, with x of shape (m, *shape).
             chunk_size: Number of candidates in a chunk.
 
         Returns:
-            The squared residuals of the L layers (L,), and the gradients of the loss in x and lam.
+            The squared residuals of the L layers (L,), and the gradients of the loss in the candidates x and
+            in their multipliers lam.
         """
         x, lam = candidates.x.detach().requires_grad_(), candidates.lam.detach().requires_grad_()
         labels = candidates.labels
 
         def sum_gradients(rows: slice, keep_graph: bool) -> Theta:
-            """Return the weighted sum of the gradients of some candidates, with its graph if requested."""
+            """Return the weighted sum of a chunk's gradients, with a graph if ``keep_graph`` is True."""
             gradient_sums: Theta = {}
             for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
                 differentiable_theta = {
@@ -155,8 +159,8 @@ class GenericEquation:
                 }
                 chunk = x[rows] if keep_graph else x[rows].detach()
                 outputs = functional_call(model, differentiable_theta, (chunk,))
-                # The derivative in theta treats the covectors u as constants. The derivative in x does not,
-                # because u depends on x through the outputs.
+                # Gradients in the weights treat the covectors u as constants. Gradients of the loss in the
+                # candidates do not, because u depends on the candidates through the outputs.
                 u = objective.covectors(k, outputs, labels[rows], lam[rows])
                 gradients_by_tensor = torch.autograd.grad(
                     outputs,
@@ -186,7 +190,7 @@ class GenericEquation:
             for name, term in sum_gradients(rows, False).items():
                 residual_by_name[name] = residual_by_name[name] - term
         weighted_groups = zip(self.groups, self.weights.unbind(), strict=True)
-        v = {
+        loss_derivatives = {
             name: -2 * weight * residual_by_name[name]
             for names, weight in weighted_groups
             for name in names
@@ -194,7 +198,7 @@ class GenericEquation:
         grad_x, grad_lam = torch.zeros_like(x), torch.zeros_like(lam)
         for rows in chunks:
             inner_product = torch.stack(
-                [(v[n] * t).sum() for n, t in sum_gradients(rows, True).items()]
+                [(loss_derivatives[n] * t).sum() for n, t in sum_gradients(rows, True).items()]
             ).sum()
             chunk_x, chunk_lam = gradients(inner_product)
             grad_x[rows], grad_lam[rows] = chunk_x[rows], chunk_lam[rows]
@@ -208,17 +212,18 @@ class GenericEquation:
         The results are the same as if the runs were evaluated one after another.
 
         On a GPU, most of the time for a small network is spent on launching many small kernels, so R runs
-        take hardly longer than one run. All runs share theta. ``vmap`` maps over x and lam. It also maps over
-        the labels if the labels differ between runs.
+        take hardly longer than one run. All runs share the weights of the network. ``vmap`` maps over the
+        candidates and their multipliers. If the labels differ between runs, ``vmap`` also maps over the
+        labels.
 
         Args:
             models: One copy of the network for each set of weights at which gradients are taken.
-            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
+            objective: Computes the covector u of every candidate (one coefficient for each network output).
             candidates: The candidates of all runs.
 
         Returns:
-            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in x and
-            lam.
+            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in the
+            candidates x and in their multipliers lam.
         """
 
         def evaluate_run(x: Tensor, lam: Tensor, labels: Tensor) -> Derivatives:

@@ -57,7 +57,7 @@ class ReLU(nn.ReLU, Activation):
 
 
 class _SmoothBackward(torch.autograd.Function):
-    """Base class of autograd functions of a tensor z with a smooth derivative. alpha is its sharpness."""
+    """Base class of autograd functions of a tensor z, whose derivative is smooth and has sharpness alpha."""
 
     generate_vmap_rule = True
 

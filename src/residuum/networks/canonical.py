@@ -48,22 +48,24 @@ POOLING = (
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-# Largest number of balancing sweeps over all layers. Networks with 2 hidden layers need about 20 sweeps,
+# Neurons are rescaled layer by layer until the norms of their incoming and outgoing weights are equal. This
+# is the largest number of passes over all layers. Networks with 2 hidden layers need about 20 passes,
 # networks with 20 hidden layers about 1000.
-MAX_SWEEPS = 10_000
-# Balancing stops after a sweep in which no log factor changes by more than this limit.
+MAX_PASSES = 10_000
+# Rescaling stops after a pass in which the logarithm of every neuron's factor changes by at most this limit.
 CONVERGED = 1e-13
-UNCHANGED = 1e-10  # a float64 network counts as balanced if no log factor exceeds this limit
-# A float32, float16 or bfloat16 network counts as balanced if no log factor exceeds this number of rounding
-# errors (eps of the number format).
+# A float64 network is not rescaled if the logarithm of every neuron's factor is at most this limit.
+UNCHANGED = 1e-10
+# A float32, float16 or bfloat16 network is not rescaled if the logarithm of every neuron's factor is at most
+# ROUNDINGS times the eps of the number format.
 ROUNDINGS = 100
-NOTABLE = 1.1  # rescaling is mentioned in a note if the factor of a neuron exceeds this limit
-# Two outputs count as equal if they differ by at most this share of the largest output.
+NOTABLE = 1.1  # results mention the rescaling if the factor of a neuron exceeds this limit
+# The outputs of two networks count as equal if they differ by at most this share of the largest output.
 SAME = 1e-9
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _LayerNames:
     """Names of the parameters of a layer. ``bias`` is None if the layer has no bias."""
 
     weight: str
@@ -71,12 +73,13 @@ class _Layer:
 
 
 @dataclass(frozen=True)
-class _Tensors:
-    """A layer of h neurons in float64: its weight (h, units, positions) and its bias (h,).
+class _LayerTensors:
+    """The weight (h, k, p) and the bias (h,) of a layer with h neurons, in float64.
 
-    A unit is a neuron or a channel of the layer below. The network input counts as a single unit. Positions
-    are the weights of a neuron for the same unit: one weight in a dense layer, a kernel in a convolution, and
-    the pixels of a channel in a dense layer behind a flattened image. A missing bias is zero.
+    The layer below has k neurons, or k channels if its activations are images. Each of the h neurons has p
+    weights for each of the k neurons or channels. In a dense layer, p is 1. In a convolution, p is the number
+    of entries of a kernel. In a dense layer behind a flattened image, p is the number of pixels. In the first
+    layer, k is 1 and p is the number of all weights of a neuron. A missing bias is zero.
     """
 
     weight: Tensor
@@ -88,7 +91,8 @@ def attacked_form(network: Network, knowledge: Knowledge) -> Network:
 
     If the attacker knows the initial weights or the optimizer state, the network is attacked without changes,
     because the initial weights and the optimizer state do not fit rescaled weights. Otherwise the network is
-    attacked in its canonical form.
+    attacked in its canonical form: neurons are rescaled so that the norms of their incoming and outgoing
+    weights are equal. This does not change the function of the network.
 
     Args:
         network: The network as it was read.
@@ -103,7 +107,7 @@ def attacked_form(network: Network, knowledge: Knowledge) -> Network:
 
 @torch.no_grad()
 def canonical(network: Network) -> Network:
-    """Return the balanced network that computes the same function, without dead neurons.
+    """Return a network with the same function, with rescaled neurons and without dead neurons.
 
     Neurons are rescaled until the norms of their incoming weights (with the bias) and of their outgoing
     weights are equal. A neuron is dead if it has no outgoing weights, or neither incoming weights nor a bias.
@@ -133,13 +137,13 @@ def canonical(network: Network) -> Network:
     layers = _homogeneous_layers(network)
     if layers is None or len(layers) < 2:
         return network
-    tensors = _read(network, layers)
+    tensors = _read_layers(network, layers)
     if tensors is None:
         return network
-    alive_masks = _alive(tensors)
+    alive_masks = _find_alive(tensors)
     if not all(bool(mask.any()) for mask in alive_masks):
         return network
-    log_factors = _log_factors(_take(tensors, alive_masks))
+    log_factors = _balancing_log_factors(_remove_dead(tensors, alive_masks))
     if log_factors is None:
         return network
     dead_count = sum(int((~mask).sum()) for mask in alive_masks)
@@ -147,20 +151,20 @@ def canonical(network: Network) -> Network:
     eps = max(torch.finfo(t.dtype).eps for t in network.theta.values())
     if not dead_count and largest_log_factor <= max(UNCHANGED, ROUNDINGS * eps):
         return network
-    balanced = _rescale(_take(tensors, alive_masks), log_factors)
+    balanced_layers = _rescale(_remove_dead(tensors, alive_masks), log_factors)
     if network.live is None:
-        notes = _note(dead_count, largest_log_factor, "left out")
-        result = _with_fewer_neurons(network, layers, balanced, alive_masks)
+        notes = _describe_changes(dead_count, largest_log_factor, "left out")
+        result = _with_fewer_neurons(network, layers, balanced_layers, alive_masks)
     else:
-        notes = _note(dead_count, largest_log_factor, "set to zero")
-        balanced_with_dead = _fill(tensors, balanced, alive_masks)
-        result = network.replace(theta=_theta(network, layers, balanced_with_dead))
+        notes = _describe_changes(dead_count, largest_log_factor, "set to zero")
+        balanced_with_dead = _restore_dead(tensors, balanced_layers, alive_masks)
+        result = network.replace(theta=_collect_theta(network, layers, balanced_with_dead))
         if not _computes_the_same(network, result):
             return network
     return result.replace(assumptions=(*network.assumptions, *notes))
 
 
-def _homogeneous_layers(network: Network) -> list[_Layer] | None:
+def _homogeneous_layers(network: Network) -> list[_LayerNames] | None:
     """Return the layers with weights, first layer first, or None if their neurons cannot be rescaled."""
     if network.live is not None:
         return _layers_in_sequence(network)
@@ -168,20 +172,20 @@ def _homogeneous_layers(network: Network) -> list[_Layer] | None:
     if type(module) not in (MLP, ConvNet) or type(module.activation) not in HOMOGENEOUS:
         return None
     return [
-        _Layer(f"{name}.weight", None if layer.bias is None else f"{name}.bias")
+        _LayerNames(f"{name}.weight", None if layer.bias is None else f"{name}.bias")
         for name, layer in module.named_modules()
         if isinstance(layer, nn.Linear | nn.Conv2d)
     ]
 
 
-def _layers_in_sequence(network: Network) -> list[_Layer] | None:
+def _layers_in_sequence(network: Network) -> list[_LayerNames] | None:
     """Return the layers with weights of a live ``nn.Sequential``, or None if a module is not supported.
 
     A layer that is used twice is not supported, because its parameters have names only for the first use.
     """
     if network.live is None or type(network.live) is not nn.Sequential:
         return None
-    layers: list[_Layer] = []
+    layers: list[_LayerNames] = []
     # True if the activations are vectors of neurons, False if they are images with channels and positions.
     is_vector = True
     for name, module in network.live.named_modules(remove_duplicate=False):
@@ -190,7 +194,7 @@ def _layers_in_sequence(network: Network) -> list[_Layer] | None:
         elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             is_dense = type(module) is nn.Linear
             is_supported = is_dense or (type(module) in CONVOLUTIONS and module.groups == 1)
-            layer = _Layer(f"{name}.weight", None if module.bias is None else f"{name}.bias")
+            layer = _LayerNames(f"{name}.weight", None if module.bias is None else f"{name}.bias")
             names = {layer.weight, layer.bias or layer.weight}
             if (
                 not is_supported
@@ -205,9 +209,9 @@ def _layers_in_sequence(network: Network) -> list[_Layer] | None:
     return layers
 
 
-def _read(network: Network, layers: list[_Layer]) -> list[_Tensors] | None:
-    """Return the layers in float64, or None if the shape of a weight does not fit the layer below."""
-    tensors: list[_Tensors] = []
+def _read_layers(network: Network, layers: list[_LayerNames]) -> list[_LayerTensors] | None:
+    """Return weights and biases of layers in float64, or None if a weight does not fit the layer below."""
+    tensors: list[_LayerTensors] = []
     for layer in layers:
         weight = network.theta[layer.weight].detach().double().cpu()
         h, units = len(weight), len(tensors[-1].bias) if tensors else 1
@@ -216,11 +220,11 @@ def _read(network: Network, layers: list[_Layer]) -> list[_Tensors] | None:
         bias = weight.new_zeros(h)
         if layer.bias is not None:
             bias = network.theta[layer.bias].detach().double().cpu()
-        tensors.append(_Tensors(weight.reshape(h, units, -1), bias))
+        tensors.append(_LayerTensors(weight.reshape(h, units, -1), bias))
     return tensors
 
 
-def _alive(tensors: list[_Tensors]) -> list[Tensor]:
+def _find_alive(tensors: list[_LayerTensors]) -> list[Tensor]:
     """Return for every hidden layer a mask of the neurons that have incoming and outgoing weights.
 
     If a neuron is removed, its neighbors lose weights and may become dead too. So the search repeats until
@@ -228,25 +232,27 @@ def _alive(tensors: list[_Tensors]) -> list[Tensor]:
     """
     alive_masks = [torch.ones_like(layer.bias, dtype=torch.bool) for layer in tensors]
     masks = [torch.ones(1, dtype=torch.bool), *alive_masks]  # masks of the input and of every layer
-    nonzero = [layer.weight.ne(0).any(2) for layer in tensors]
+    has_weights = [layer.weight.ne(0).any(2) for layer in tensors]
     while True:
         alive_count = sum(int(mask.sum()) for mask in masks)
         for i in range(1, len(tensors)):
-            has_incoming = nonzero[i - 1][:, masks[i - 1]].any(1) | tensors[i - 1].bias.ne(0)
-            masks[i] = masks[i] & has_incoming & nonzero[i][masks[i + 1]].any(0)
+            has_incoming = has_weights[i - 1][:, masks[i - 1]].any(1) | tensors[i - 1].bias.ne(0)
+            masks[i] = masks[i] & has_incoming & has_weights[i][masks[i + 1]].any(0)
         if sum(int(mask.sum()) for mask in masks) == alive_count:
             return masks[1:-1]
 
 
-def _take(tensors: list[_Tensors], alive_masks: list[Tensor]) -> list[_Tensors]:
-    """Return the layers without the neurons that are not alive."""
+def _remove_dead(tensors: list[_LayerTensors], alive_masks: list[Tensor]) -> list[_LayerTensors]:
+    """Return the layers without dead neurons. In ``alive_masks``, dead neurons are False."""
     return [
-        _Tensors(layer.weight[rows][:, columns], layer.bias[rows])
-        for layer, rows, columns in zip(tensors, *_masks(tensors, alive_masks), strict=True)
+        _LayerTensors(layer.weight[rows][:, columns], layer.bias[rows])
+        for layer, rows, columns in zip(tensors, *_live_masks(tensors, alive_masks), strict=True)
     ]
 
 
-def _masks(tensors: list[_Tensors], alive_masks: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+def _live_masks(
+    tensors: list[_LayerTensors], alive_masks: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
     """Return for every layer a mask of its live neurons, and for every layer a mask of its live inputs.
 
     The inputs and outputs of the network are always alive.
@@ -255,86 +261,112 @@ def _masks(tensors: list[_Tensors], alive_masks: list[Tensor]) -> tuple[list[Ten
     return [*alive_masks, outputs], [inputs, *alive_masks]
 
 
-def _log_factors(tensors: list[_Tensors]) -> list[Tensor] | None:
-    """Return the logarithms of the factors that balance the neurons, one tensor (h,) per hidden layer.
+def _balancing_log_factors(tensors: list[_LayerTensors]) -> list[Tensor] | None:
+    """Return the logarithms of the factors by which to rescale the hidden neurons.
 
-    Return None if weights differ so much in magnitude that their squared norms overflow in float64.
+    After rescaling, the incoming weights and the outgoing weights of a neuron have equal norms. The list has
+    one tensor (h,) for each hidden layer of h neurons. Return None instead of the list if weights differ so
+    much in magnitude that their squared norms overflow in float64.
     """
-    outer_factors = torch.ones(1, dtype=torch.float64), torch.ones_like(tensors[-1].bias)
+    input_factor = torch.ones(1, dtype=torch.float64)
+    output_factors = torch.ones_like(tensors[-1].bias)
     # The largest weights are balanced first, so that squares of extreme weights stay within range.
     max_weights = [layer.weight.abs().amax(2) for layer in tensors]
-    # a holds the factors of the network input, of the neurons of every hidden layer, and of the outputs.
-    a = [
-        outer_factors[0],
+    # The factors of the network input, of the neurons of every hidden layer, and of the outputs.
+    factors_by_layer = [
+        input_factor,
         *(torch.ones_like(layer.bias) for layer in tensors[:-1]),
-        outer_factors[1],
+        output_factors,
     ]
     for i in [*range(1, len(tensors))] * 2:
-        incoming = torch.maximum((max_weights[i - 1] / a[i - 1]).amax(1), tensors[i - 1].bias.abs())
-        outgoing = (max_weights[i] * a[i + 1][:, None]).amax(0)
-        a[i] = outgoing.sqrt() / incoming.sqrt()
-    log_factors = [factors.log() for factors in a[1:-1]]
+        max_incoming = torch.maximum(
+            (max_weights[i - 1] / factors_by_layer[i - 1]).amax(1), tensors[i - 1].bias.abs()
+        )
+        max_outgoing = (max_weights[i] * factors_by_layer[i + 1][:, None]).amax(0)
+        factors_by_layer[i] = max_outgoing.sqrt() / max_incoming.sqrt()
+    log_factors = [factors.log() for factors in factors_by_layer[1:-1]]
     scaled_layers = _rescale(tensors, log_factors)
     squared_weights = [layer.weight.square().sum(2) for layer in scaled_layers]
     squared_biases = [layer.bias.square() for layer in scaled_layers]
-    # u is the square of the factor a of a neuron. A neuron with incoming weights w and outgoing weights v is
-    # balanced if u ||w||^2 = ||v||^2 / u. These norms include the factors of the neighboring layers.
-    u = [outer_factors[0], *(torch.ones_like(s) for s in log_factors), outer_factors[1]]
-    for _ in range(MAX_SWEEPS):
+    # The squares of the factors. Let a neuron have the squared factor u, incoming weights w (with its bias)
+    # and outgoing weights v, both rescaled by the factors of the neighboring layers. The rescaled neuron is
+    # balanced if u ||w||^2 = ||v||^2 / u.
+    squared_factors = [input_factor, *(torch.ones_like(s) for s in log_factors), output_factors]
+    for _ in range(MAX_PASSES):
         largest_change = 0.0
         for i in range(1, len(tensors)):
-            incoming = squared_weights[i - 1] @ u[i - 1].reciprocal() + squared_biases[i - 1]
-            new_u = (u[i + 1] @ squared_weights[i] / incoming).sqrt()
-            if not bool((new_u.isfinite() & (new_u > 0)).all()):
+            squared_norms = (
+                squared_weights[i - 1] @ squared_factors[i - 1].reciprocal() + squared_biases[i - 1]
+            )
+            new_squared_factors = (
+                squared_factors[i + 1] @ squared_weights[i] / squared_norms
+            ).sqrt()
+            if not bool((new_squared_factors.isfinite() & (new_squared_factors > 0)).all()):
                 return None
-            largest_change = max(largest_change, float((new_u / u[i]).log().abs().max()) / 2)
-            u[i] = new_u
+            largest_change = max(
+                largest_change,
+                float((new_squared_factors / squared_factors[i]).log().abs().max()) / 2,
+            )
+            squared_factors[i] = new_squared_factors
         if largest_change <= CONVERGED:
             break
-    return [s + factors.log() / 2 for s, factors in zip(log_factors, u[1:-1], strict=True)]
-
-
-def _rescale(tensors: list[_Tensors], logs: list[Tensor]) -> list[_Tensors]:
-    """Return the layers with every hidden neuron rescaled by the exponential of its log factor."""
-    outer_logs = torch.zeros(1, dtype=torch.float64), torch.zeros_like(tensors[-1].bias)
     return [
-        _Tensors(
+        s + factors.log() / 2 for s, factors in zip(log_factors, squared_factors[1:-1], strict=True)
+    ]
+
+
+def _rescale(tensors: list[_LayerTensors], logs: list[Tensor]) -> list[_LayerTensors]:
+    """Return the layers after rescaling every hidden neuron by a factor. ``logs`` are the log factors."""
+    input_log = torch.zeros(1, dtype=torch.float64)
+    output_logs = torch.zeros_like(tensors[-1].bias)
+    return [
+        _LayerTensors(
             layer.weight * (log_a[:, None] - below).exp()[:, :, None],
             layer.bias * log_a.exp(),
         )
         for layer, log_a, below in zip(
-            tensors, [*logs, outer_logs[1]], [outer_logs[0], *logs], strict=True
+            tensors, [*logs, output_logs], [input_log, *logs], strict=True
         )
     ]
 
 
 def _with_fewer_neurons(
-    network: Network, layers: list[_Layer], tensors: list[_Tensors], alive_masks: list[Tensor]
+    network: Network,
+    layers: list[_LayerNames],
+    tensors: list[_LayerTensors],
+    alive_masks: list[Tensor],
 ) -> Network:
-    """Return the network with the weights ``tensors`` and without its dead neurons."""
+    """Return the network without its dead neurons. ``tensors`` are the weights of the remaining neurons."""
     arch = network.architecture
     hidden_widths = tuple(int(mask.sum()) for mask in alive_masks)
-    input_width = arch.widths[:1] if arch.image_shape is None else ()
-    arch = replace(arch, widths=(*input_width, *hidden_widths, arch.widths[-1]))
-    return network.replace(theta=_theta(network, layers, tensors), arch=arch)
+    input_widths = arch.widths[:1] if arch.image_shape is None else ()
+    arch = replace(arch, widths=(*input_widths, *hidden_widths, arch.widths[-1]))
+    return network.replace(theta=_collect_theta(network, layers, tensors), arch=arch)
 
 
-def _fill(
-    tensors: list[_Tensors], balanced: list[_Tensors], alive_masks: list[Tensor]
-) -> list[_Tensors]:
-    """Return the balanced layers with all neurons. Weights and biases of dead neurons are zero."""
+def _restore_dead(
+    tensors: list[_LayerTensors], balanced_layers: list[_LayerTensors], alive_masks: list[Tensor]
+) -> list[_LayerTensors]:
+    """Return the layers in their original shapes. Weights and biases of dead neurons are zero."""
     filled_layers = []
-    layers_and_masks = zip(tensors, balanced, *_masks(tensors, alive_masks), strict=True)
+    layers_and_masks = zip(
+        tensors, balanced_layers, *_live_masks(tensors, alive_masks), strict=True
+    )
     for original, layer, rows, columns in layers_and_masks:
         weight, bias = torch.zeros_like(original.weight), torch.zeros_like(original.bias)
         weight[rows.nonzero(), columns.nonzero()[:, 0]] = layer.weight
         bias[rows] = layer.bias
-        filled_layers.append(_Tensors(weight, bias))
+        filled_layers.append(_LayerTensors(weight, bias))
     return filled_layers
 
 
-def _theta(network: Network, layers: list[_Layer], tensors: list[_Tensors]) -> dict[str, Tensor]:
-    """Return the weights by parameter name. float16 and bfloat16 weights become float32."""
+def _collect_theta(
+    network: Network, layers: list[_LayerNames], tensors: list[_LayerTensors]
+) -> dict[str, Tensor]:
+    """Return all weights of the network by name, with new weights ``tensors`` of ``layers``.
+
+    float16 and bfloat16 weights become float32.
+    """
     theta = {n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in network.theta.items()}
     for layer, values in zip(layers, tensors, strict=True):
         original_weight = theta[layer.weight]
@@ -354,15 +386,15 @@ def _computes_the_same(network: Network, other: Network) -> bool:
     return bool((outputs - other_outputs).abs().max() <= tolerance)
 
 
-def _note(dead_count: int, largest_log_factor: float, action: str) -> tuple[str, ...]:
-    """Return a sentence about removed and rescaled neurons, or () if no neuron changed much."""
+def _describe_changes(dead_count: int, largest_log_factor: float, action: str) -> tuple[str, ...]:
+    """Return a sentence for the user about removed and rescaled neurons, or () if no neuron changed much."""
     is_rescaled = largest_log_factor > math.log(NOTABLE)
     if not dead_count and not is_rescaled:
         return ()
-    text = "neurons were rescaled"
+    sentence = "neurons were rescaled"
     if dead_count:
-        neurons = "1 neuron" if dead_count == 1 else f"{dead_count} neurons"
+        neurons_text = "1 neuron" if dead_count == 1 else f"{dead_count} neurons"
         verb = "was" if dead_count == 1 else "were"
-        text = f"{neurons} without incoming or outgoing weights {verb} {action}"
-        text += " and the others were rescaled" if is_rescaled else ""
-    return (f"{text} before the attacks. The network computes the same function.",)
+        sentence = f"{neurons_text} without incoming or outgoing weights {verb} {action}"
+        sentence += " and the others were rescaled" if is_rescaled else ""
+    return (f"{sentence} before the attacks. The network computes the same function.",)

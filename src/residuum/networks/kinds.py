@@ -3,7 +3,7 @@
 mlp:784-1000-1000-1            widths; bias in the first layer only
 mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | gelu | tanh | ...
 convnet:1x8x8-16-32-1          input shape, channels, outputs
-polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x), c_0 first
+polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x) for sigma(z) = c_0 + c_1 z + ...
 module:1x8x8-10,class=Net      a live module (a Python object) of another kind: input shape, outputs
 
 To add a kind, add an instance of a :class:`Kind` subclass to ``KINDS``. No other code has to change. Code
@@ -58,7 +58,7 @@ ASSUMED_STRIDES = (
 )
 Named = tuple[str, Tensor]
 BIAS_RULES = {
-    # A ReLU network with this rule is homogeneous in its parameters.
+    # A ReLU network with biases in its first layer only is homogeneous in its parameters.
     "first": lambda layer, depth: layer == 0,
     "hidden": lambda layer, depth: layer < depth - 1,
     "all": lambda layer, depth: True,
@@ -124,7 +124,8 @@ class MLP(nn.Module):
         depth = len(widths) - 1
         if depth < 1 or min(widths) < 1:
             raise ArchitectureError(
-                f"An MLP needs at least an input and an output width, all positive; got {widths}.",
+                f"An MLP must have an input width and an output width, and all widths must be positive; got "
+                f"{widths}.",
                 "Example: mlp:784-1000-1000-1.",
             )
         self.layers = nn.ModuleList(
@@ -158,7 +159,7 @@ class MLP(nn.Module):
     def signals(self, trace: Trace, covectors: Tensor, index: Tensor | None = None) -> list[Tensor]:
         """Return the backward signals of every layer for R covectors u_r.
 
-        A covector u_r is a vector of weights of the outputs. Let x_r be the sample of row r, and Phi(x_r) the
+        A covector u_r has one coefficient for each output. Let x_r be the sample of row r, and Phi(x_r) the
         outputs for this sample. The backward signal of a layer is the derivative of <u_r, Phi(x_r)> in the
         layer's pre-activations. The gradient of <u_r, Phi(x_r)> in the layer's weight is the outer product of
         the backward signal and the layer's input.
@@ -299,19 +300,20 @@ class Architecture:
         text = text.strip()
         if len(text) > MAX_LENGTH:
             raise ArchitectureError(
-                f"An architecture must have at most {MAX_LENGTH} characters; got {len(text)}.",
+                f"An architecture string must have at most {MAX_LENGTH} characters; got {len(text)}.",
                 EXAMPLE,
             )
         match = re.fullmatch(r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text)
         if match is None:
             raise ArchitectureError(
-                f"An architecture has the form kind:width-width-...[,option=value]; got {text!r}.",
+                "An architecture string must have the form kind:width-width-...[,option=value]; got "
+                f"{text!r}.",
                 EXAMPLE,
             )
         name, sizes, settings = match.groups()
         if name not in KINDS:
             raise ArchitectureError(
-                f"An architecture must begin with a known network kind; got {name!r}.",
+                f"An architecture string must begin with a known network kind; got {name!r}.",
                 f"{did_you_mean(name, tuple(KINDS))} {EXAMPLE}",
             )
         kind = KINDS[name]
@@ -320,12 +322,14 @@ class Architecture:
         shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, last))
         if not all(0 < size <= MAX_PARAMETERS for size in shape + widths):
             raise ArchitectureError(
-                f"Widths must be between 1 and {MAX_PARAMETERS}; got {text[:80]!r}.", EXAMPLE
+                f"The widths in an architecture string must be between 1 and {MAX_PARAMETERS}; got "
+                f"{text[:80]!r}.",
+                EXAMPLE,
             )
         if kind.rank not in (None, len(shape)):
             expected_start = "one input width" if kind.rank == 1 else "the input shape CxHxW"
             raise ArchitectureError(
-                f"The architecture {name} needs {expected_start} first; got {first!r}.",
+                f"After {name + ':'!r}, an architecture string must state {expected_start}; got {first!r}.",
                 f"Example: --arch {kind.example}.",
             )
         for option in options:
@@ -341,8 +345,10 @@ class Architecture:
         if self.image_shape is not None:
             widths_text = "x".join(map(str, self.image_shape)) + "-" + widths_text
         defaults = KINDS[self.kind].options
-        settings = [f",{n}={value}" for n, value in self.options.items() if value != defaults[n]]
-        return f"{self.kind}:{widths_text}" + "".join(settings)
+        option_texts = [
+            f",{n}={value}" for n, value in self.options.items() if value != defaults[n]
+        ]
+        return f"{self.kind}:{widths_text}" + "".join(option_texts)
 
     @property
     def inputs(self) -> int:
@@ -365,8 +371,8 @@ class Kind:
     Attributes:
         module: Class of the networks.
         example: Example of an architecture string.
-        rank: Number of dimensions of the input at the start of a string: 1 for an input width, 3 for an input
-            shape CxHxW, None for any number.
+        rank: How many numbers describe the input at the start of an architecture string: 1 for an input width
+            such as 784, 3 for an input shape such as 1x28x28, None for any number.
         options: Options of the string with their default values.
     """
 
@@ -376,7 +382,7 @@ class Kind:
     options: Mapping[str, str] = {}
 
     def check(self, arch: Architecture) -> Architecture:
-        """Return the architecture in its canonical form, or raise ``ArchitectureError``."""
+        """Return the architecture in its canonical form, or raise ``ArchitectureError`` if it is invalid."""
         return arch
 
     def build(self, arch: Architecture) -> nn.Module:
@@ -384,7 +390,7 @@ class Kind:
         raise NotImplementedError
 
     def describe(self, model: Any) -> Architecture | None:
-        """Return the architecture of a live network of this kind, or None if no string can describe it."""
+        """Return the architecture of the module ``model``, or None if no architecture string describes it."""
         return None
 
     def recognize(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
@@ -402,12 +408,12 @@ class Kind:
         return None
 
     def assumptions(self, arch: Architecture) -> tuple[str, ...]:
-        """Return assumptions about the network, because its weights do not show all its properties."""
+        """Return sentences about properties of a network that are assumed, as weights do not show them."""
         return ()
 
 
 class _Layered(Kind):
-    """A kind of network whose biases follow a rule and whose hidden layers share one activation."""
+    """A kind of network with one of ``BIAS_RULES``, and with one activation for all hidden layers."""
 
     options: Mapping[str, str] = {"bias": "first", "activation": "relu"}
 
@@ -426,7 +432,8 @@ class _Layered(Kind):
         bias, activation = arch.options["bias"], canonical(arch.options["activation"])
         if is_unsupported(activation):
             raise ArchitectureError(
-                f"The activation in an architecture string must be a supported one; got {activation!r}.",
+                f"The option 'activation' of an architecture string must be a supported activation; got "
+                f"{activation!r}.",
                 UNSUPPORTED_ADVICE,
             )
         require_known(bias, BIAS_RULES, "No bias rule", ArchitectureError)
@@ -438,7 +445,7 @@ class _Layered(Kind):
         return (ASSUMED_RELU,) if arch.image_shape or len(arch.widths) > 2 else ()
 
     def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str]:
-        """Return the bias rule and the activation of a live network as options of its string."""
+        """Return the bias rule and the activation of a module as options of an architecture string."""
         names: dict[type, str] = {
             kind: activation_name for activation_name, kind in ACTIVATIONS.items()
         }
@@ -473,18 +480,18 @@ class _MLP(_Layered):
         return Architecture("mlp", widths, None, options)
 
     def recognize(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
-        layers = find_chain(state)
-        if layers is None:
+        layer_names = find_chain(state)
+        if layer_names is None:
             return None
-        weights = [state[layer[0]] for layer in layers]
-        bias = bias_rule([len(layer) == 2 for layer in layers])
-        names = {
-            f"layers.{i}.{suffix}": source_name
-            for i, layer in enumerate(layers)
-            for suffix, source_name in zip(("weight", "bias"), layer, strict=False)
+        weights = [state[names[0]] for names in layer_names]
+        bias = bias_rule([len(names) == 2 for names in layer_names])
+        tensor_name_by_parameter = {
+            f"layers.{i}.{suffix}": tensor_name
+            for i, names in enumerate(layer_names)
+            for suffix, tensor_name in zip(("weight", "bias"), names, strict=False)
         }
         widths = (weights[0].shape[1], *map(len, weights))
-        return Architecture("mlp", widths, None, {"bias": bias}), names
+        return Architecture("mlp", widths, None, {"bias": bias}), tensor_name_by_parameter
 
 
 class _ConvNet(_Layered):
@@ -493,7 +500,7 @@ class _ConvNet(_Layered):
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) < 2:
             raise ArchitectureError(
-                "A convnet needs at least one convolution before its outputs.",
+                f"A convnet must have at least one convolution before its outputs; got widths {arch.widths}.",
                 f"Example: --arch {self.example}.",
             )
         return super().check(arch)
@@ -516,20 +523,21 @@ class _ConvNet(_Layered):
 
 class _Polynomial(Kind):
     module, example = PolynomialNetwork, "polynomial:12-36-1,coefficients=0/0/0/1"
-    # No network has the default coefficients, so every string contains its coefficients.
+    # Architecture strings omit options that have their default value. The default "" is the value of no
+    # network, so every string contains the coefficients of its network.
     options: Mapping[str, str] = {"coefficients": ""}
 
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) != 3 or arch.widths[2] != 1:
             raise ArchitectureError(
-                "A polynomial network has the form polynomial:d-width-1; "
+                "A polynomial network must have one hidden layer and one output, as in polynomial:d-width-1; "
                 f"got widths {arch.widths[1:]}.",
                 f"Example: --arch {self.example}.",
             )
-        return replace(arch, options={"coefficients": _text(self.coefficients(arch))})
+        return replace(arch, options={"coefficients": _coefficients_text(self.coefficients(arch))})
 
     def coefficients(self, arch: Architecture) -> tuple[float, ...]:
-        """Return the coefficients of the activation, c_0 first, or raise ``ArchitectureError``."""
+        """Return the coefficients of the polynomial, constant term first, or raise an error."""
         coefficients_text = arch.options["coefficients"] or "0/0/0/1"
         try:
             numbers = tuple(float(number) for number in coefficients_text.split("/"))
@@ -537,7 +545,8 @@ class _Polynomial(Kind):
             numbers = (math.nan,)
         if not all(map(math.isfinite, numbers)):
             raise ArchitectureError(
-                f"Coefficients have the form c0/c1/... and must be finite; got {coefficients_text!r}.",
+                f"The option 'coefficients' must have the form c0/c1/... with finite numbers; got "
+                f"{coefficients_text!r}.",
                 "For z^3, pass coefficients=0/0/0/1.",
             )
         return numbers
@@ -550,7 +559,7 @@ class _Polynomial(Kind):
         if not isinstance(model.activation, Polynomial):
             return None
         width, inputs = model.weight.shape
-        options = {"coefficients": _text(model.activation.coefficients)}
+        options = {"coefficients": _coefficients_text(model.activation.coefficients)}
         return Architecture("polynomial", (inputs, width, 1), None, options)
 
 
@@ -566,8 +575,11 @@ class _LiveModule(Kind):
         )
 
 
-def _text(coefficients: tuple[float, ...]) -> str:
-    """Return the coefficients as text, each in the shortest form that parses to the same number."""
+def _coefficients_text(coefficients: tuple[float, ...]) -> str:
+    """Return the coefficients of a polynomial as text, such as "0/0/0/1".
+
+    Each coefficient has the shortest form that parses to the same number.
+    """
     return "/".join(str(int(c)) if c == int(c) and abs(c) < 1e15 else repr(c) for c in coefficients)
 
 
@@ -581,7 +593,7 @@ KINDS: dict[str, Kind] = plugins.Table("network kind", BUILT_IN)
 
 
 def recognize_by_kind(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
-    """Return the architecture and parameter names of the first kind that recognizes the tensors.
+    """Return the architecture of the first network kind that recognizes the tensors, with parameter names.
 
     If a plug-in kind raises an exception, the kind is skipped and the exception is recorded.
 
@@ -615,7 +627,7 @@ def split_vectors(state: Mapping[str, Tensor]) -> tuple[list[Named], list[Named]
 
 
 def likely_orders(weights: list[Named]) -> tuple[list[Named], list[Named]]:
-    """Return two likely orders of the layers: by name with all convolutions first, and as in the file."""
+    """Return the weights in two likely orders: by name with all convolutions first, and as in the file."""
     return sorted(weights, key=lambda named: (-named[1].ndim, natural_key(named[0]))), weights
 
 
@@ -629,7 +641,7 @@ def attach_vectors(order: list[Named], vectors: list[Named]) -> list[tuple[str, 
     Returns:
         For every layer the names of its weight and its bias. None if a bias fits no layer.
     """
-    layers: list[tuple[str, ...]] = []
+    layer_names: list[tuple[str, ...]] = []
     unassigned_biases = dict(vectors)
     for i, (name, weight) in enumerate(order):
         name_prefix = name.removesuffix("weight")
@@ -639,15 +651,16 @@ def attach_vectors(order: list[Named], vectors: list[Named]) -> list[tuple[str, 
         biases_of_same_name = [
             n for n in biases_of_right_size if name_prefix != name and n == name_prefix + "bias"
         ]
-        # If no bias has the name of this layer, a bias of the right size may belong to another layer. This
-        # cannot happen if every layer has a bias. A single bias is assumed to belong to the first layer.
+        # If no bias has the name of this layer, the bias is searched by its size. If some layers have no
+        # bias, a bias of this size could belong to another layer. So the search by size is only done if every
+        # layer has a bias, or for a single bias, which is assumed to belong to the first layer.
         may_use_size = len(vectors) == len(order) or (len(vectors) == 1 and i == 0)
         biases_by_size = biases_of_right_size if may_use_size else []
         assigned_biases = biases_of_same_name or sorted(biases_by_size, key=natural_key)[:1]
         for vector in assigned_biases:
             del unassigned_biases[vector]
-        layers.append((name, *assigned_biases))
-    return None if unassigned_biases else layers
+        layer_names.append((name, *assigned_biases))
+    return None if unassigned_biases else layer_names
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -661,9 +674,10 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 def find_chain(state: Mapping[str, Tensor]) -> list[tuple[str, ...]] | None:
     """Find the layers of an MLP from the shapes of its tensors.
 
-    Layer names differ between projects, and safetensors files lose the order of the tensors. So this function
-    looks for a chain of layers first in the order of the names, then in the order of the file, and then in
-    all orders. If several of all orders form a chain, the function does not choose one of them.
+    Weights form a chain if every layer has as many inputs as the layer before it has outputs. Layer names
+    differ between projects, and safetensors files lose the order of the tensors. So this function first tries
+    the order of the names, then the order of the file, and then all other orders. If several of the other
+    orders form a chain, the function does not choose one of them and returns None.
 
     Args:
         state: Tensors by name.
@@ -673,10 +687,10 @@ def find_chain(state: Mapping[str, Tensor]) -> list[tuple[str, ...]] | None:
     """
     weights, vectors = split_vectors(state)
     if weights and all(w.ndim == 2 for _, w in weights):
-        for order in (*likely_orders(weights), *_chains(weights)):
-            layers = attach_vectors(order, vectors) if _is_chain(order) else None
-            if layers is not None:
-                return layers
+        for order in (*likely_orders(weights), *_find_unique_chain(weights)):
+            layer_names = attach_vectors(order, vectors) if _is_chain(order) else None
+            if layer_names is not None:
+                return layer_names
     return None
 
 
@@ -685,8 +699,11 @@ def _is_chain(order: Iterable[Named]) -> bool:
     return all(a[0] == b[1] for a, b in itertools.pairwise(shapes))
 
 
-def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
-    """Return the order of the weights that forms a chain of layers, or [] if none or several orders do."""
+def _find_unique_chain(weights: list[Named], limit: int = 2) -> list[list[Named]]:
+    """Return the only order in which the weights form a chain of layers, or [] if there is not exactly one.
+
+    Weights form a chain if every layer has as many inputs as the layer before it has outputs.
+    """
     chains: list[list[Named]] = []
 
     def extend(chain: list[Named], remaining: list[Named]) -> None:
@@ -698,7 +715,8 @@ def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
             if not chain or chain[-1][1].shape[0] == candidate[1].shape[1]:
                 extend([*chain, candidate], remaining[:i] + remaining[i + 1 :])
 
-    # Two weights of the same shape can be swapped, so the order would not be unique.
+    # Two weights of the same shape can be swapped. Then several orders form a chain, so there is no unique
+    # order.
     if len(weights) <= 12 and len({w.shape for _, w in weights}) == len(weights):
         extend([], weights)
     return chains if len(chains) == 1 else []

@@ -49,29 +49,30 @@ from torch.overrides import TorchFunctionMode
 
 from residuum.errors import ArchitectureError, DataError
 
-# PI, R and R0 were guessed and never tuned. We varied them on 39 networks: each of them three times as large,
-# and PI three times as small. The share of training records that the test identifies changed by -3 to +1
-# percentage points.
+# The three constants PI, R and R0 below were guessed and never tuned. To measure their influence, we made
+# each of them three times as large, and PI also three times as small. On 39 networks, the share of training
+# records that the membership test identifies changed by -3 to +1 percentage points.
 PI = 0.03  # share of neurons whose boundary training moved onto a training record
-R = 1e-2  # largest distance from its boundary at which a neuron carries information about a record
-R0 = 3e-5  # smaller distances are not exact because of rounding and the last steps of training
+R = 1e-2  # a neuron carries information about a record if its boundary is at most this far from the record
+R0 = 3e-5  # smaller distances from a boundary are not exact: rounding and the last training steps change them
 NULL_DENSITY = 0.8  # density of |N(0, 1)| at zero, sqrt(2 / pi)
 A = PI / (NULL_DENSITY * math.log(R / R0))
-# Log likelihood ratio of a neuron whose boundary is far from the record.
+# If the boundary of a neuron is far from a record, the neuron adds this log likelihood ratio to the evidence
+# that the record was in the training set.
 BACKGROUND = math.log(1 - PI)
-# A record counts as lying on a boundary if its distance is below ON_BOUNDARY. If weights are rounded to
-# bfloat16, distances change by 1e-3 (root mean square). If ON_BOUNDARY were 1e-3, an eighth of the members
-# that the test identifies would lie on fewer than two boundaries. With ON_BOUNDARY = 2e-3, 6% of the held-out
-# records lie on two boundaries of a network of width 256.
+# A record counts as lying on the activation boundary of a neuron if its distance is below ON_BOUNDARY.
+# Rounding weights to bfloat16 changes distances by 1e-3 (root mean square), so a limit of 1e-3 would be too
+# small: an eighth of the identified training records would lie on fewer than two boundaries. With the limit
+# 2e-3, 6% of the held-out records lie on two boundaries of a network of width 256.
 ON_BOUNDARY = 2e-3
-# Two neurons share a boundary if the absolute cosine of their pre-activations exceeds PARALLEL. Their
-# normalized pre-activations then differ by at most sqrt(2e-4), which is about the distance R.
+# Two neurons share a boundary if the absolute cosine between their pre-activations on all records exceeds
+# PARALLEL. Their normalized pre-activations then differ by at most sqrt(2e-4), which is about the distance R.
 PARALLEL = 0.9999
-# A neuron is left out if its effect on the output, as a share of the largest effect in its layer, does not
-# exceed NEGLIGIBLE. Rounding to float32 hides so small an effect.
+# The statistic ignores a neuron if its effect on the output is at most NEGLIGIBLE times the largest effect in
+# its layer. Rounding to float32 hides such a small effect.
 NEGLIGIBLE = 1e-7
-# A decoy is a record with noise. This is the standard deviation of the noise, as a share of that of the
-# column.
+# A decoy is a copy of a record with noise. In each column, the standard deviation of the noise is DECOY_NOISE
+# times the standard deviation of the column.
 DECOY_NOISE = 0.1
 MAX_BUNDLED = 8192  # largest number of neurons whose pairwise cosines fit in half a gigabyte
 # Memory in bytes for the activations of a block of records. The records of a block are processed together.
@@ -84,8 +85,10 @@ class KinkScores:
     """The evidence that training moved activation boundaries onto n records.
 
     Attributes:
-        statistic: The sum of log likelihood ratios of every record, (n,).
-        boundaries: The number of boundaries on which every record lies, by layer, (n, layers).
+        statistic: For each record the evidence that it was in the training set, (n,). This is the sum of the
+            log likelihood ratios of all neurons.
+        boundaries: For each record and each layer the number of boundaries on which the record lies,
+            (n, layers).
     """
 
     statistic: Tensor
@@ -94,13 +97,13 @@ class KinkScores:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Scales and weights of the h neurons of one layer.
+    """What the statistic uses about the h neurons of one layer.
 
     Attributes:
         inverse_scale: For each neuron one over the root mean square of its pre-activations, (h,). Zero if the
-            neuron is left out.
+            statistic ignores the neuron.
         weight: Weight of each neuron in the statistic, (h,): one over the number of neurons that share its
-            boundary. Zero if the neuron is left out.
+            boundary. Zero if the statistic ignores the neuron.
         parallel: Mask (h, h) of pairs of neurons that share a boundary, with the smaller index first. None
             if every neuron has its own boundary.
     """
@@ -112,7 +115,10 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class ActivationBoundaries:
-    """The activation boundaries of a network, with the scales of its neurons on a pool of records."""
+    """The activation boundaries of a network, with the scales of its neurons.
+
+    The scales are measured on a pool of records (records of the training set and other records together).
+    """
 
     module: nn.Module
     layers: tuple[Layer, ...]
@@ -135,11 +141,11 @@ class ActivationBoundaries:
         numbers_per_record = _numbers_per_record(module, pool)
         sums_by_layer: list[_Sums] = []
         for block in _blocks(len(pool), numbers_per_record):
-            values_by_layer = _record(module, pool[block], with_effects=True)
+            values_by_layer = _record_layers(module, pool[block], with_effects=True)
             sums_by_layer = sums_by_layer or [_Sums.zeros(z) for z, _ in values_by_layer]
             for layer_sums, (z, effect) in zip(sums_by_layer, values_by_layer, strict=True):
                 layer_sums.add(z, effect)
-        # If the outputs are saturated, all effects are zero. Then all neurons count equally.
+        # If the outputs are saturated, the effects of all neurons are zero. Then no neuron is ignored.
         if not any(layer_sums.effects.any() for layer_sums in sums_by_layer):
             for layer_sums in sums_by_layer:
                 layer_sums.effects += 1
@@ -148,7 +154,7 @@ class ActivationBoundaries:
 
     @property
     def neurons(self) -> int:
-        """Number of neurons that are not left out of the statistic."""
+        """Number of neurons that the statistic uses."""
         return sum(int((layer.weight > 0).sum()) for layer in self.layers)
 
     @torch.no_grad()
@@ -159,26 +165,30 @@ class ActivationBoundaries:
             x: Records, (n, *shape).
 
         Returns:
-            The statistic of every record and the number of boundaries on which it lies.
+            For each record the evidence that it was in the training set, and the number of boundaries on
+            which it lies.
         """
         statistic, boundaries = [], []
         for block in _blocks(len(x), self.numbers_per_record):
-            values_by_layer = _record(self.module, x[block], with_effects=False)
+            values_by_layer = _record_layers(self.module, x[block], with_effects=False)
             scores_by_layer = [
                 _score_layer(z, layer)
                 for (z, _), layer in zip(values_by_layer, self.layers, strict=True)
             ]
-            count = len(x[block])
+            record_count = len(x[block])
             statistic.append(
-                sum((t for t, _ in scores_by_layer), torch.zeros(count, dtype=torch.float64))
+                sum(
+                    (layer_statistic for layer_statistic, _ in scores_by_layer),
+                    torch.zeros(record_count, dtype=torch.float64),
+                )
             )
-            counts_by_layer = [
-                b
-                for (_, b), layer in zip(scores_by_layer, self.layers, strict=True)
+            boundary_counts = [
+                layer_count
+                for (_, layer_count), layer in zip(scores_by_layer, self.layers, strict=True)
                 if layer.weight.any()
             ]
-            no_layers = torch.zeros(count, 0, dtype=torch.long)
-            boundaries.append(torch.stack(counts_by_layer, 1) if counts_by_layer else no_layers)
+            empty_counts = torch.zeros(record_count, 0, dtype=torch.long)
+            boundaries.append(torch.stack(boundary_counts, 1) if boundary_counts else empty_counts)
         return KinkScores(torch.cat(statistic), torch.cat(boundaries))
 
 
@@ -222,7 +232,8 @@ class _Sums:
         has_products = self.products.ndim == 2
         squared_sums = self.products.diagonal() if has_products else self.products
         root_mean_square = (squared_sums / n).sqrt()
-        # This product does not change if a neuron is rescaled.
+        # If the incoming weights of a neuron are multiplied by c > 0 and its outgoing weights by 1/c, this
+        # product does not change.
         scaled_effect = self.effects.sqrt() * root_mean_square
         is_used = scaled_effect > NEGLIGIBLE * scaled_effect.max()
         inverse_scale = torch.where(is_used, 1 / root_mean_square.where(is_used, 1), 0)
@@ -236,16 +247,16 @@ class _Sums:
 
 
 def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return the sum of log likelihood ratios (n,) and the number of boundaries (n,) of one layer."""
-    r = z.abs() * layer.inverse_scale
+    """Return the evidence of one layer that each record was in training, and each record's boundary count."""
+    distance = z.abs() * layer.inverse_scale
     # If all pre-activations of a layer are zero, the record does not count as lying on the boundaries.
     is_silent = (z == 0).all(1)
-    is_close = (r < R) & (layer.weight > 0) & ~is_silent[:, None]
+    is_close = (distance < R) & (layer.weight > 0) & ~is_silent[:, None]
     record, neuron = is_close.nonzero(as_tuple=True)
-    evidence = torch.log(1 - PI + A / (r[record, neuron] + R0)) - BACKGROUND
+    evidence = torch.log(1 - PI + A / (distance[record, neuron] + R0)) - BACKGROUND
     statistic = z.new_full((len(z),), BACKGROUND * float(layer.weight.sum()))
     statistic.index_add_(0, record, evidence * layer.weight[neuron])
-    is_on_boundary = is_close & (r < ON_BOUNDARY)
+    is_on_boundary = is_close & (distance < ON_BOUNDARY)
     if layer.parallel is not None:  # a boundary that several neurons share counts once
         is_on_boundary &= is_on_boundary.double() @ layer.parallel.double() == 0
     return statistic.cpu(), is_on_boundary.sum(1).cpu()
@@ -276,20 +287,21 @@ class _Recorder(TorchFunctionMode):
             output = func(*args, **kwargs)
             self.numbers += output.numel() if isinstance(output, Tensor) else 0
             return output
-        z_before, copied = z.detach().clone(), z.clone()
-        args, kwargs = (copied, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
+        z_before, z_copy = z.detach().clone(), z.clone()
+        args, kwargs = (z_copy, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
         output = func(*args, **kwargs)
-        is_in_place = output is copied
+        is_in_place = output is z_copy
         offset = torch.zeros_like(output, requires_grad=self.with_effects)
         if self.with_effects:
             output = output + offset
-        if is_in_place:  # autograd saved the copied input, so the original input may change
+        # Autograd saved the copy of the input, so an in-place function may overwrite the input itself.
+        if is_in_place:
             output = z.copy_(output)
         self.layers += [
             (z_before - bend_point if bend_point else z_before, offset)
             for bend_point in bend_points
         ]
-        # Estimate of the memory for the copies of z above, and for the tensors of the statistic.
+        # This method and the statistic need memory for about six more tensors of the size of the input z.
         self.numbers += 6 * z.numel()
         return output
 
@@ -299,15 +311,15 @@ class _Recorder(TorchFunctionMode):
 
 def _bends(called: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, ...]:
     """Return the inputs at which a piecewise linear activation bends, or () for any other function."""
-    name = called.partition(".")[0].removesuffix("_")
-    if name in ("relu", "leaky_relu", "prelu", "rrelu"):
+    function_name = called.partition(".")[0].removesuffix("_")
+    if function_name in ("relu", "leaky_relu", "prelu", "rrelu"):
         return (0.0,)
-    if name == "relu6":
+    if function_name == "relu6":
         return (0.0, 6.0)
-    if name == "hardtanh":
+    if function_name == "hardtanh":
         minimum = _argument(args, kwargs, 1, "min_val", -1.0)
         return (minimum, _argument(args, kwargs, 2, "max_val", 1.0))
-    if name in ("clamp", "clamp_min"):  # a clamp with the minimum 0 is a ReLU
+    if function_name in ("clamp", "clamp_min"):  # a clamp with the minimum 0 is a ReLU
         minimum, maximum = _argument(args, kwargs, 1, "min"), _argument(args, kwargs, 2, "max")
         return (
             (0.0,) if isinstance(minimum, int | float) and minimum == 0 and maximum is None else ()
@@ -319,12 +331,12 @@ def _argument(args: Any, kwargs: dict[str, Any], index: int, name: str, default:
     return args[index] if len(args) > index else kwargs.get(name, default)
 
 
-def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return for every layer the pre-activations (n, h) and the effects of its neurons on the output."""
-    # The effects are derivatives of a random combination of all outputs in the activations of the neurons. If
-    # ``with_effects`` is False, the effects are zero.
+def _record_layers(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:
+    """Return for every layer the pre-activations (n, h) of its neurons and their effects on the output."""
+    # If ``with_effects`` is True, the outputs are combined to one number with random coefficients. The effect
+    # of a neuron is the derivative of this number in the neuron's activation. Otherwise all effects are zero.
     recorder = _Recorder(len(x), with_effects)
-    # Weights are detached, because derivatives in the weights are not needed.
+    # Detached weights save time and memory, because no derivatives in the weights are computed.
     theta = {name: p.detach() for name, p in module.named_parameters()}
     with torch.set_grad_enabled(with_effects), recorder:
         outputs = functional_call(module, theta, (_as_input(module, x),))
@@ -332,17 +344,18 @@ def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tens
     effects: list[Tensor | None] = [None] * len(offsets)
     if with_effects and outputs.requires_grad and offsets:
         generator = torch.Generator().manual_seed(0)
-        direction = torch.randn(outputs[0].numel(), generator=generator, dtype=torch.float64)
-        combined = (outputs.flatten(1) @ direction.to(outputs)).sum()
-        effects = list(torch.autograd.grad(combined, offsets, allow_unused=True))
-    layers = []
+        coefficients = torch.randn(outputs[0].numel(), generator=generator, dtype=torch.float64)
+        combined_output = (outputs.flatten(1) @ coefficients.to(outputs)).sum()
+        effects = list(torch.autograd.grad(combined_output, offsets, allow_unused=True))
+    values_by_layer = []
     for (z, _), effect in zip(recorder.layers, effects, strict=True):
         if not z.isfinite().all():
             raise ArchitectureError(
-                "All pre-activations of a network must be finite; some are not.", DIVERGED
+                "All pre-activations of a network must be finite; some are NaN or infinite.",
+                DIVERGED,
             )
-        layers.append((z.double(), torch.zeros_like(z) if effect is None else effect))
-    return layers
+        values_by_layer.append((z.double(), torch.zeros_like(z) if effect is None else effect))
+    return values_by_layer
 
 
 def _as_input(module: nn.Module, x: Tensor) -> Tensor:
@@ -354,11 +367,12 @@ def _check_finite(module: nn.Module, x: Tensor) -> None:
     for name, weight in module.named_parameters():
         if not weight.isfinite().all():
             raise ArchitectureError(
-                f"All weights must be finite numbers; some weights of {name!r} are not.", DIVERGED
+                f"All weights must be finite numbers; some weights of {name!r} are NaN or infinite.",
+                DIVERGED,
             )
     if not x.isfinite().all():
         raise DataError(
-            "All values of records must be finite numbers; some are not.",
+            "All values of records must be finite numbers; some are NaN or infinite.",
             "Remove or impute the missing values.",
         )
 

@@ -21,7 +21,7 @@ from residuum.records.base import UNSAVED
 
 @dataclass(frozen=True, eq=False)
 class Network(Record):
-    """A network that was read from a file or module: its weights, and the properties that follow from them.
+    """A network that was read from a file or module: its weights, and properties that follow from them.
 
     The architecture string is parsed only once, and the module is built only once. A copy made with
     :meth:`replace` keeps the parsed architecture.
@@ -33,7 +33,8 @@ class Network(Record):
         labels: Class names by output.
         task: "binary", "multiclass" or "regression" if the file states the task, else "".
         assumptions: Sentences about what had to be guessed when the file was read.
-        source_names: For each parameter, its name in the file or module from which it was read.
+        source_names: For each parameter of the network, the name of its tensor in the file or module from
+            which the network was read.
         live: The module itself, if no architecture string describes it. A module is code, so it is never
             saved.
     """
@@ -87,7 +88,7 @@ class Network(Record):
 
     @cached_property
     def chain(self) -> MLP | None:
-        """The module if the network is a chain of dense layers, else None."""
+        """The module if it is a chain of dense layers (see :func:`dense_chain`), else None."""
         return dense_chain(self.module)
 
     @property
@@ -105,7 +106,7 @@ class Network(Record):
     @cached_property
     @torch.no_grad()
     def homogeneity_order(self) -> float | None:
-        """Measured order of homogeneity in the parameters, None if the network is not homogeneous."""
+        """Measured number L for which weights times c give outputs times c^L, None if there is no such L."""
         x = probe_inputs(self.architecture.inputs)
         if self.live is not None and math.prod(self.input_shape) == x.shape[1]:
             # The forward method of a live module may need inputs that are not flattened.
@@ -136,13 +137,13 @@ class Network(Record):
         mean = knowledge.mean
         if mean is not None and mean.numel() not in (1, inputs):
             raise InputError(
-                f"The mean must be one number or have {inputs} values; got {mean.numel()}.",
+                f"The 'mean' of the samples must be one number or have {inputs} values; got {mean.numel()}.",
                 "Pass the mean image of the data.",
             )
         last_column = max((columns.last for columns in knowledge.typed_columns), default=0)
         if last_column >= inputs:
             raise InputError(
-                f"Only columns 0 to {inputs - 1} of a sample can have a type; got a type for column "
+                f"The option '--columns' must refer to columns 0 to {inputs - 1} of a sample; got column "
                 f"{last_column}.",
                 "Correct --columns.",
             )
@@ -159,7 +160,20 @@ class Network(Record):
         return any(tensor.dtype == torch.float64 for tensor in self.theta.values())
 
     def _load(self, dtype: torch.dtype | None) -> nn.Module:
-        """Return a module with the weights of the network. Weights of the same dtype share their memory."""
+        """Return a module with the weights of the network, and convert the weights to ``dtype``.
+
+        If an architecture string describes the module, weights that already have this dtype are not copied:
+        they share memory with ``theta``.
+
+        Args:
+            dtype: Number format of the weights, or None to keep their number formats.
+
+        Returns:
+            The module in evaluation mode.
+
+        Raises:
+            ArchitectureError: If the weights do not fit the architecture.
+        """
         module = copy.deepcopy(self._skeleton if self.live is None else self.live)
         theta = {name: t.detach().to(dtype or t.dtype) for name, t in self.theta.items()}
         expected_tensors = (
@@ -168,14 +182,14 @@ class Network(Record):
         shapes = {name: t.shape for name, t in theta.items()}
         if {name: t.shape for name, t in expected_tensors.items()} != shapes:
             raise ArchitectureError(
-                f"The weights must fit {self.arch}; got "
+                f"The weights must fit the architecture {self.arch}; got "
                 f"{', '.join(f'{name} {list(shape)}' for name, shape in list(shapes.items())[:6])}.",
-                "Read the file with load_checkpoint, which matches the names.",
+                "Read the file with load_checkpoint, which gives the tensors the names of parameters.",
             )
         if self.live is None:
             module.load_state_dict(theta, strict=True, assign=True)
         else:
-            module.to(next(iter(theta.values())).dtype)  # also converts the buffers
+            module.to(next(iter(theta.values())).dtype)  # buffers get the dtype of the weights
             module.load_state_dict({**module.state_dict(), **theta}, strict=True)
         return module.eval()
 

@@ -1,11 +1,11 @@
 """Check by running a network whether attacks apply to it, and measure its homogeneity.
 
-Attacks and certificates treat a network as a function of one sample and of the weights. This function must be
-twice differentiable except at kinks. A network is refused, with an error that states the reason, if
+Attacks differentiate a network twice, as a function of one sample and of the weights. This function may have
+kinks, such as that of ReLU. A network is refused, with an error that states the reason, if
 
 - its inputs are whole numbers,
 - its outputs are not one row per sample,
-- its forward draws random numbers or changes its state,
+- its forward method draws random numbers or changes its state,
 - the outputs of a sample depend on other samples, or
 - an operation has no second derivative.
 
@@ -72,7 +72,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     """Run a network on random samples and check that attacks apply to it.
 
-    The network runs in evaluation mode and in float64, as in certificates and most attacks.
+    The network runs in evaluation mode and in float64, as in most attacks.
 
     Args:
         model: The network, which does not change.
@@ -84,11 +84,11 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     Raises:
         ArchitectureError: If attacks do not apply to the network.
     """
-    name = type(model).__name__
+    class_name = type(model).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ArchitectureError(
             "Attacks must be able to replace the activations of a network; TorchScript hides the activations "
-            f"of this {name}.",
+            f"of this {class_name}.",
             "Pass the Python module: net.load_state_dict(scripted.state_dict()). For a fully connected "
             "network, scripted.state_dict() alone is enough.",
         )
@@ -96,41 +96,46 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
     state_before = {n: t.clone() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
-    with torch.no_grad(), second_derivatives(), _Hidden() as hidden, Kinks(SigmoidReLU()) as kinks:
+    with (
+        torch.no_grad(),
+        second_derivatives(),
+        _KinkOperators() as operators,
+        Kinks(SigmoidReLU()) as kinks,
+    ):
         outputs = _run(model, x, shape)
-        repeated, single = _run(model, x, shape), _run(model, x[:1], shape)
+        repeated_outputs, single_output = _run(model, x, shape), _run(model, x[:1], shape)
     output_rows = outputs[:, None] if outputs.ndim == 1 else outputs
     state_after = model.state_dict()
     if changed := [n for n, t in state_before.items() if not torch.equal(t, state_after[n])]:
         raise ArchitectureError(
             "The state of a network must not change in evaluation mode; the forward method of this "
-            f"{name} changes {changed[0]!r}.",
+            f"{class_name} changes {changed[0]!r}.",
             f"Change {changed[0]!r} only under `if self.training:`.",
         )
-    if not torch.equal(outputs, repeated):
+    if not torch.equal(outputs, repeated_outputs):
         raise ArchitectureError(
             "A network must return the same outputs for the same sample; the forward method of this "
-            f"{name} draws random numbers in evaluation mode.",
+            f"{class_name} draws random numbers in evaluation mode.",
             "Draw random numbers under `if self.training:`, or call F.dropout(x, training=self.training).",
         )
     largest_output = float(output_rows.abs().max()) or 1.0
-    batch_difference = float((output_rows[0] - single.reshape(-1)).abs().max())
+    batch_difference = float((output_rows[0] - single_output.reshape(-1)).abs().max())
     if not batch_difference <= SAME.get(outputs.dtype, 1e-9) * largest_output:
         raise ArchitectureError(
-            f"The outputs of a sample must depend on that sample only; the outputs of this {name} change "
-            "with the other samples of the batch.",
+            f"The outputs of a sample must depend on that sample only; the outputs of this {class_name} "
+            "change with the other samples of the batch.",
             "If the network uses batch norm, set track_running_stats=True.",
         )
     _check_twice_differentiable(model, x)
-    kinks.unsmoothed.update(hidden.seen - {*kinks.unsmoothed})
+    kinks.unsmoothed.update(operators.seen - {*kinks.unsmoothed})
     return Probe(output_rows.shape[1], outputs.ndim == 1, tuple(_notes(model, kinks, output_rows)))
 
 
-class _Hidden(TorchDispatchMode):
-    """Record the functions with kinks, such as ReLU, that an exported graph calls.
+class _KinkOperators(TorchDispatchMode):
+    """A context that records the names of the operators with kinks, such as ReLU, that run inside it.
 
-    ``Kinks`` intercepts Python functions by name. An exported graph does not call these functions, but the
-    operators behind them.
+    A graph from ``torch.export`` calls operators such as ``aten.relu`` instead of Python functions such as
+    ``F.relu``. The context ``Kinks`` cannot replace these operators, because it intercepts Python functions.
     """
 
     def __init__(self) -> None:
@@ -140,33 +145,33 @@ class _Hidden(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = func.overloadpacket.__name__.removesuffix("_").removesuffix("_with_indices")
-        if name in ("relu", "leaky_relu", "hardtanh", "max_pool2d", "max_pool3d"):
-            self.seen.add(name)
+        operator_name = func.overloadpacket.__name__.removesuffix("_").removesuffix("_with_indices")
+        if operator_name in ("relu", "leaky_relu", "hardtanh", "max_pool2d", "max_pool3d"):
+            self.seen.add(operator_name)
         return func(*args, **(kwargs or {}))
 
 
 def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return the outputs (n, C) or (n,) of a network, or raise ``ArchitectureError`` with the reason."""
-    name = type(model).__name__
+    class_name = type(model).__name__
     try:
         outputs = model(x)
-    except Exception as problem:  # the user's forward method may raise any exception
+    except Exception as problem:  # the forward method of the user's network may raise any exception
         if _runs(model, torch.zeros_like(x, dtype=torch.long)):
             raise ArchitectureError(
                 "A sample must consist of real numbers, so that attacks can change it gradually; this "
-                f"{name} takes whole numbers, such as tokens.",
-                "Pass the layers after the embedding as a module, and pass embedded sequences as samples.",
+                f"{class_name} takes whole numbers, such as tokens.",
+                "Pass the layers after the embedding as a module, and the embedding's outputs as samples.",
             ) from problem
         if _runs(copy.deepcopy(model).float(), x.float()):
             raise ArchitectureError(
-                f"A network must run in float64 and in float32; the forward method of this {name} "
+                f"A network must run in float64 and in float32; the forward method of this {class_name} "
                 f"creates tensors whose type is fixed: {str(problem).splitlines()[0][:200]}",
                 "Create these tensors with the type of the input (x.new_zeros(...) or dtype=x.dtype), or "
                 "register them as buffers.",
             ) from problem
         raise ArchitectureError(
-            f"The network must accept samples of shape {shape}; the forward method of {name} raised: "
+            f"The network must accept samples of shape {shape}; the forward method of {class_name} raised: "
             f"{(str(problem) or type(problem).__name__).splitlines()[0][:200]}",
             "Pass the shape of one sample as the network receives it, or correct the data.",
         ) from problem
@@ -181,7 +186,7 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         )
     if not outputs.isfinite().all():
         raise ArchitectureError(
-            f"Outputs must be finite; the outputs of this {name} for random samples are not.",
+            f"Outputs must be finite; the outputs of this {class_name} for random samples are not.",
             "Use a network whose training did not diverge.",
         )
     return outputs
@@ -196,8 +201,8 @@ def _runs(model: nn.Module, x: Tensor) -> bool:
 
 
 def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
-    """Check that outputs have derivatives in the weights, and that these have derivatives in the sample."""
-    name, x = type(model).__name__, x.detach().requires_grad_()
+    """Check that the outputs have gradients in the weights, which have gradients in the sample."""
+    class_name, x = type(model).__name__, x.detach().requires_grad_()
     differentiable_theta = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
     try:
         with torch.enable_grad(), second_derivatives(), Kinks(SigmoidReLU()):
@@ -218,13 +223,14 @@ def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
             )
     except (RuntimeError, NotImplementedError) as problem:
         raise ArchitectureError(
-            f"A network must be twice differentiable; for this {name} PyTorch raised: "
+            f"A network must be twice differentiable; for this {class_name} PyTorch raised: "
             f"{str(problem).splitlines()[0][:200]}",
             "Replace the operation that failed with operations that have second derivatives.",
         ) from problem
     if slope is None:
         raise ArchitectureError(
-            f"The outputs of a network must have a gradient in the sample; this {name} has no such gradient.",
+            f"The outputs of a network must have a gradient in the sample; this {class_name} has no such "
+            "gradient.",
             "Remove `.detach()`, torch.no_grad() and rounding from the forward method.",
         )
 
@@ -238,25 +244,27 @@ def _notes(model: nn.Module, kinks: Kinks, outputs: Tensor) -> Iterator[str]:
         yield f"attacks smooth these kinks: {', '.join(sorted(kinks.seen))}"
     if unsmoothed := sorted(name for name in kinks.unsmoothed if kinks.unsmoothed[name]):
         yield f"attacks do not smooth these kinks: {', '.join(unsmoothed)[:120]}"
-    norms = Counter(type(m).__name__ for m in model.modules() if isinstance(m, _NormBase))
-    if norms:
+    normalization_classes = Counter(
+        type(m).__name__ for m in model.modules() if isinstance(m, _NormBase)
+    )
+    if normalization_classes:
         yield (
-            f"{', '.join(sorted(norms))} uses running statistics here but used batch statistics in training, "
-            "so the equations of attacks hold less exactly"
+            f"{', '.join(sorted(normalization_classes))} uses running statistics here but used batch "
+            "statistics in training, so the equations of attacks hold less exactly"
         )
     if any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
         yield (
             "dropout was active in training and is not in evaluation, so the equations of attacks hold less "
             "exactly"
         )
-    trainable = [p.requires_grad for p in model.parameters()]
-    if any(trainable) and not all(trainable):
+    is_trainable = [p.requires_grad for p in model.parameters()]
+    if any(is_trainable) and not all(is_trainable):
         yield (
-            f"{trainable.count(False)} of {len(trainable)} parameters are frozen (requires_grad=False). Pass "
-            "the initial weights with --init, so that attacks leave them out"
+            f"{is_trainable.count(False)} of {len(is_trainable)} parameters are frozen "
+            "(requires_grad=False). Pass the initial weights with --init, so that attacks leave them out"
         )
-    is_positive, sums = bool((outputs >= 0).all()), outputs.sum(1)
-    sums_to_one = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    is_positive, row_sums = bool((outputs >= 0).all()), outputs.sum(1)
+    sums_to_one = torch.allclose(row_sums, torch.ones_like(row_sums), atol=1e-4)
     if outputs.shape[1] > 1 and is_positive and sums_to_one:
         yield (
             "outputs are probabilities, and attacks compute margins and losses from them. Pass the module "
@@ -361,10 +369,10 @@ def balance(model: nn.Module) -> float | None:
     """
     chain, gap, total = dense_chain(model), 0.0, 0.0
     for lower, upper in pairwise(chain.linears if chain else ()):
-        incoming = lower.weight.detach().double().square().sum(1)
+        squared_incoming = lower.weight.detach().double().square().sum(1)
         if lower.bias is not None:
-            incoming = incoming + lower.bias.detach().double().square()
-        outgoing = upper.weight.detach().double().square().sum(0)
-        gap += float((incoming - outgoing).abs().sum())
-        total += float(torch.maximum(incoming, outgoing).sum())
+            squared_incoming = squared_incoming + lower.bias.detach().double().square()
+        squared_outgoing = upper.weight.detach().double().square().sum(0)
+        gap += float((squared_incoming - squared_outgoing).abs().sum())
+        total += float(torch.maximum(squared_incoming, squared_outgoing).sum())
     return gap / total if 0 < total < math.inf else None

@@ -29,8 +29,8 @@ SUPPORTED = (
     "From weights alone, residuum can read fully connected networks, convnets (3x3 convolutions of stride 2, "
     "one linear layer, no pooling) and polynomial networks"
 )
-# Two networks are compared on SAMPLES random samples. Half of the samples have the standard deviation SPREAD,
-# and half have the standard deviation 1 / SPREAD.
+# Two networks are compared on SAMPLES random samples. One half of the samples have the standard deviation
+# SPREAD, the other half 1 / SPREAD.
 SAMPLES, SPREAD = 64, 3.0
 ADAPTER, BATCH_NORM, CONVOLUTION = "an adapter", "batch norm", "convolutions"
 ATTENTION, EMBEDDING = "attention", "an embedding"
@@ -80,14 +80,13 @@ def recognize(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]
 def same_function(
     model: nn.Module, shape: tuple[int, ...]
 ) -> tuple[Architecture, dict[str, Tensor]] | None:
-    """Find an architecture string that computes the same function as a live network.
+    """Find an architecture string that describes the same function as a module.
 
-    The shapes of the weights suggest candidate architectures. The outputs of a candidate and of the live
-    network are compared on random samples in float64. So the code of the network's forward method does not
-    matter.
+    The shapes of the weights suggest candidate architectures. The outputs of a candidate and of the module
+    are compared on random samples in float64. The code of the module's forward method is not read.
 
     Args:
-        model: The network.
+        model: The module.
         shape: Shape of one sample, () if it is not known.
 
     Returns:
@@ -98,28 +97,30 @@ def same_function(
     if not state or state.keys() != dict(model.named_parameters()).keys():
         # No architecture string describes a network with buffers, such as the statistics of batch norm.
         return None
-    network = copy.deepcopy(model).cpu().double().eval()
+    double_model = copy.deepcopy(model).cpu().double().eval()
     for arch, names in _candidates(state, shape):
         x = SPREAD * torch.randn(
             SAMPLES, arch.inputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
         x[: SAMPLES // 2] /= SPREAD**2
-        outputs_of_model = _outputs(network, x, shape or arch.image_shape or (arch.inputs,))
+        outputs_of_model = _outputs(double_model, x, shape or arch.image_shape or (arch.inputs,))
         if outputs_of_model is None:  # the network may accept flattened images instead
-            outputs_of_model = _outputs(network, x, (arch.inputs,))
+            outputs_of_model = _outputs(double_model, x, (arch.inputs,))
         if not isinstance(outputs_of_model, Tensor):
             continue
         # Some networks with one output return a tensor of shape (n,) instead of (n, 1).
         if outputs_of_model.ndim == 1 and arch.outputs == 1:
             outputs_of_model = outputs_of_model[:, None]
-        theta = {name: state[source].detach().cpu().double() for name, source in names.items()}
+        theta = {name: state[tensor].detach().cpu().double() for name, tensor in names.items()}
         for activation in ACTIVATIONS:
-            candidate = replace(arch, options={**arch.options, "activation": activation})
-            outputs_of_candidate = functional_call(candidate.build().double(), theta, (x,)).detach()
+            candidate_arch = replace(arch, options={**arch.options, "activation": activation})
+            outputs_of_candidate = functional_call(
+                candidate_arch.build().double(), theta, (x,)
+            ).detach()
             if outputs_of_model.shape == outputs_of_candidate.shape and torch.allclose(
                 outputs_of_model, outputs_of_candidate, rtol=1e-9, atol=1e-12
             ):
-                return candidate, {name: state[source] for name, source in names.items()}
+                return candidate_arch, {name: state[tensor] for name, tensor in names.items()}
     return None
 
 
@@ -156,7 +157,7 @@ def _match_convnet(
 
 
 def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[str, str]:
-    """Find the tensor of every parameter of an architecture.
+    """Find for every parameter of an architecture the tensor of a file that holds its value.
 
     Args:
         state: Tensors by name.
@@ -173,15 +174,15 @@ def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[
         n: t.shape for n, t in expected_tensors.items()
     }:
         return {name: name for name in expected_tensors}
-    expected_layers = kinds.attach_vectors(*kinds.split_vectors(expected_tensors)) or []
-    layer_shapes = [expected_tensors[layer[0]].shape for layer in expected_layers]
+    expected_names = kinds.attach_vectors(*kinds.split_vectors(expected_tensors)) or []
+    expected_shapes = [expected_tensors[names[0]].shape for names in expected_names]
     weights, vectors = kinds.split_vectors(state)
-    for order in (*kinds.likely_orders(weights), *_order_by_shape(weights, layer_shapes)):
-        has_same_shapes = [w.shape for _, w in order] == layer_shapes
-        source_layers = kinds.attach_vectors(order, vectors) if has_same_shapes else None
-        if source_layers and [*map(len, expected_layers)] == [*map(len, source_layers)]:
+    for order in (*kinds.likely_orders(weights), *_order_by_shape(weights, expected_shapes)):
+        has_same_shapes = [w.shape for _, w in order] == expected_shapes
+        matched_names = kinds.attach_vectors(order, vectors) if has_same_shapes else None
+        if matched_names and [*map(len, expected_names)] == [*map(len, matched_names)]:
             return dict(
-                zip(itertools.chain(*expected_layers), itertools.chain(*source_layers), strict=True)
+                zip(itertools.chain(*expected_names), itertools.chain(*matched_names), strict=True)
             )
     raise ArchitectureError(*_explain_mismatch(state, arch))
 
@@ -198,7 +199,7 @@ def _explain_mismatch(state: Mapping[str, Tensor], arch: Architecture) -> tuple[
 
 
 def _order_by_shape(weights: list[Named], shapes: list[Size]) -> list[list[Named]]:
-    """Return the order of the weights that has these shapes, or [] if there is none or more than one."""
+    """Return the order in which the weights have these shapes, or [] if there is not exactly one order."""
     weight_by_shape = {w.shape: (name, w) for name, w in weights}
     if not len(weight_by_shape) == len(weights) == len(shapes) or weight_by_shape.keys() != {
         *shapes
@@ -212,9 +213,9 @@ def obstacles(state: Mapping[str, Tensor]) -> dict[str, list[str]]:
     patterns = {kind: re.compile(text, re.IGNORECASE) for kind, text in NAME_PATTERNS.items()}
     names_by_kind = {kind: [*filter(pattern.search, state)] for kind, pattern in patterns.items()}
     batch_norm_modules = {name.rpartition(".")[0] for name in names_by_kind[BATCH_NORM]}
-    attributed_names = {*names_by_kind[ATTENTION], *names_by_kind[EMBEDDING]}
-    attributed_names |= {name for name in state if name.rpartition(".")[0] in batch_norm_modules}
-    remaining_tensors = {name: t for name, t in state.items() if name not in attributed_names}
+    explained_names = {*names_by_kind[ATTENTION], *names_by_kind[EMBEDDING]}
+    explained_names |= {name for name in state if name.rpartition(".")[0] in batch_norm_modules}
+    remaining_tensors = {name: t for name, t in state.items() if name not in explained_names}
     names_by_kind[CONVOLUTION] = [name for name, t in remaining_tensors.items() if t.ndim >= 3]
     scale_vectors = [
         n for n, t in remaining_tensors.items() if t.ndim == 1 and n.endswith("weight")
@@ -250,7 +251,7 @@ def _explain_unreadable(state: Mapping[str, Tensor]) -> tuple[str, str]:
 
 
 def _list_obstacles(state: Mapping[str, Tensor]) -> str:
-    """Describe the layers that residuum cannot read, or the first tensors if there are no such layers."""
+    """Return a text that names the layers that residuum cannot read, or else the first tensors."""
     descriptions = [
         f"{kind} ({names[0]!r} {list(state[names[0]].shape)}"
         + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
@@ -270,12 +271,12 @@ def _advise(state: Mapping[str, Tensor]) -> str:
     arch = guess_convnet(state) if obstacle_kinds == {CONVOLUTION} else None
     if arch is None or arch.image_shape is None:
         return CODE_ADVICE
-    side, halvings = arch.image_shape[1], len(arch.widths) - 1
+    image_side, halvings = arch.image_shape[1], len(arch.widths) - 1
     return (
         f"If all strides are 2, the padding is 1 and there is no pooling, pass --arch {arch}. Sides "
-        f"from {side - 2**halvings + 1} to {side} have the same shapes. A network with pooling can have "
-        "these shapes too, but computes another function. Pass such a network itself with rs.audit(model, "
-        "...), or its code with --model package.module:factory --trust-code."
+        f"from {image_side - 2**halvings + 1} to {image_side} have the same shapes. A network with "
+        "pooling can have these shapes too, but computes another function. Pass such a network itself with "
+        "rs.audit(model, ...), or its code with --model package.module:factory --trust-code."
     )
 
 
@@ -295,12 +296,14 @@ def guess_convnet(state: Mapping[str, Tensor]) -> Architecture | None:
         *kernels, head = (weight.shape for _, weight in order)
         if not kernels or len(head) != 2 or any(kernel[2:] != (3, 3) for kernel in kernels):
             continue
-        layers = kinds.attach_vectors(order, vectors)
+        layer_names = kinds.attach_vectors(order, vectors)
         is_chain = all(lower[0] == upper[1] for lower, upper in itertools.pairwise(kernels))
         area, remainder = divmod(head[1], kernels[-1][0])
-        if layers and is_chain and not remainder and math.isqrt(area) ** 2 == area:
-            side = math.isqrt(area) * 2 ** len(kernels)
+        if layer_names and is_chain and not remainder and math.isqrt(area) ** 2 == area:
+            image_side = math.isqrt(area) * 2 ** len(kernels)
             widths = (*(kernel[0] for kernel in kernels), head[0])
-            bias = bias_rule([len(layer) == 2 for layer in layers])
-            return Architecture("convnet", widths, (kernels[0][1], side, side), {"bias": bias})
+            bias = bias_rule([len(names) == 2 for names in layer_names])
+            return Architecture(
+                "convnet", widths, (kernels[0][1], image_side, image_side), {"bias": bias}
+            )
     return None

@@ -21,12 +21,14 @@ import math
 import torch
 from torch import Tensor
 
-# If the noise edge exceeds this share of the largest singular value, the initialization counts as visible.
-# Then directions of training cannot be separated from the initialization.
+# If the noise edge of a layer exceeds this share of its largest singular value, the initialization counts as
+# visible. Then directions that come from training cannot be separated from the initialization.
 VISIBLE = 1e-2
-# With fewer singular values, it is not possible to tell whether they are distributed like those of noise.
+# With fewer singular values, one cannot tell whether they are distributed like singular values of noise.
 MIN_NOISE_VALUES = 20
-MAX_MISFIT = 0.05  # largest relative distance of singular values from the quantiles of pure noise
+# Singular values count as those of noise if their relative distance from the expected singular values of a
+# noise matrix is at most this limit. For fewer than 40 singular values, ``is_noise`` uses a larger limit.
+MAX_MISFIT = 0.05
 TRACY_WIDOM = 3.2724  # 99.9% quantile of the Tracy-Widom distribution for real matrices (beta = 1)
 
 
@@ -46,16 +48,17 @@ def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
         The number, and a text that states the threshold. If the values cannot be counted, None and a text
         that states the reason.
     """
-    r, edge = noise_edge(values, h, d)
-    if r == 0:
+    direction_count, edge = noise_edge(values, h, d)
+    if direction_count == 0:
         return None, "the initialization is visible: no direction exceeds its noise"
-    if is_noise(values[r:], h - r, d - r):
+    if is_noise(values[direction_count:], h - direction_count, d - direction_count):
         if edge > VISIBLE:
             return None, (
                 f"the initialization is visible: its noise reaches {100 * edge:.2g}% of the largest "
                 "singular value"
             )
-        return r, f"above the noise edge, {100 * edge:.2g}% of the largest singular value"
+        threshold = f"above the noise edge, {100 * edge:.2g}% of the largest singular value"
+        return direction_count, threshold
     rank = rank_above(values, VISIBLE)
     if rank == min(h, d):
         return None, (
@@ -66,7 +69,7 @@ def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
 
 
 def singular_values(weight: Tensor) -> Tensor:
-    """Return the singular values of a weight up to a common factor, largest first.
+    """Return the singular values of a weight, largest first, all divided by the same number.
 
     The weight of a convolution is flattened to a matrix with one filter per row.
 
@@ -79,10 +82,10 @@ def singular_values(weight: Tensor) -> Tensor:
     # The triangular factor of the QR decomposition has the same singular values as the matrix. Using the
     # triangular factor is three times as fast.
     matrix = weight.detach().double().flatten(1)
-    largest = matrix.abs().max()
+    largest_entry = matrix.abs().max()
     tall_matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     return torch.linalg.svdvals(
-        torch.linalg.qr(tall_matrix / (largest if largest > 0 else 1), mode="r").R
+        torch.linalg.qr(tall_matrix / (largest_entry if largest_entry > 0 else 1), mode="r").R
     )
 
 
@@ -114,20 +117,23 @@ def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
     Returns:
         The number of singular values above the edge, and the edge as a share of the largest singular value.
     """
-    squares = values.square()
-    removed_directions = torch.arange(len(values), dtype=torch.float64)
-    rows, columns = (h - removed_directions).sqrt(), (d - removed_directions).sqrt()
-    remaining_squares = squares.flip(0).cumsum(0).flip(0)
+    squared_values = values.square()
+    removed_counts = torch.arange(len(values), dtype=torch.float64)
+    rows, columns = (h - removed_counts).sqrt(), (d - removed_counts).sqrt()
+    remaining_squares = squared_values.flip(0).cumsum(0).flip(0)
     upper_ends, unit = rows + columns, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
-    edges = (
+    squared_edges = (
         remaining_squares / (rows * columns).square() * (upper_ends.square() + TRACY_WIDOM * unit)
     )
-    r = int((squares <= edges).nonzero()[0])  # exists, because the smallest value is below its edge
-    return r, math.sqrt(float(edges[r] / squares[0])) if squares[0] > 0 else 0.0
+    # At least one singular value is below its edge, because the smallest singular value always is.
+    direction_count = int((squared_values <= squared_edges).nonzero()[0])
+    if not squared_values[0] > 0:
+        return direction_count, 0.0
+    return direction_count, math.sqrt(float(squared_edges[direction_count] / squared_values[0]))
 
 
 def is_noise(values: Tensor, h: int, d: int) -> bool:
-    """Return True if values are distributed like the singular values of an (h, d) noise matrix of any scale.
+    """Return True if ``values`` are distributed like the singular values of an (h, d) matrix of random noise.
 
     The singular values of noise hardly vary: in 999 of 1000 draws of a k by k matrix, the relative distance
     of its singular values from the expected quantiles is less than 2/k.
@@ -142,9 +148,9 @@ def is_noise(values: Tensor, h: int, d: int) -> bool:
     """
     if len(values) < MIN_NOISE_VALUES:
         return False
-    expected = noise_quantiles(h, d)
+    expected_values = noise_quantiles(h, d)
     scale = values.norm() / math.sqrt(h * d)
-    misfit = (values - scale * expected).norm() / values.norm()
+    misfit = (values - scale * expected_values).norm() / values.norm()
     return float(misfit) <= max(MAX_MISFIT, 2 / len(values))
 
 

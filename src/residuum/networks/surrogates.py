@@ -51,15 +51,15 @@ class Kinks(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs, called = kwargs or {}, getattr(func, "__name__", "")
-        name = called.removesuffix("_")
-        if name in RULES:
-            kind, rule, position = RULES[name]
+        function_name = called.removesuffix("_")
+        if function_name in RULES:
+            kind, rule, position = RULES[function_name]
             inplace_argument = len(args) > position and args[position]
-            is_in_place = called != name or kwargs.get("inplace", inplace_argument)
+            is_in_place = called != function_name or kwargs.get("inplace", inplace_argument)
             keyword_options = {k: v for k, v in kwargs.items() if k not in ("input", "inplace")}
             z, *options = args[:position] or (kwargs["input"],)
-            # Only floating-point tensors are activations. An in-place function overwrites its input, which
-            # the backward pass of the surrogate needs. So the surrogate gets a copy of the input.
+            # Tensors of integers are not activations. An in-place function overwrites its input, but the
+            # backward pass of the surrogate needs this input. So the surrogate gets a copy of the input.
             is_floating = z.is_floating_point()
             z_or_copy = z.clone() if is_in_place else z
             smoothed = (
@@ -70,8 +70,8 @@ class Kinks(TorchFunctionMode):
             if smoothed is not None:
                 self.seen[kind] += 1
                 return z.copy_(smoothed) if is_in_place else smoothed
-        if (name in RULES and is_floating) or name in UNSMOOTHED:
-            self.unsmoothed[name] += 1
+        if (function_name in RULES and is_floating) or function_name in UNSMOOTHED:
+            self.unsmoothed[function_name] += 1
         return func(*args, **kwargs)
 
 
@@ -85,14 +85,15 @@ def with_surrogate(model: nn.Module, surrogate: Surrogate) -> nn.Module:
     Returns:
         A copy that shares the weights with ``model``.
     """
-    changed, forward = copy.copy(model), model.forward  # a shallow copy shares all submodules
+    smoothed_model = copy.copy(model)  # a shallow copy shares all submodules and weights
+    forward = model.forward
 
     def smooth(*inputs: Any, **named: Any) -> Any:
         with Kinks(surrogate):
             return forward(*inputs, **named)
 
-    changed.forward = smooth
-    return changed
+    smoothed_model.forward = smooth
+    return smoothed_model
 
 
 def _relu(gate: Surrogate, z: Tensor) -> Tensor:
@@ -147,24 +148,24 @@ def _pool(
     paddings: list[int] = []
     for size, k, s, p in zip(z.shape[-dims:], kernel, strides, pad, strict=True):
         last_start = size + 2 * p - k
-        last_window = math.ceil(last_start / s) if ceil_mode else last_start // s
-        # No window begins in the padding behind the image.
-        last_window -= last_window * s >= size + p
+        last_window_index = math.ceil(last_start / s) if ceil_mode else last_start // s
+        # No window may begin in the padding after the last pixel of the image.
+        last_window_index -= last_window_index * s >= size + p
         # F.pad expects the paddings of the last dimension first.
-        paddings = [p, max(0, last_window * s + k - size - p), *paddings]
+        paddings = [p, max(0, last_window_index * s + k - size - p), *paddings]
     if any(paddings):
         z = F.pad(z, paddings, value=torch.finfo(z.dtype).min)
-    # The entries of a window become the first dimension. A sum over the first dimension is faster, because it
-    # adds whole images.
+    # z gets a new first dimension, which runs over the entries of a window. Computing the maximum over the
+    # first dimension is faster, because this processes whole images at a time.
     first_window_dim = z.ndim - dims
     for i, (k, s) in enumerate(zip(kernel, strides, strict=True)):
-        dim = first_window_dim + 2 * i
-        if k == s:  # the windows do not overlap, so ``unfold``, which is slower, is not needed
-            z = z.narrow(dim, 0, z.shape[dim] // k * k).unflatten(dim, (-1, k))
+        window_dim = first_window_dim + 2 * i
+        if k == s:  # the windows do not overlap, so the slower ``unfold`` is not needed
+            z = z.narrow(window_dim, 0, z.shape[window_dim] // k * k).unflatten(window_dim, (-1, k))
         else:
-            z = z.unfold(dim, k, s).movedim(-1, dim + 1)
-    entry_dims = tuple(range(first_window_dim + 1, z.ndim, 2))
-    return gate.maximum(z.movedim(entry_dims, tuple(range(dims))).flatten(0, dims - 1))
+            z = z.unfold(window_dim, k, s).movedim(-1, window_dim + 1)
+    dims_in_window = tuple(range(first_window_dim + 1, z.ndim, 2))
+    return gate.maximum(z.movedim(dims_in_window, tuple(range(dims))).flatten(0, dims - 1))
 
 
 def _adaptive(

@@ -1,1 +1,1 @@
-"""Measure which training records are at risk, from weights and data without an attack."""
+"""Measure which training records are at risk of being reconstructed, without running an attack."""

@@ -35,8 +35,8 @@ from residuum.records.exposure import CanaryBound, Operating
 GUESSES = (1.0, 0.5, 0.25, 0.1)
 RATES = (0.01, 0.001)  # false positive rates at which a true positive rate is reported
 MIN_CANARIES = 10  # a bound needs this many inserted canaries, and this many omitted canaries
-# Each canary should be inserted with probability 1/2. A note warns if a binomial test of this probability
-# has a smaller p-value.
+# Each canary should be inserted with probability 1/2. A note warns the user if a binomial test of this
+# probability has a p-value below this limit.
 MIN_COIN_P_VALUE = 1e-3
 
 
@@ -55,19 +55,21 @@ def compute_p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) 
     Returns:
         The upper bound on the probability.
     """
+    # If delta is 0, each guess is right with probability at most q.
     q = 1 / (1 + math.exp(-epsilon))
     upper_tail = float(binom.sf(v - 1, r, q))
     if delta == 0:
         return upper_tail
-    largest_slope = probability_below = 0.0
+    # The maximum of P(v > W >= v - i) / i over all i in the bound of the module's docstring.
+    largest_ratio = probability_below = 0.0
     for i in range(1, v + 1):
         probability_below += float(binom.pmf(v - i, r, q))  # P(v > W >= v - i)
-        largest_slope = max(largest_slope, probability_below / i)
-    return min(1.0, upper_tail + 2 * m * delta * largest_slope)
+        largest_ratio = max(largest_ratio, probability_below / i)
+    return min(1.0, upper_tail + 2 * m * delta * largest_ratio)
 
 
 def compute_epsilon_bound(m: int, r: int, v: int, confidence: float, delta: float = 0.0) -> float:
-    """Return a lower bound on epsilon: the largest epsilon that contradicts v right guesses.
+    """Return a lower bound on epsilon: the largest epsilon under which v right guesses are improbable.
 
     A guess says whether a canary (a sample inserted with probability 1/2) was in the training set.
 
@@ -79,7 +81,7 @@ def compute_epsilon_bound(m: int, r: int, v: int, confidence: float, delta: floa
         delta: Delta of the (epsilon, delta)-differential privacy.
 
     Returns:
-        The lower bound on epsilon, 0 if the guesses contradict no epsilon.
+        The lower bound on epsilon. It is 0 if v right guesses are not improbable even under epsilon 0.
     """
     error_probability = 1 - confidence
     if compute_p_value(m, r, v, 0.0, delta) >= error_probability:
@@ -160,9 +162,10 @@ def find_best_bound(
     notes: tuple[str, ...] = ()
     if coin_p_value < MIN_COIN_P_VALUE:
         notes = (
-            f"{inserted_count} of {m} canaries were inserted; fair coins are that uneven with probability "
-            f"{coin_p_value:.1g}",
+            f"{inserted_count} of {m} canaries were inserted; if fair coins decide, a split at least this "
+            f"uneven has probability {coin_p_value:.1g}",
         )
+    # An operating point is a false positive rate, and the true positive rate at this rate.
     operating_points = tuple(
         _measure_operating_point(statistics[name], inserted, rate) for rate in RATES
     )
@@ -172,9 +175,11 @@ def find_best_bound(
 
 
 def _measure_operating_point(statistic: Tensor, inserted: Tensor, rate: float) -> Operating:
-    """Return the true positive rate, i.e. the share of inserted canaries above a threshold.
+    """Return the true positive rate of a statistic at the false positive rate ``rate``.
 
-    The threshold is chosen such that at most a share ``rate`` of the omitted canaries exceed it.
+    A canary counts as inserted if its statistic exceeds a threshold. The threshold is chosen such that at
+    most a share ``rate`` of the omitted canaries exceeds it. The true positive rate is the share of the
+    inserted canaries above the threshold.
     """
     inserted_count = int(inserted.sum())
     max_false_positives = int(rate * (len(inserted) - inserted_count))

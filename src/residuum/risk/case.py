@@ -40,21 +40,22 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A network, its training records, and the target that a weighted sum of gradients must equal.
+    """A network, its training records, and the target that the records' weighted gradients must add up to.
 
     Attributes:
         model: The network in float64 on the device of the computation.
-        surface: The attack surface (final weights, weight update or optimizer state) with the target.
+        surface: The attack surface, from which the target is read: final weights, weight update or optimizer
+            state.
         knowledge: What the attacker knows.
         data: The training records as the user passed them.
         task: "binary", "multiclass" or "regression".
         records: The training records in float64 with labels for the task.
         holdout: The held-out records in the same format, None without held-out records.
-        input_weight: Name of the weight that multiplies whole samples, "" if there is no such weight.
+        input_weight: Name of the weight matrix that is multiplied with whole samples, "" if there is none.
         layers: The layers whose gradients are fitted to the target.
         target: The tensors that the weighted sum of gradients must equal, by parameter name.
-        row_space: The span of the rows of the weight ``input_weight``, None if these rows are not linear
-            combinations of samples.
+        row_space: Singular vectors of the rows of the weight ``input_weight``, None if these rows are not
+            linear combinations of samples.
         no_row_space: Why ``row_space`` is None, "" if it is not None.
     """
 
@@ -105,21 +106,21 @@ class Case:
         output_count = evaluate(model, data.x[:1].to(device, torch.float64)).shape[1]
         task = choose_task(network.task if task == "auto" and network.task else task, output_count)
         records = _samples(data, task, output_count, device)
-        held_out = None
+        holdout_samples = None
         if holdout is not None:
             try:
-                held_out = _samples(holdout, task, output_count, device)
+                holdout_samples = _samples(holdout, task, output_count, device)
             except InputError as problem:
                 raise InputError(f"Held-out samples: {problem.message}", problem.remedy) from None
         name, _, sees_samples = find_input_layer(model, data.shape)
         input_layer = name if sees_samples else ""
         input_rows = _read_input_rows(attack_surface, network, knowledge, data.shape)
-        row_space, initial_share = None, 1.0
+        row_space, initial_factor = None, 1.0
         if isinstance(input_rows, InputLayer):
-            includes_initial_weights = attack_surface.name == WEIGHTS and knowledge.theta0 is None
-            initial_share = input_rows.initial_share
+            contains_initial_weights = attack_surface.name == WEIGHTS and knowledge.theta0 is None
+            initial_factor = input_rows.initial_share
             row_space = RowSpace.from_rows(
-                input_rows.rows.to(device), tuple(data.shape), includes_initial_weights
+                input_rows.rows.to(device), tuple(data.shape), contains_initial_weights
             )
         return cls(
             model=model,
@@ -128,30 +129,33 @@ class Case:
             data=data,
             task=task,
             records=records,
-            holdout=held_out,
+            holdout=holdout_samples,
             input_weight=input_layer and f"{input_layer}.weight",
             layers=_fitted_layers(attack_surface, input_layer),
-            target=_target(attack_surface, knowledge, initial_share, device),
+            target=_target(attack_surface, knowledge, initial_factor, device),
             row_space=row_space,
             no_row_space=input_rows if isinstance(input_rows, str) else "",
         )
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs (n, C) of the network for the samples x, computed block by block."""
+        # Assumed upper limit of the float64 values that the network stores for one sample.
         values_per_sample = 8 * x[0].numel() + 4096
         return torch.cat(
             [evaluate(self.model, x[block]) for block in split_blocks(len(x), values_per_sample)]
         )
 
     def rows(self, samples: Samples) -> Rows:
-        """Return the terms of the weighted sum of gradients, each a sample with weights of the outputs.
+        """Return one term of the weighted sum of gradients for each constraint or record.
 
-        Usually each term is a constraint "margin >= 1" of a sample. A network with several classes has the
-        gradient of the loss instead, unless the target is the final weights without weight decay.
+        A term has a sample and a covector. The covector has the weights of the network's outputs whose
+        weighted sum is differentiated. Usually this weighted sum is a margin, or one output of a regression.
+        For several classes, the covector is instead the direction of the loss gradient, except if the target
+        is the final weights without weight decay.
         """
         outputs = self.outputs(samples.x)
-        fits_margins = self.surface.name == WEIGHTS and self.knowledge.weight_decay is None
-        if fits_margins or self.task != "multiclass":
+        uses_margins = self.surface.name == WEIGHTS and self.knowledge.weight_decay is None
+        if uses_margins or self.task != "multiclass":
             constraints = constraint_rows(outputs.cpu(), samples.y.cpu(), self.task)
             return Rows(constraints.index.to(outputs.device), constraints.covectors.to(samples.x))
         return make_loss_rows(outputs, samples.y, self.task)
@@ -159,8 +163,8 @@ class Case:
     def signals(self, samples: Samples) -> Tensor:
         """Return each sample's backward signal at the first layer, (n, h) for h neurons.
 
-        The backward signal is the gradient with respect to the layer's pre-activations. It is taken of the
-        outputs, weighted by :func:`compute_covectors`.
+        The backward signal is the gradient of the weighted sum of the outputs with respect to the layer's
+        pre-activations. The weights of the outputs come from :func:`compute_covectors`.
         """
         x, y = samples
         loss_rows = make_loss_rows(self.outputs(x), y, self.task)
@@ -188,12 +192,14 @@ def _read_input_rows(
 ) -> InputLayer | str:
     """Return the rows of the first layer's weight matrix minus the initial weights.
 
-    These rows are linear combinations of samples. If they are not, the reason is returned as a text.
+    These rows are linear combinations of samples. If the rows are no such combinations, the function returns
+    the reason as a text.
     """
-    # ``read_input_layer`` subtracts the initial weights itself, so it must read the final weights. Weight
-    # decay shrinks the initial weights during training, and the function accounts for this.
-    surface_with_rows = SURFACES[WEIGHTS](network, knowledge) if surface.name == CHANGE else surface
-    input_rows = read_input_layer(surface_with_rows, knowledge.replace(shape=shape, provenance={}))
+    # ``read_input_layer`` needs the final weights and not the weight update, because it subtracts the initial
+    # weights itself. Before it subtracts them, it scales them by the factor by which weight decay shrank
+    # them.
+    surface_to_read = SURFACES[WEIGHTS](network, knowledge) if surface.name == CHANGE else surface
+    input_rows = read_input_layer(surface_to_read, knowledge.replace(shape=shape, provenance={}))
     if isinstance(input_rows, InputLayer) and not input_rows.is_sample:
         return "the layer on the input sees patches of a sample"
     return input_rows
@@ -203,38 +209,40 @@ def _fitted_layers(surface: Surface, input_layer: str) -> tuple[str, ...]:
     if surface.name == WEIGHTS and input_layer:
         return (input_layer,)
     if surface.name == MOMENT:  # The optimizer may store no state for some parameters.
-        layers = by_layer(surface.checkpoint.theta).items()
-        return tuple(layer for layer, names in layers if {*names} <= surface.target.keys())
+        names_by_layer = by_layer(surface.checkpoint.theta).items()
+        return tuple(layer for layer, names in names_by_layer if {*names} <= surface.target.keys())
     return surface.layers
 
 
-def _target(surface: Surface, knowledge: Knowledge, initial_share: float, device: str) -> Theta:
+def _target(surface: Surface, knowledge: Knowledge, initial_factor: float, device: str) -> Theta:
     """Return the tensors that the weighted sum of gradients must equal.
 
     Args:
         surface: The attack surface.
         knowledge: What the attacker knows.
-        initial_share: The factor, at most 1, by which weight decay shrank the initial weights.
+        initial_factor: The factor, at most 1, by which weight decay shrank the initial weights during
+            training.
         device: Device of the computation.
 
     Returns:
         The tensors by parameter name.
     """
     target = {name: t.to(device, torch.float64) for name, t in surface.target.items()}
-    # An optimizer state holds gradients of the loss. The sum has negative gradients, so the sign changes.
+    # An optimizer state is a sum of gradients of the loss. The records' weighted sum has gradients of the
+    # negative loss, so the sign changes.
     if surface.name == MOMENT:
         return {name: -t for name, t in target.items()}
     if surface.name == CHANGE and knowledge.theta0 is not None and knowledge.weight_decay:
         theta0 = {name: t.to(device, torch.float64) for name, t in knowledge.theta0.items()}
-        return {name: t + (1 - initial_share) * theta0[name] for name, t in target.items()}
+        return {name: t + (1 - initial_factor) * theta0[name] for name, t in target.items()}
     return target
 
 
 def make_loss_rows(outputs: Tensor, y: Tensor, task: str) -> Rows:
-    """Return the terms of the weighted sum of gradients, one for each record.
+    """Return one term of the weighted sum of gradients for each record: the record and a covector.
 
-    A term is a record with a covector, i.e. with weights of the outputs. The covector is the direction in
-    which a gradient step on the loss moves the record's outputs.
+    The covector has the weights of the network's outputs whose weighted sum is differentiated. It is the
+    direction in which a gradient step on the record's loss moves the outputs.
 
     Args:
         outputs: Outputs of the network, (n, C).

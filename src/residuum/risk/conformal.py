@@ -77,5 +77,5 @@ def group_p_value(statistic: Tensor, holdout: Tensor) -> float:
 
 
 def _count_tail(holdout_count: int) -> int:
-    """Return how many of N held-out records lie above the 99th percentile, i.e. 1% of N, rounded down."""
+    """Return how many of N held-out records may lie above the 99th percentile: floor(N / 100)."""
     return math.floor(TAIL * holdout_count + 1e-9)

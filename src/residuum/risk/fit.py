@@ -35,7 +35,7 @@ from residuum.stationarity import Rows, Theta, norm
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The multipliers with which the gradients of the records are closest to the target.
+    """The multipliers with which the weighted sum of the records' gradients is closest to the target.
 
     The target is the weights, the weight update or the optimizer state in the fitted layers.
 
@@ -62,7 +62,8 @@ class Fit:
         Args:
             case: The network and the target.
             samples: The records.
-            watch: Function that is called with the step, the number of steps, and a text.
+            watch: Function that reports progress. It is called with the step, the number of steps, and a
+                text.
 
         Returns:
             The fit.
@@ -70,17 +71,15 @@ class Fit:
         Raises:
             InconclusiveError: If PyTorch cannot compute the gradient of one record without the others.
         """
-        gradient_rows = case.rows(samples)
+        rows = case.rows(samples)
         try:
-            gradients = compute_gradients(case.model, samples.x, gradient_rows, case.layers)
+            gradients = compute_gradients(case.model, samples.x, rows, case.layers)
             may_be_negative = case.task == "regression"
-            multipliers = fit_multipliers(
-                gradients, case.target, len(gradient_rows), may_be_negative, watch
-            )
-        # The forward method of a user's network may raise these exceptions under ``torch.func``.
+            multipliers = fit_multipliers(gradients, case.target, len(rows), may_be_negative, watch)
+        # ``torch.func`` raises these exceptions if it cannot differentiate the network for single records.
         except (RuntimeError, NotImplementedError) as problem:
             raise InconclusiveError(
-                "The gradients of single records cannot be computed in this network: "
+                "The network must allow PyTorch to compute the gradient of each record alone; got the error: "
                 f"{str(problem).splitlines()[0][:200]}",
                 "Use eval mode. Records must not affect each other, and the network must have no random "
                 "numbers and no state.",
@@ -88,19 +87,21 @@ class Fit:
         weighted_sum = gradients.combine(multipliers.lam)
         residual = {name: case.target[name] - t for name, t in weighted_sum.items()}
         input_weight = case.input_weight if case.input_weight in residual else ""
-        return cls(gradients, gradient_rows, multipliers, residual, input_weight)
+        return cls(gradients, rows, multipliers, residual, input_weight)
 
     @property
     def signal_to_residual(self) -> Tensor:
-        """Norm of each record's weighted gradient over the norm of the residual, (n,).
+        """Signal-to-residual ratio of each record, (n,).
 
-        Both norms are those of the first layer if this layer is fitted, and of all fitted layers otherwise.
+        The signal is the norm of the record's gradient times its multiplier. The residual is the norm of the
+        target minus the weighted sum of all gradients. Both norms are those of the first layer if this layer
+        is fitted, and of all fitted layers otherwise.
         """
-        measured_residual = (
+        residual_tensors = (
             {self.weight: self.residual[self.weight]} if self.weight else self.residual
         )
         signal_norms = self.gradients.sizes(self.multipliers.lam, self.weight)
-        return signal_norms / max(norm(measured_residual), 1e-300)
+        return signal_norms / max(norm(residual_tensors), 1e-300)
 
 
 def compute_informed_ncc(
@@ -122,8 +123,10 @@ def compute_informed_ncc(
     ncc_blocks = []
     for block in chunks(len(x), 4 * x[0].numel()):
         estimate = compute_informed_estimate(x[block], columns[block], residual)
-        a, b = (standardize(images.reshape(-1, *shape)) for images in (estimate, x[block]))
-        ncc_blocks.append((a * b).sum(1).clamp(-1, 1))
+        standardized_estimate, standardized_record = (
+            standardize(images.reshape(-1, *shape)) for images in (estimate, x[block])
+        )
+        ncc_blocks.append((standardized_estimate * standardized_record).sum(1).clamp(-1, 1))
     return torch.cat(ncc_blocks)
 
 

@@ -43,11 +43,12 @@ from residuum.stationarity import Rows, Theta, by_layer, parameters
 from residuum.theory.multipliers import factor_gram, solve
 
 BLOCK_BYTES = 1 << 27  # bytes of the gradients or activations of one block of records
-MAX_EXACT_ROWS = 1500  # largest number of rows whose Gram matrix is computed
+# With more gradients than this, the multipliers are fitted without the Gram matrix, which needs much memory.
+MAX_EXACT_ROWS = 1500
 # Largest number of steps of the descent, and number of steps of the power method for the step size.
 ITERATIONS, POWER_ITERATIONS = 400, 20
-# The descent stops if the optimality conditions are violated by less than this share of the largest gradient
-# entry at zero multipliers.
+# The descent stops if no entry of the projected gradient exceeds this share of the largest gradient entry at
+# zero multipliers. At the optimum, the projected gradient is zero.
 TOLERANCE = 1e-4
 # A function that reports progress. It is called with the step, the number of steps, and a text.
 Counter = Callable[[int, int, str], None]
@@ -89,7 +90,7 @@ def split_blocks(count: int, width: int, max_bytes: int = BLOCK_BYTES) -> Iterat
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """A dense layer, with all that determines the gradients of its weight and bias.
+    """The inputs and backward signals of a dense layer, which determine the gradients of its weight and bias.
 
     Attributes:
         inputs: Inputs of the layer for each record, (n, d).
@@ -105,37 +106,56 @@ class _Layer:
 
     @property
     def squares(self) -> Tensor:
-        """Squared norm |a|^2 of each input a, plus 1 if the layer has a bias, (n,)."""
+        """Squared norm of each input of the layer, (n,). A bias counts as a further input of value 1."""
         return self.inputs.square().sum(1) + bool(self.bias)
 
 
 class ChainGradients:
-    """Gradients in a chain of dense layers, from inputs and backward signals of the chosen layers.
+    """Gradients of records in a chain of dense layers.
 
-    In each layer the gradient of a row is the outer product of its backward signal d and its input a.
+    The gradient of a row (a record and weights of the outputs) in a weight matrix is an outer product. One
+    factor is the backward signal, i.e. the gradient with respect to the layer's pre-activations. The other
+    factor is the layer's input. Only these factors are stored.
     """
 
     def __init__(self, chain: MLP, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
         self.x, self.rows, self.layers = x, rows, []
         values_per_sample = sum(layer.in_features + layer.out_features for layer in chain.linears)
-        inputs: list[list[Tensor]] = [[] for _ in chain.linears]
-        signals = [x.new_zeros(len(rows), layer.out_features) for layer in chain.linears]
-        layer_indices = [l for l in range(len(chain.linears)) if f"layers.{l}" in layers]
+        inputs_by_layer: list[list[Tensor]] = [[] for _ in chain.linears]
+        signals_by_layer = [x.new_zeros(len(rows), layer.out_features) for layer in chain.linears]
+        layer_indices = [
+            layer_index
+            for layer_index in range(len(chain.linears))
+            if f"layers.{layer_index}" in layers
+        ]
         for block in split_blocks(len(x), values_per_sample):
             in_block = (rows.index >= block.start) & (rows.index < block.stop)
             index_in_block = rows.index[in_block] - block.start
             activations = chain.trace(x[block])
             block_signals = chain.signals(activations, rows.covectors[in_block], index_in_block)
-            for l in layer_indices:
-                inputs[l].append(activations.inputs[l])
-                signals[l][in_block] = block_signals[l]
-        for l in layer_indices:
-            weight_name = f"layers.{l}.weight"
-            bias_name = "" if chain.linears[l].bias is None else f"layers.{l}.bias"
-            self.layers.append(_Layer(torch.cat(inputs[l]), signals[l], weight_name, bias_name))
+            for layer_index in layer_indices:
+                inputs_by_layer[layer_index].append(activations.inputs[layer_index])
+                signals_by_layer[layer_index][in_block] = block_signals[layer_index]
+        for layer_index in layer_indices:
+            weight_name = f"layers.{layer_index}.weight"
+            bias_name = (
+                "" if chain.linears[layer_index].bias is None else f"layers.{layer_index}.bias"
+            )
+            self.layers.append(
+                _Layer(
+                    torch.cat(inputs_by_layer[layer_index]),
+                    signals_by_layer[layer_index],
+                    weight_name,
+                    bias_name,
+                )
+            )
 
     def squares(self) -> Tensor:
-        """Return the squared norm of every gradient: |d|^2 (|a|^2 + 1 with a bias) over all layers, (R,)."""
+        """Return the squared norm of every gradient, (R,).
+
+        A layer with backward signal d and input a adds |d|^2 |a|^2. If the layer has a bias, it adds |d|^2
+        (|a|^2 + 1).
+        """
         squared_norms = self.x.new_zeros(len(self.rows))
         for layer in self.layers:
             squared_norms += layer.signals.square().sum(1) * layer.squares[self.rows.index]
@@ -144,7 +164,8 @@ class ChainGradients:
     def gram(self) -> Tensor:
         """Return the inner products of all pairs of gradients, (R, R).
 
-        A layer with signals D and inputs A adds (D D^T) o (A A^T), with A A^T + 1 if the layer has a bias.
+        A layer adds the elementwise product of D D^T and A A^T. D has the backward signals of the layer as
+        rows, and A has its inputs as rows. If the layer has a bias, A A^T + 1 takes the place of A A^T.
         """
         gram_matrix, index = self.x.new_zeros(len(self.rows), len(self.rows)), self.rows.index
         for layer in self.layers:
@@ -153,7 +174,7 @@ class ChainGradients:
         return gram_matrix
 
     def combine(self, lam: Tensor) -> Theta:
-        """Return the sum of all gradients weighted by the multipliers lam, by parameter name."""
+        """Return the sum of all gradients weighted by the multipliers ``lam``, by parameter name."""
         weighted_sum: Theta = {}
         for layer in self.layers:
             columns = self._columns(layer, lam)
@@ -163,7 +184,7 @@ class ChainGradients:
         return weighted_sum
 
     def project(self, t: Theta) -> Tensor:
-        """Return the inner product of every gradient with the tensors t, (R,)."""
+        """Return the inner product (R,) of every gradient with a direction ``t`` of the parameters."""
         inner_products = self.x.new_zeros(len(self.rows))
         for layer in self.layers:
             pre_activation_changes = layer.inputs @ t[layer.weight].T
@@ -173,23 +194,23 @@ class ChainGradients:
         return inner_products
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """Return the column c_i of each record x_i, which contributes c_i x_i^T to the sum of gradients.
+        """Return the vector c_i of each record x_i. The record's gradient times its multiplier is c_i x_i^T.
 
         Args:
             lam: Multipliers of the rows, (R,).
-            name: Name of a weight.
+            name: Name of a weight matrix that is multiplied with the records.
 
         Returns:
-            The columns, (n, h).
+            The vectors c_i, (n, h).
         """
         return self._columns(next(layer for layer in self.layers if layer.weight == name), lam)
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """Return the norm of each record's weighted gradient.
+        """Return the norm of each record's gradient times its multipliers.
 
         Args:
             lam: Multipliers of the rows, (R,).
-            name: Name of a weight, "" for all layers.
+            name: Name of the weight whose gradient is measured, "" for all layers.
 
         Returns:
             The norms, (n,).
@@ -207,7 +228,7 @@ class ChainGradients:
 
 
 class AnyGradients:
-    """Gradients in any network, by automatic differentiation of one block of records at a time."""
+    """Gradients of records in any network, by automatic differentiation of one block of records at a time."""
 
     def __init__(self, model: nn.Module, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
         self.model, self.x, self.rows = model, x, rows
@@ -217,13 +238,17 @@ class AnyGradients:
         self.chosen = {name: t for name, t in theta.items() if name in chosen_names}
         self.frozen = {name: t for name, t in theta.items() if name not in chosen_names}
         self.size = sum(t.numel() for t in self.chosen.values())
-        self.activations = 32 * x[0].numel() + 4096  # float64 values per record, at most
+        # Assumed upper limit of the float64 values that a pass through the network stores for one record.
+        self.activations = 32 * x[0].numel() + 4096
 
     def _outputs(self, chosen: Theta, x: Tensor) -> Tensor:
         return functional_call(self.model, {**self.frozen, **chosen}, (x,))
 
     def _row_gradients(self, block: slice) -> Tensor:
-        """Return the gradients of a block of b rows with respect to all P chosen parameters, (b, P)."""
+        """Return the gradients (b, P) of b rows with respect to all P chosen parameters.
+
+        A row is a record with weights of the network's outputs. The slice ``block`` chooses the rows.
+        """
         return self._flat(self.x[self.rows.index[block]], self.rows.covectors[block])
 
     def _flat(self, x: Tensor, covectors: Tensor, name: str = "") -> Tensor:
@@ -237,13 +262,14 @@ class AnyGradients:
         return torch.cat([t.flatten(1) for n, t in gradients.items() if name in ("", n)], 1)
 
     def squares(self) -> Tensor:
-        """Return the squared norm of every gradient, (R,), computed block by block."""
+        """Return the squared norm of every gradient, (R,). Only one block of gradients is in memory."""
         row_blocks = split_blocks(len(self.rows), self.size)
         return torch.cat([self._row_gradients(block).square().sum(1) for block in row_blocks])
 
     def gram(self) -> Tensor:
-        """Return the inner products of all pairs of gradients, (R, R), with two blocks in memory."""
-        # To save memory, the gradients of later blocks are computed again for each earlier block.
+        """Return the inner products of all pairs of gradients, (R, R)."""
+        # Only the gradients of two blocks are in memory. So the gradients of a later block are computed again
+        # for each earlier block.
         row_blocks = list(split_blocks(len(self.rows), self.size))
         gram_matrix = self.x.new_zeros(len(self.rows), len(self.rows))
         for k, block in enumerate(row_blocks):
@@ -255,7 +281,10 @@ class AnyGradients:
         return gram_matrix
 
     def combine(self, lam: Tensor) -> Theta:
-        """Return the sum of all gradients weighted by lam, by one backward pass per block of records."""
+        """Return the sum of all gradients weighted by the multipliers ``lam``, by parameter name.
+
+        Each block of records needs one backward pass.
+        """
         weighted_covectors = self.rows.combine(lam, len(self.x))
         weighted_sum = {name: torch.zeros_like(t) for name, t in self.chosen.items()}
         for block in split_blocks(len(self.x), self.activations):
@@ -268,7 +297,10 @@ class AnyGradients:
         return weighted_sum
 
     def project(self, t: Theta) -> Tensor:
-        """Return the inner product of every gradient with t, (R,), by one forward-mode pass per block."""
+        """Return the inner product (R,) of every gradient with a direction ``t`` of the parameters.
+
+        Each block of records needs one forward-mode pass.
+        """
         direction = {name: t[name] for name in self.chosen}
         output_changes = []
         for block in split_blocks(len(self.x), self.activations):
@@ -280,11 +312,11 @@ class AnyGradients:
         return self.rows.values(torch.cat(output_changes))
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """Return the norm of each record's weighted gradient.
+        """Return the norm of each record's gradient times its multipliers.
 
         Args:
             lam: Multipliers of the rows, (R,).
-            name: Name of a weight, "" for all parameters.
+            name: Name of the weight whose gradient is measured, "" for all parameters.
 
         Returns:
             The norms, (n,).
@@ -296,14 +328,14 @@ class AnyGradients:
         )
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """Return the column c_i of each record x_i, whose weighted gradient is c_i x_i^T.
+        """Return the vector c_i of each record x_i. The record's gradient times its multiplier is c_i x_i^T.
 
         Args:
             lam: Multipliers of the rows, (R,).
-            name: Name of the weight on the input.
+            name: Name of a weight matrix that is multiplied with the records.
 
         Returns:
-            The columns, (n, h).
+            The vectors c_i, (n, h).
         """
         weighted_covectors, columns = self.rows.combine(lam, len(self.x)), []
         for block in split_blocks(len(self.x), self.size):
@@ -325,7 +357,8 @@ class Multipliers:
 
     Attributes:
         lam: One multiplier per row, (R,).
-        gap: Largest violation of the optimality conditions, relative to the violation at zero multipliers.
+        gap: Largest entry of the projected gradient of the fit, relative to the largest gradient entry at
+            zero multipliers. At the optimum, the gap is 0.
         method: How the multipliers were computed: "exact" or "descent".
     """
 
@@ -339,29 +372,34 @@ def fit_multipliers(
 ) -> Multipliers:
     """Fit the multipliers with which the weighted sum of gradients is closest to a target.
 
-    The fit is exact for up to ``MAX_EXACT_ROWS`` gradients. With more gradients it is found by descent.
+    For up to ``MAX_EXACT_ROWS`` gradients the fit is exact. For more gradients, projected gradient descent
+    computes it.
 
     Args:
         gradients: Gradients of the rows.
         target: The tensors that the weighted sum should equal, by parameter name.
         rows: Number of rows, i.e. of gradients.
         free: Whether multipliers may be negative.
-        watch: Function that is called with the step, the number of steps, and a text.
+        watch: Function that reports progress. It is called with the step, the number of steps, and a text.
 
     Returns:
-        The multipliers and the violation of the optimality conditions.
+        The multipliers, with a measure of how far they are from the optimum.
     """
     inner_products = gradients.project(target)
     if rows <= MAX_EXACT_ROWS:
         gram = gradients.gram()
-        least_squares = factor_gram(gram.cpu(), inner_products.cpu())
-        lam = solve(least_squares, free).to(inner_products)
+        least_squares_problem = factor_gram(gram.cpu(), inner_products.cpu())
+        lam = solve(least_squares_problem, free).to(inner_products)
         return Multipliers(
-            lam, _gap(lam, inner_products - gram @ lam, inner_products, free), "exact"
+            lam,
+            _relative_violation(lam, inner_products - gram @ lam, inner_products, free),
+            "exact",
         )
     lam = descend(gradients, inner_products, free, watch)
     descent_direction = inner_products - gradients.project(gradients.combine(lam))
-    return Multipliers(lam, _gap(lam, descent_direction, inner_products, free), "descent")
+    return Multipliers(
+        lam, _relative_violation(lam, descent_direction, inner_products, free), "descent"
+    )
 
 
 def descend(
@@ -379,53 +417,55 @@ def descend(
         gradients: Gradients of the rows.
         inner: Inner product of each gradient with the target, (R,).
         free: Whether multipliers may be negative.
-        watch: Function that is called with the step, the number of steps, and a text.
+        watch: Function that reports progress. It is called with the step, the number of steps, and a text.
 
     Returns:
         The multipliers, (R,).
     """
     gradient_norms = gradients.squares().sqrt()
-    scale = torch.where(
+    # If a gradient is zero up to rounding, its multiplier stays 0.
+    inverse_norms = torch.where(
         gradient_norms > 1e-12 * gradient_norms.max(), 1 / gradient_norms.clamp(min=1e-300), 0.0
     )
 
-    def product(z: Tensor) -> Tensor:
-        return scale * gradients.project(gradients.combine(scale * z))
+    def product(scaled_lam: Tensor) -> Tensor:
+        return inverse_norms * gradients.project(gradients.combine(inverse_norms * scaled_lam))
 
-    scaled_inner = scale * inner
+    scaled_inner_products = inverse_norms * inner
     eigenvector, eigenvalue = (
-        torch.ones_like(scaled_inner) / len(scaled_inner) ** 0.5,
-        scaled_inner.new_ones(()),
+        torch.ones_like(scaled_inner_products) / len(scaled_inner_products) ** 0.5,
+        scaled_inner_products.new_ones(()),
     )
     for _ in range(POWER_ITERATIONS):
         eigenvector = product(eigenvector)
         eigenvalue = eigenvector.norm()
         eigenvector = eigenvector / eigenvalue.clamp(min=1e-300)
     step_size = 1 / (1.1 * eigenvalue.clamp(min=1e-300))
-    z = previous = torch.zeros_like(scaled_inner)
-    momentum, tolerance = 1.0, TOLERANCE * float(scaled_inner.abs().max())
+    scaled_lam = previous_scaled_lam = torch.zeros_like(scaled_inner_products)
+    momentum, tolerance = 1.0, TOLERANCE * float(scaled_inner_products.abs().max())
     for k in range(ITERATIONS):
         if watch is not None and k % 10 == 0:
             watch(k, ITERATIONS, "multipliers")
         next_momentum = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
-        lookahead = z + (momentum - 1) / next_momentum * (z - previous)
-        descent_direction = scaled_inner - product(lookahead)
-        next_z = lookahead + step_size * descent_direction
-        next_z = next_z if free else next_z.clamp(min=0)
+        lookahead = scaled_lam + (momentum - 1) / next_momentum * (scaled_lam - previous_scaled_lam)
+        descent_direction = scaled_inner_products - product(lookahead)
+        next_scaled_lam = lookahead + step_size * descent_direction
+        next_scaled_lam = next_scaled_lam if free else next_scaled_lam.clamp(min=0)
         # If the step points against the descent direction, the momentum restarts.
-        if float((descent_direction * (next_z - z)).sum()) < 0:
+        if float((descent_direction * (next_scaled_lam - scaled_lam)).sum()) < 0:
             next_momentum = 1.0
-        previous, z, momentum = z, next_z, next_momentum
-        if _violation(z, descent_direction, free) <= tolerance:
+        previous_scaled_lam, scaled_lam, momentum = scaled_lam, next_scaled_lam, next_momentum
+        if _largest_projected_entry(scaled_lam, descent_direction, free) <= tolerance:
             break
-    return scale * z
+    return inverse_norms * scaled_lam
 
 
-def _violation(lam: Tensor, descent_direction: Tensor, free: bool) -> float:
-    """Return the largest violation of the optimality conditions of multipliers.
+def _largest_projected_entry(lam: Tensor, descent_direction: Tensor, free: bool) -> float:
+    """Return the largest entry of the projected gradient, which is 0 if the multipliers are optimal.
 
-    ``descent_direction`` is the negative gradient of half the squared error. At the optimum, its entry is 0
-    for every multiplier that is positive or may be negative, and at most 0 for every other multiplier.
+    ``descent_direction`` is the negative gradient of half the squared error of the fit. The optimum has two
+    conditions. If a multiplier is positive or may be negative, its entry of ``descent_direction`` is 0.
+    Otherwise its entry is at most 0.
     """
     violation = (
         descent_direction.abs()
@@ -435,6 +475,8 @@ def _violation(lam: Tensor, descent_direction: Tensor, free: bool) -> float:
     return float(violation.max())
 
 
-def _gap(lam: Tensor, descent_direction: Tensor, inner: Tensor, free: bool) -> float:
-    """Return the violation of the optimality conditions relative to the gradient at zero multipliers."""
-    return _violation(lam, descent_direction, free) / max(float(inner.abs().max()), 1e-300)
+def _relative_violation(lam: Tensor, descent_direction: Tensor, inner: Tensor, free: bool) -> float:
+    """Return the largest entry of the projected gradient, relative to the gradient at zero multipliers."""
+    return _largest_projected_entry(lam, descent_direction, free) / max(
+        float(inner.abs().max()), 1e-300
+    )

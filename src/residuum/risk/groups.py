@@ -14,9 +14,9 @@ from residuum.records.exposure import GroupExposure
 
 # Largest number of different group names. A column with more values probably names single records.
 MAX_GROUPS = 200
-BOOTSTRAP_DRAWS = 1000  # number of resamples for a bootstrap confidence interval
-# Largest group whose confidence interval comes from the bootstrap. The mean of a larger group is nearly
-# normal.
+BOOTSTRAP_DRAWS = 1000  # number of resamples for a bootstrap confidence interval of a group's mean
+# Largest group for which the confidence interval of the mean comes from the bootstrap. The mean of a larger
+# group is nearly normally distributed.
 MAX_BOOTSTRAP = 2000
 
 
@@ -76,36 +76,38 @@ def summarize_groups(
     members: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         members.setdefault(name, []).append(i)
-    groups = []
+    group_summaries = []
     for name, rows in members.items():
-        expected_recovered_count = mean_probability = interval = None
+        expected_recovered_count = mean_probability = probability_interval = None
         if probability is not None:
             probabilities = probability[rows]
-            expected_recovered_count, mean_probability, interval = (
+            expected_recovered_count, mean_probability, probability_interval = (
                 float(probabilities.sum()),
                 float(probabilities.mean()),
                 mean_interval(probabilities),
             )
         flagged_count = None if flagged is None else int(flagged[rows].sum())
         mean_score = float(scores[rows].mean())
-        groups.append(
+        group_summaries.append(
             GroupExposure(
                 name,
                 len(rows),
                 mean_score,
                 expected_recovered_count,
                 mean_probability,
-                interval,
+                probability_interval,
                 called=flagged_count,
             )
         )
     return tuple(
-        sorted(groups, key=lambda g: -(g.score if g.probability is None else g.probability))
+        sorted(
+            group_summaries, key=lambda g: -(g.score if g.probability is None else g.probability)
+        )
     )
 
 
 def mean_interval(values: Tensor) -> tuple[float, float]:
-    """Return a 95% confidence interval of the mean.
+    """Return a 95% confidence interval of the mean of the values.
 
     The interval comes from the bootstrap, or from the normal distribution if there are many values.
     """

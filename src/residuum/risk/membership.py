@@ -49,30 +49,31 @@ from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
 LEVEL = 0.05  # false discovery rate of the records that the test lists as members
-# With the smallest sufficient number of held-out records, a q-value equals LEVEL exactly. This tolerance
-# keeps a rounding error from exceeding LEVEL.
+# If there are just as many held-out records as needed, the smallest q-value equals LEVEL exactly. This
+# tolerance prevents that a rounding error makes the q-value exceed LEVEL.
 ROUNDING = 1e-12
-# Significance level of the group test. An audit also tests reconstruction, and each of these two tests may
-# show a false leak in 0.5% of audits, so both together in at most 1%.
+# Significance level of the group test. An audit tests membership and reconstruction. Each of the two tests
+# shows a false leak in at most 0.5% of audits, so both together show one in at most 1%.
 GROUP_LEVEL = 0.005
 # A membership finding must list at least this number of records as members. One or two records could be
 # near-copies of other data.
 MIN_NAMED = 3
 # A membership finding must list at least this share of the training records as members.
 MIN_SHARE = 0.05
-# A member must lie on at least this number of activation boundaries. A record lies on one boundary by chance:
-# with 256 neurons per layer, a third of the held-out records do.
+# A record that is listed as a member must lie on at least this number of activation boundaries. One boundary
+# is no evidence: with 256 neurons per layer, a third of the held-out records lie on one by chance.
 MIN_BOUNDARIES = 2
 MAX_DECOYS = 20_000  # largest number of decoys (noisy copies of training records) in a test
 DECOY_BLOCK = 2000  # number of decoys (noisy copies of training records) that are scored at once
 # Decoys are noisy copies of training records. With 20 decoys for each of n records, the smallest p-value is
 # 1 / (20 n + 1). It is below 0.05 / n, so the rule of Benjamini and Hochberg can accept a single record.
 DECOYS_PER_RECORD = 20
-# True positive rates are measured at the loss below which this share of the held-out records lies.
+# The true positive rate is the share of members below a threshold of the loss. At most this share of the
+# held-out records lies below the threshold.
 FALSE_POSITIVE_RATE = 0.01
 CONFIDENCE = 0.95  # confidence of the one-sided limits of the AUC
-# The network memorizes if the AUC or the true positive rate of a small loss exceeds these limits. Both limits
-# were chosen before any measurement.
+# The network memorizes its training records if a small loss identifies them with an AUC or a true positive
+# rate above these limits. Both limits were chosen before any measurement.
 MAX_AUC = 0.65
 MAX_TRUE_POSITIVE_RATE = 0.05
 SHOWN, ABSENT, UNCLEAR = "shown", "absent", "unclear"
@@ -121,7 +122,7 @@ class LossSeparation(Record):
 
     @property
     def line(self) -> str:
-        """One sentence: how well the losses separate members from non-members."""
+        """A sentence for the user that says how well the losses separate members from non-members."""
         auc_text = (
             f"By their losses, members are separated from non-members with an AUC of {self.auc:.2f} "
             f"(95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, chance: 0.5)"
@@ -204,7 +205,7 @@ class MembershipTest(Record):
         """
         n, held_out = len(train), 0 if holdout is None else len(holdout)
         nothing, indices = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
-        unknown = torch.full((n,), torch.nan, dtype=torch.float64)
+        nan_values = torch.full((n,), torch.nan, dtype=torch.float64)
         return cls(
             records=n,
             rows=tuple(train.rows),
@@ -212,25 +213,25 @@ class MembershipTest(Record):
             holdout_needed=0,
             layers=0,
             neurons=0,
-            statistic=unknown,
+            statistic=nan_values,
             holdout_statistic=nothing,
             boundaries=torch.zeros(n, dtype=torch.long),
             holdout_boundaries=indices,
-            p=unknown,
-            q=unknown,
+            p=nan_values,
+            q=nan_values,
             above_tail=0,
             group_p=math.nan,
             named=indices,
             is_finding=False,
             reason=reason,
-            decoy_p=unknown,
+            decoy_p=nan_values,
             decoy_named=indices,
             loss=loss,
         )
 
     @property
     def adjusted_p(self) -> float:
-        """Twice the p-value of the group test: a Bonferroni correction for the two tests of an audit.
+        """P-value of the group test times 2, because an audit has two tests (Bonferroni correction).
 
         The two tests of an audit are the membership test and the reconstruction test.
         """
@@ -238,18 +239,18 @@ class MembershipTest(Record):
 
     @property
     def line(self) -> str:
-        """One sentence: how many records the test names as members, or why the test is inconclusive."""
+        """A sentence for the user: how many records are named as members, or why the test is inconclusive."""
         if self.reason:
             return f"Membership could not be tested: {self.reason}"
-        at_rate = f"at a false discovery rate of {LEVEL:.0%}"
+        rate_text = f"at a false discovery rate of {LEVEL:.0%}"
         if self.is_finding:
-            return f"{len(self.named)} of {self.records} training records are named as members {at_rate}."
+            return f"{len(self.named)} of {self.records} training records are named as members {rate_text}."
         if len(self.named):
             return (
-                f"{len(self.named)} of {self.records} training records are named {at_rate}; a finding needs "
-                f"{min_named(self.records)}."
+                f"{len(self.named)} of {self.records} training records are named {rate_text}; a finding "
+                f"needs {min_named(self.records)}."
             )
-        return f"No training record of {self.records} is named as a member {at_rate}."
+        return f"No training record of {self.records} is named as a member {rate_text}."
 
 
 def measure_membership(
@@ -288,13 +289,13 @@ def measure_membership(
     scores = boundaries.score(all_records)
     boundary_counts = scores.boundaries.sum(1)
     statistic, holdout_statistic = scores.statistic[:n], scores.statistic[n:]
-    p = torch.full((n,), torch.nan, dtype=torch.float64)
-    above_tail, group_p = 0, math.nan
+    p_values = torch.full((n,), torch.nan, dtype=torch.float64)
+    above_tail_count, group_p = 0, math.nan
     if len(holdout_statistic):
-        p = rank_p_values(statistic, holdout_statistic)
-        above_tail = count_above_tail(statistic, holdout_statistic)
+        p_values = rank_p_values(statistic, holdout_statistic)
+        above_tail_count = count_above_tail(statistic, holdout_statistic)
         group_p = group_p_value(statistic, holdout_statistic)
-    accepted_records, q = _accept(p, boundary_counts[:n])
+    accepted_records, q_values = _accept(p_values, boundary_counts[:n])
     named_records = accepted_records if group_p <= GROUP_LEVEL else accepted_records[:0]
     decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, seed))
     decoy_named, _ = _accept(decoy_p, boundary_counts[:n])
@@ -315,9 +316,9 @@ def measure_membership(
         holdout_statistic=holdout_statistic,
         boundaries=boundary_counts[:n],
         holdout_boundaries=boundary_counts[n:],
-        p=p,
-        q=q,
-        above_tail=above_tail,
+        p=p_values,
+        q=q_values,
+        above_tail=above_tail_count,
         group_p=group_p,
         named=named_records,
         is_finding=is_named and is_confirmed,
@@ -366,20 +367,23 @@ def separate_by_scores(score: np.ndarray, is_member: np.ndarray) -> LossSeparati
     Returns:
         The AUC with its 95% limits, and the true positive rate at 1% false positives.
     """
-    auc, identified_share = area_under_curve(score, is_member), None
+    auc, true_positive_share = area_under_curve(score, is_member), None
     if FALSE_POSITIVE_RATE * (~is_member).sum() >= 1 - 1e-9:
-        identified_share = true_positive_rate(score, is_member, FALSE_POSITIVE_RATE)
+        true_positive_share = true_positive_rate(score, is_member, FALSE_POSITIVE_RATE)
     members, nonmembers = score[is_member], score[~is_member]
-    tail_p = group_p_value(torch.from_numpy(members), torch.from_numpy(nonmembers))
-    return LossSeparation(auc, *_auc_limits(members, nonmembers, auc), identified_share, tail_p)
+    tail_p_value = group_p_value(torch.from_numpy(members), torch.from_numpy(nonmembers))
+    return LossSeparation(
+        auc, *_auc_limits(members, nonmembers, auc), true_positive_share, tail_p_value
+    )
 
 
 def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
-    """Return whether held-out records have labels.
+    """Return whether the held-out records have labels.
 
-    If held-out records were loaded without labels, all their labels have the same value.
+    If the held-out records were loaded without labels, all their labels are the same placeholder.
     """
-    # If labels are placeholders, the losses of held-out records are large for that reason alone.
+    # Placeholder labels are wrong for most held-out records. Their losses would be large for that reason
+    # alone.
     if holdout is None or holdout.y.shape[1:] != train.y.shape[1:]:
         return False
     return len(holdout.y.unique()) > 1
@@ -387,18 +391,19 @@ def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
 
 def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[float, float]:
     """Return the lower and the upper confidence limit of an AUC (DeLong et al. 1988)."""
-    # The placement of a record is the share of the other group's records that have a smaller score. The
-    # variance of the AUC is the sum over both groups of the variance of their placements, divided by the
-    # group's size.
+    # Members and held-out records are two groups. The placement of a record is the share of the other group's
+    # records with a smaller score. Let V be the variance of the placements in a group. The variance of the
+    # AUC is the sum of V / (size of the group) over both groups.
     if min(len(members), len(holdout)) < 2:
         return 0.0, 1.0
 
     def placements(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
         sorted_reference = np.sort(reference)
-        doubled_ranks = np.searchsorted(sorted_reference, values) + np.searchsorted(
+        # The number of smaller scores, where an equal score counts as half, times 2.
+        twice_smaller_count = np.searchsorted(sorted_reference, values) + np.searchsorted(
             sorted_reference, values, side="right"
         )
-        return doubled_ranks / (2 * len(sorted_reference))
+        return twice_smaller_count / (2 * len(sorted_reference))
 
     variance = sum(
         placements(a, b).var(ddof=1) / len(a) for a, b in ((members, holdout), (holdout, members))
@@ -408,7 +413,7 @@ def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[f
 
 
 def _accept(p: Tensor, boundary_counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Apply the rule of Benjamini and Hochberg to p-values of records.
+    """Select the records that the rule of Benjamini and Hochberg accepts as members.
 
     Args:
         p: P-values of the records, (n,).
@@ -440,7 +445,7 @@ def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Ten
 
 
 def _explain_untestable(n: int, holdout: int, neurons: int) -> str:
-    """Return why the membership test cannot show a leak, "" if it can."""
+    """Return the reason why the data or the network do not allow a membership test, "" if they do."""
     if not neurons:
         return (
             "the network has no dense layer with a piecewise linear activation, so no record can lie on "

@@ -35,28 +35,32 @@ from residuum.networks import ReLU, dense_chain
 from residuum.risk.case import Case
 from residuum.surfaces.surface import WEIGHTS
 
-# Added to the arguments of logarithms, so that the logarithm of zero is not needed.
+# This number is added to the arguments of logarithms, because an argument may be zero.
 LOG_OFFSET = 1e-4
 # If clean directions (singular vectors above the noise) span at least this share of the input space, nearly
 # every input lies in their span. Then they do not distinguish training records from other inputs.
 FULL_SHARE = 0.9
-# Log odds of recovery by the stationarity attack: intercept, then the coefficients of log(1 - signal share)
-# and log(signal-to-residual ratio).
+# The intercept and the coefficients of a linear model. The model gives the log odds that the stationarity
+# attack recovers a record. The coefficients belong to log(1 - signal share) and log(signal-to-residual
+# ratio).
 STATIONARITY = (-5.081, -2.230, 0.254)
-# Log odds of recovery by unmixing: intercept, then the coefficients of log(1 - reach_ncc^2),
-# log(signal-to-residual ratio), log(values per record / records) and log(records / clean directions).
+# The same for the unmixing attack. The coefficients belong to log(1 - reach_ncc^2), log(signal-to-residual
+# ratio), log(values per record / records) and log(records / clean directions). Clean directions are the
+# singular vectors of the first layer's weight above the noise. ``reach_ncc`` is the best NCC of a record with
+# a vector in their span.
 UNMIXING = (-9.267, -0.755, 0.361, 2.109, 2.835)
-# Log odds of recovery by any attack: intercept, then the coefficient of logit(q). Here q is the probability
-# that at least one of two independent attacks recovers the record.
+# The intercept and the coefficient of logit(q) in the log odds that any attack recovers a record. Here q is
+# the probability that at least one of the two attacks recovers the record, if the attacks are independent.
 COMBINED = (-0.486, 0.923)
-# Log odds without clean directions: intercept, then the coefficients of log(signal-to-residual ratio) and
-# log(values per record / records).
+# The intercept and the coefficients of a model for networks without clean directions (singular vectors above
+# the noise). The coefficients belong to log(signal-to-residual ratio) and log(values per record / records).
 RATIO_ONLY = (-1.061, 0.814, 1.060)
-# The probability that a record is recovered was compared with attacks. On CIFAR networks within the limits
-# below, 349 of 600 records were expected to be recovered, and 325 were recovered. On smaller samples the
-# probability was wrong. On MNIST networks of one kind, 42 of 200 records were expected to be recovered, and
-# 117 were recovered. On networks trained on digits, 92 of 240 were expected to be recovered, and 56 were
-# recovered.
+# The predicted probability that a record is recovered was compared with the results of attacks. On CIFAR
+# networks within the limits below, 349 of 600 records were expected to be recovered, and 325 were recovered.
+# On smaller samples the probability was wrong. On MNIST networks of one kind, 42 of 200 records were expected
+# to be recovered, and 117 were recovered. On networks trained on digits, 92 of 240 were expected to be
+# recovered, and 56 were recovered.
+#
 # Probabilities are printed if each sample has at least this number of values.
 MIN_CALIBRATED_VALUES = 3072
 # Probabilities are printed if the number of training records is in this range.
@@ -76,7 +80,8 @@ def score_records(
 
     Args:
         ratio: Signal-to-residual ratio of each record, (n,).
-        signal_share: Share of each record's squared norm in the strong directions of the first layer, (n,).
+        signal_share: Share of each record's squared norm along singular vectors of the first layer's weight
+            with large singular values, (n,).
         reach_ncc: Best possible NCC (normalized cross-correlation) of a reconstruction of each record, (n,).
         values: Number of values of a record, d.
         rank: Number of singular vectors of the first layer's weight above the noise, None if not measured.
@@ -89,11 +94,13 @@ def score_records(
     if rank is None or _fills_input_space(rank, values):
         return _add_features(RATIO_ONLY, log_ratio, log_values)
     log_missing_share = (1 - signal_share.double() + LOG_OFFSET).log()
-    log_unreachable = (1 - reach_ncc.double().square() + LOG_OFFSET).log()
+    log_unreachable_share = (1 - reach_ncc.double().square() + LOG_OFFSET).log()
     p_stationarity = torch.sigmoid(_add_features(STATIONARITY, log_missing_share, log_ratio))
     log_records_per_direction = math.log(n / max(rank, 1))
     p_unmixing = torch.sigmoid(
-        _add_features(UNMIXING, log_unreachable, log_ratio, log_values, log_records_per_direction)
+        _add_features(
+            UNMIXING, log_unreachable_share, log_ratio, log_values, log_records_per_direction
+        )
     )
     p_any = 1 - (1 - p_stationarity) * (1 - p_unmixing)
     return _add_features(COMBINED, torch.logit(p_any, eps=1e-12))
@@ -131,32 +138,34 @@ def _fills_input_space(rank: int, values: int) -> bool:
 
 
 def explain_uncalibrated(case: Case) -> str:
-    """Return why the scores of a network's records are not calibrated probabilities, "" if they are."""
-    # The probability was compared with attacks only on ReLU networks of dense layers with one output, a small
-    # initialization, and large images. The probability is printed only for such networks.
-    limit_prefix = "probabilities were calibrated only"
+    """Return why the scores of a network's records are not calibrated probabilities, "" if they are.
+
+    The probability was compared with the results of attacks only on ReLU networks of dense layers with one
+    output, a small initialization and large images. It is printed only for such networks.
+    """
+    message_start = "probabilities were calibrated only"
     values, n = math.prod(case.data.shape), len(case.data)
     if case.surface.name != WEIGHTS or case.knowledge.theta0 is not None:
-        return f"{limit_prefix} for final weights, without known initial weights"
+        return f"{message_start} for final weights, without known initial weights"
     if values < MIN_CALIBRATED_VALUES:
         return (
-            f"{limit_prefix} for samples with at least {MIN_CALIBRATED_VALUES} values each, and yours "
+            f"{message_start} for samples with at least {MIN_CALIBRATED_VALUES} values each, and yours "
             f"have {values}"
         )
     low, high = CALIBRATED_RECORDS
     if not low <= n <= high:
-        return f"{limit_prefix} for {low} to {high} records, and you passed {n}"
+        return f"{message_start} for {low} to {high} records, and you passed {n}"
     chain = dense_chain(case.model)
     if (
         chain is None
         or not isinstance(chain.activation, ReLU)
         or chain.linears[-1].out_features != 1
     ):
-        return f"{limit_prefix} for ReLU networks of dense layers with one output"
+        return f"{message_start} for ReLU networks of dense layers with one output"
     narrow, wide = CALIBRATED_WIDTHS
     widths = [layer.out_features for layer in chain.linears[:-1]]
     if not (1 <= len(widths) <= 2 and all(narrow <= width <= wide for width in widths)):
-        return f"{limit_prefix} for one or two hidden layers of {narrow} to {wide} neurons"
+        return f"{message_start} for one or two hidden layers of {narrow} to {wide} neurons"
     if case.row_space is None:
-        return f"{limit_prefix} for first layers that mix whole samples, and {case.no_row_space}"
+        return f"{message_start} for first layers that mix whole samples, and {case.no_row_space}"
     return ""

@@ -1,4 +1,4 @@
-"""Measure how much of each record the weights of the first layer contain.
+"""Measure how well each record is a combination of the rows of the first layer's weight matrix.
 
 If gradient descent starts from small or known initial weights W0, the rows of the first layer's weight W are
 linear combinations C X of the samples X. Weight decay shrinks the initial weights by a factor c, so
@@ -37,11 +37,11 @@ from residuum.networks.spectrum import noise_edge
 from residuum.risk.gradients import split_blocks
 from residuum.similarity import standardize
 
-# Singular values below this share of the largest singular value have less than half the weight in the signal
-# share (t in the formula above).
+# The signal share of a sample is a weighted sum over singular vectors. If a singular value is below this
+# share of the largest singular value, its vector has a weight below 1/2 (t in the module's docstring).
 SOFT = 1e-2
-# The estimate of the dual vector divides by singular values. Values below this share of the largest singular
-# value are damped, because they would amplify noise (e in the formula above).
+# The estimate of a sample's dual vector divides by singular values. Values below this share of the largest
+# singular value are damped, because they would amplify noise (e in the module's docstring).
 RIDGE = 5e-3
 
 
@@ -73,13 +73,14 @@ class RowSpace:
         """
         layer = Layer.from_rows(rows)
         rank_above_noise = noise_edge(layer.S.cpu(), *rows.shape)[0]
-        rank_above_rounding = int((ROUNDING * layer.S[0] < layer.S).sum())
-        return cls(
-            layer, shape, min(rank_above_noise, rank_above_rounding) if noise else layer.rank
-        )
+        nonzero_rank = int((ROUNDING * layer.S[0] < layer.S).sum())
+        return cls(layer, shape, min(rank_above_noise, nonzero_rank) if noise else layer.rank)
 
     def reach(self, x: Tensor) -> Tensor:
         """Return the largest cosine of each sample with a vector in the span of the clean directions.
+
+        Clean directions are the singular vectors of the first layer's weight with singular values above the
+        noise.
 
         Args:
             x: The samples (n, *shape).
@@ -95,40 +96,45 @@ class RowSpace:
     def reach_ncc(self, x: Tensor) -> Tensor:
         """Return the largest NCC of each sample with a vector in the span of the clean directions.
 
+        NCC is the normalized cross-correlation. Clean directions are the singular vectors of the first
+        layer's weight with singular values above the noise.
+
         Args:
             x: The samples (n, *shape).
 
         Returns:
-            The normalized cross-correlations (NCC), (n,). A constant channel contributes 0 to the NCC.
+            The values of the NCC, (n,). A constant channel contributes 0 to the NCC.
         """
         channels = self.shape[0] if len(self.shape) == 3 else 1
         clean_directions = self.layer.V[: self.rank].to(x).reshape(self.rank, channels, -1)
         standardized = standardize(x.reshape(len(x), *self.shape)).reshape(len(x), channels, -1)
-        channel_mean = x.new_zeros(len(x))
+        mean_ncc = x.new_zeros(len(x))
         for c in range(channels):
             centered = clean_directions[:, c] - clean_directions[:, c].mean(1, keepdim=True)
-            _, sigma, basis = torch.linalg.svd(centered, full_matrices=False)
-            basis = basis[sigma > 1e-6 * sigma.max().clamp(min=1e-300)]
-            # The NCC is the mean over all channels. Each channel of a standardized sample has length
-            # 1 / sqrt(channels), so a second factor 1 / sqrt(channels) gives the mean.
-            channel_mean += (standardized[:, c] @ basis.T).norm(dim=1) / channels**0.5
-        return channel_mean.clamp(max=1)
+            _, sigma, span_basis = torch.linalg.svd(centered, full_matrices=False)
+            span_basis = span_basis[sigma > 1e-6 * sigma.max().clamp(min=1e-300)]
+            # The NCC of a sample is the mean of the NCCs of its channels. Each channel of a standardized
+            # sample has length 1 / sqrt(channels). So the mean needs only one further factor 1 /
+            # sqrt(channels).
+            mean_ncc += (standardized[:, c] @ span_basis.T).norm(dim=1) / channels**0.5
+        return mean_ncc.clamp(max=1)
 
     def signal_share(self, x: Tensor) -> Tensor:
-        """Return the share of each sample in the directions with a large singular value, (n,).
+        """Return the share of each sample's squared norm along strong directions of the first layer, (n,).
 
-        The squared component of sample x (n, *shape) along each singular vector is weighted by a factor from
-        0 to 1 that grows with the singular value. The sum is divided by the squared norm of the sample.
+        The squared component of sample x (n, *shape) along each singular vector of the layer's weight is
+        weighted by a factor from 0 to 1. The factor grows with the singular value. The weighted sum is
+        divided by the squared norm of the sample.
         """
         flat_samples, S = x.flatten(1), self.layer.S.to(x)
         direction_weights = S.square() / (S.square() + (SOFT * S[0]) ** 2)
         squared_norms = flat_samples.square().sum(1).clamp(min=1e-300)
         V = self.layer.V.to(flat_samples)
-        weighted_squares = [
+        weighted_square_sums = [
             (flat_samples[block] @ V.T).square() @ direction_weights
             for block in split_blocks(len(flat_samples), len(V))
         ]
-        return (torch.cat(weighted_squares) / squared_norms).clamp(max=1)
+        return (torch.cat(weighted_square_sums) / squared_norms).clamp(max=1)
 
     def dual(self, x: Tensor, signals: Tensor) -> Tensor:
         """Return the normalized cross-correlation (NCC) of each sample with an estimate of its dual vector.
@@ -148,8 +154,10 @@ class RowSpace:
         ncc_blocks = []
         for block in split_blocks(len(x), x[0].numel()):
             estimates = ((signals[block] @ U) * damped_inverse) @ V
-            a, b = (
+            standardized_estimate, standardized_sample = (
                 standardize(images.reshape(-1, *self.shape)) for images in (estimates, x[block])
             )
-            ncc_blocks.append((a * b).sum(1).abs().clamp(max=1))
+            ncc_blocks.append(
+                (standardized_estimate * standardized_sample).sum(1).abs().clamp(max=1)
+            )
         return torch.cat(ncc_blocks)

@@ -6,7 +6,7 @@ state. There are five stages:
 
     outputs       the margin and the loss of each record
     multipliers   the weight of each record in the sum of gradients that equals the attack surface
-    span          how much of each record the rows of the first layer's weight matrix contain
+    span          how well each record is a combination of the rows of the first layer's weight matrix
     kinks         the number of activation boundaries through each record
     canaries      a lower bound on the privacy loss epsilon, from samples that were inserted at random
 
@@ -68,7 +68,7 @@ from residuum.surfaces.surface import WEIGHTS
 
 # By default, the images of this number of most exposed records are stored in the result.
 MAX_SHOWN = 10
-MIN_HOLDOUT = 100  # smallest number of held-out records, with which a p-value can be as small as 1%
+MIN_HOLDOUT = 100  # smallest number of held-out records; with fewer, no p-value is below 1%
 STAGES = ("outputs", "multipliers", "span", "kinks", "canaries")
 # A function that reports progress. It is called with the number of finished stages, the number of all stages,
 # and the name of the stage.
@@ -122,7 +122,7 @@ def expose(
     names = name_groups(data, case.task, tuple(groups))
     results = _run_stages(case, canaries, work, watch)
     values, row_space = data.x[0].numel(), results.row_space.figures
-    log_odds = score_records(
+    log_odds_of_recovery = score_records(
         results.fit.figures.own_over_misfit,
         row_space.heard,
         row_space.reach_ncc,
@@ -130,8 +130,8 @@ def expose(
         row_space.rank,
     )
     why_uncalibrated = explain_uncalibrated(case)
-    probability = None if why_uncalibrated else torch.sigmoid(log_odds)
-    most_exposed = log_odds.argsort(descending=True, stable=True)[:top]
+    probability = None if why_uncalibrated else torch.sigmoid(log_odds_of_recovery)
+    most_exposed = log_odds_of_recovery.argsort(descending=True, stable=True)[:top]
     found_ncc, nearest = best_candidates(candidates, data.x.double(), most_exposed)
     return Exposure(
         **results.figures,
@@ -145,10 +145,10 @@ def expose(
         labels=data.y,
         groups=names,
         grouped_by=(grouped_by or "group") if groups else "class" if names else "",
-        score=log_odds,
+        score=log_odds_of_recovery,
         probability=not_applicable(len(data)) if probability is None else probability,
         uncalibrated=why_uncalibrated,
-        by_group=summarize_groups(names, log_odds, probability, results.flagged),
+        by_group=summarize_groups(names, log_odds_of_recovery, probability, results.flagged),
         canaries=results.epsilon,
         top=most_exposed,
         images=data.x[most_exposed].double(),
@@ -167,7 +167,7 @@ class Results:
     Attributes:
         outputs: Margin and loss of each record.
         fit: The fit of the records to the attack surface.
-        row_space: How much of each record the rows of the first layer's weight matrix contain.
+        row_space: How well each record is a combination of the rows of the first layer's weight matrix.
         kinks: Activation boundaries through each record.
         epsilon: The lower bound on epsilon from canaries, None without canaries.
     """
@@ -180,18 +180,18 @@ class Results:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The measurements of all stages by name."""
+        """The measurements of the records by all stages, by name of the measurement."""
         results = (self.outputs, self.fit, self.row_space, self.kinks)
         return {name: value for result in results for name, value in vars(result.figures).items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes of all stages."""
+        """The notes of all stages for the reader of the result."""
         return (*self.fit.notes, *self.row_space.notes, *self.kinks.notes)
 
     @property
     def flagged(self) -> Tensor | None:
-        """Which records lie on significantly many activation boundaries (kinks), None if not tested."""
+        """Which records lie on significantly many activation boundaries, None if there are no p-values."""
         q_values = self.kinks.figures.kink_q
         return None if q_values.isnan().all() else q_values <= LEVEL
 
@@ -199,7 +199,7 @@ class Results:
 def _run_stages(
     case: Case, canaries: Canaries | None, work: Path | None, watch: Watcher | None
 ) -> Results:
-    """Run the stages in order. Results of stages that finished earlier are read from the folder ``work``."""
+    """Run the stages of an exposure measurement, or read their saved results from the folder ``work``."""
 
     def progress(done: int, text: str) -> None:
         if watch is not None:
@@ -284,8 +284,8 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
         return not_applicable(len(x)), torch.zeros(0, *x.shape[1:], dtype=torch.float64)
     if candidates.shape[1:] != x.shape[1:]:
         raise DataError(
-            f"Candidates must have the shape of the records, {tuple(x.shape[1:])}; got "
-            f"{tuple(candidates.shape[1:])}.",
+            "Candidates (reconstructed images) must have the shape of the records, "
+            f"{tuple(x.shape[1:])}; got {tuple(candidates.shape[1:])}.",
             "Pass the folder of an attack on this network.",
         )
     candidates = candidates.double()
@@ -297,14 +297,14 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
 
 
 def _notes(case: Case, rank: int | None) -> list[str]:
-    """Return the notes about the whole exposure measurement. Each stage has notes of its own."""
+    """Return the notes that concern the whole exposure measurement and no single stage."""
     notes, n = [], len(case.data)
     if case.surface.name != WEIGHTS:
         notes.append(f"attack surface: {case.surface.name}")
     notes += describe_row_space(rank, case.data.x[0].numel())
     if case.holdout is not None and (min_p := 1 / (len(case.holdout.x) + 1)) > LEVEL / n:
         notes.append(
-            f"with {len(case.holdout.x)} held-out records, kinks can flag no fewer than "
-            f"{math.ceil(min_p * n / LEVEL)} records"
+            f"with {len(case.holdout.x)} held-out records, activation boundaries can flag either no record "
+            f"or at least {math.ceil(min_p * n / LEVEL)} records"
         )
     return notes

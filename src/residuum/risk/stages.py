@@ -39,7 +39,7 @@ F = TypeVar("F", bound=Record)
 
 @dataclass(frozen=True, eq=False)
 class Measured(Record, Generic[F]):
-    """The result of a stage. Finished stages are saved, so that an interrupted run can resume.
+    """The result of a stage, which is saved so that an interrupted run can resume.
 
     Attributes:
         figures: The measurements of the records.
@@ -85,7 +85,7 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
 
     Args:
         case: The network, the records and the target.
-        watch: Function that is called with the step, the number of steps, and a text.
+        watch: Function that reports progress. It is called with the step, the number of steps, and a text.
 
     Returns:
         The measurements. If the first layer's weight is fitted, the tensors are ``columns`` (multiplier times
@@ -107,8 +107,8 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
         notes.append("no informed estimate: no dense layer on whole samples was fitted")
     if fitted.multipliers.method == "descent":
         notes.append(
-            f"{len(fitted.rows)} rows: multipliers come from descent and violate the optimality conditions "
-            f"by {gap:.1g}"
+            f"the multipliers of {len(fitted.rows)} gradients were fitted by descent and violate the "
+            f"optimality conditions by {gap:.1g}"
         )
     figures = FitFigures(
         multiplier=x.new_zeros(n).index_add_(0, fitted.rows.index, lam.abs()).cpu(),
@@ -121,9 +121,9 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
 
 
 def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
-    """Measure how much of every training record the rows of the first layer's weight matrix contain."""
+    """Measure how well each record is a combination of the rows of the first layer's weight matrix."""
     space, x = case.row_space, case.records.x
-    signal_share = reach = reach_ncc = dual = dual_p = not_applicable(len(case.data))
+    signal_share = reach = reach_ncc = dual_ncc = dual_p_values = not_applicable(len(case.data))
     notes = []
     if space is None:
         notes.append(f"no row space and no dual vector: {case.no_row_space}")
@@ -132,16 +132,18 @@ def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
         if dense_chain(case.model) is None:
             notes.append("no dual vector: the network is not a chain of dense layers")
         else:
-            dual = space.dual(x, case.signals(case.records))
+            dual_ncc = space.dual(x, case.signals(case.records))
             if case.holdout is not None:
-                dual_p = rank_p_values(dual, space.dual(case.holdout.x, case.signals(case.holdout)))
+                dual_p_values = rank_p_values(
+                    dual_ncc, space.dual(case.holdout.x, case.signals(case.holdout))
+                )
     figures = RowSpaceFigures(
         rank=None if space is None else space.rank,
         heard=signal_share.cpu(),
         reach=reach.cpu(),
         reach_ncc=reach_ncc.cpu(),
-        dual=dual.cpu(),
-        dual_p=dual_p.cpu(),
+        dual=dual_ncc.cpu(),
+        dual_p=dual_p_values.cpu(),
     )
     return Measured(figures, tuple(notes))
 
@@ -155,9 +157,11 @@ def count_kinks(case: Case) -> Measured[KinkFigures]:
     scores = boundaries.score(all_x)
     notes: tuple[str, ...] = ()
     if not boundaries.neurons:
-        notes = ("no kinks: no dense layer with a piecewise linear activation changes the outputs",)
+        notes = (
+            "no activation boundaries: no dense layer with a piecewise linear activation changes the outputs",
+        )
     elif case.holdout is None:
-        notes = ("kinks have no p-values without held-out records",)
+        notes = ("without held-out records, the counts of activation boundaries have no p-values",)
     else:
         p_values = rank_p_values(scores.statistic[:n], scores.statistic[n:])
         q_values = torch.from_numpy(false_discovery_control(p_values.numpy()))
@@ -184,7 +188,7 @@ class Canaries:
 
     @property
     def identity(self) -> list[Any]:
-        """The inputs that determine the bound: a hash of the canaries, the confidence and delta."""
+        """The inputs of the lower bound on epsilon: a hash of the canaries, the confidence and delta."""
         canary_hash = digest(self.data.x, self.data.y, self.inserted)
         return [canary_hash, self.confidence, self.delta]
 
@@ -192,8 +196,8 @@ class Canaries:
 def measure_canaries(case: Case, canaries: Canaries) -> dict[str, Tensor]:
     """Compute statistics that are larger for canaries that seem inserted into the training set.
 
-    Omitted canaries are added to the records before the fit, because inserted canaries are among the records.
-    So the fit treats all canaries in the same way.
+    Inserted canaries are among the records. Omitted canaries are added to the records before the multipliers
+    are fitted, so that the fit treats all canaries in the same way.
 
     Args:
         case: The network, the records and the target.
@@ -225,7 +229,8 @@ def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
     if missing_count:
         raise DataError(
             f"Inserted canaries must be among the records of --data; {missing_count} of them are not.",
-            "List inserted canaries as the network received them, with the mean subtracted as in --data.",
+            "Save inserted canaries as the network received them. Subtract the mean if it was subtracted "
+            "from --data.",
         )
     extra_count = int((index[~is_inserted] >= 0).sum())
     if extra_count:
@@ -235,23 +240,27 @@ def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
         )
 
 
-def locate_records(x: Tensor, records: Tensor) -> Tensor:
+def locate_records(samples: Tensor, records: Tensor) -> Tensor:
     """Find the record that equals each sample. A difference by rounding to float32 is ignored.
 
     Args:
-        x: The samples, (m, *shape).
+        samples: The samples, (m, *shape).
         records: The records, (n, *shape).
 
     Returns:
         The index of the equal record for each sample, (m,), -1 for a sample without an equal record.
     """
-    a, b = x.flatten(1), records.flatten(1)
-    record_index = torch.full((len(a),), -1, dtype=torch.long, device=records.device)
-    squared_norms = b.square().sum(1)
-    for block in chunks(len(a), len(b)):
-        squared_distances = a[block].square().sum(1)[:, None] + squared_norms - 2 * a[block] @ b.T
+    flat_samples, flat_records = samples.flatten(1), records.flatten(1)
+    record_index = torch.full((len(flat_samples),), -1, dtype=torch.long, device=records.device)
+    squared_norms = flat_records.square().sum(1)
+    for block in chunks(len(flat_samples), len(flat_records)):
+        squared_distances = (
+            flat_samples[block].square().sum(1)[:, None]
+            + squared_norms
+            - 2 * flat_samples[block] @ flat_records.T
+        )
         nearest_record = squared_distances.argmin(1)
-        distance = (a[block] - b[nearest_record]).norm(dim=1)
-        is_equal = distance <= 1e-5 * b[nearest_record].norm(dim=1).clamp(min=1e-30)
+        distance = (flat_samples[block] - flat_records[nearest_record]).norm(dim=1)
+        is_equal = distance <= 1e-5 * flat_records[nearest_record].norm(dim=1).clamp(min=1e-30)
         record_index[block] = torch.where(is_equal, nearest_record, -1)
     return record_index

@@ -1,4 +1,4 @@
-"""How weights determine training data: KKT residuals, margins, and sets of samples with equal gradients."""
+"""Analyze how far the weights of a network determine its training data, at or near a KKT point."""
 
 from residuum.theory.kkt import certify
 from residuum.theory.kkt_sets import KKTSet

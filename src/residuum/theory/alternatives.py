@@ -28,7 +28,8 @@ from residuum.theory.budgets import Budgets
 from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.theory.patterns import HypothesisError
 
-# A budget (the distance that a sample can move) below this share of the sample's norm counts as zero.
+# A budget is the distance that a sample can move before its activation pattern changes. A budget below this
+# number times (1 + norm of the sample) counts as zero.
 MIN_BUDGET = 1e-9
 
 
@@ -60,8 +61,8 @@ class Alternative:
         after: The alternative samples.
         parents: For each alternative sample, the indices of the samples in ``before`` from which it was made.
         index: For each sample in ``before``, its index in the original set.
-        budgets: (k,) largest distances that the samples in ``before`` can move both forwards and backwards.
-            A distance may be infinite. Empty for a merge.
+        budgets: (k,) largest distance that each sample in ``before`` can move forwards as well as backwards
+            before its activation pattern changes. A distance may be infinite. Empty for a merge.
         blocked: Samples that cannot be moved by the requested distance.
     """
 
@@ -75,7 +76,7 @@ class Alternative:
 
     @property
     def changed(self) -> int:
-        """The number of original samples that were moved or merged."""
+        """The number of original samples that were split or merged."""
         merged_count = sum(len(p) for p in self.parents if len(p) > 1)
         return merged_count if self.kind == "merge" else len(self.before) - len(self.blocked)
 
@@ -94,8 +95,8 @@ def build_far_alternative(
     Args:
         kkt_set: Samples and multipliers of the network.
         r: The smallest distance between an alternative and an original sample.
-        direction: Key of ``DIRECTIONS``, the rule that chooses the direction of each split.
-        watch: Called with the number of finished samples and the number of all samples.
+        direction: Name of the rule that chooses the direction of each split, a key of ``DIRECTIONS``.
+        watch: Function that is called with the number of finished samples and the number of all samples.
 
     Returns:
         The alternative.
@@ -104,17 +105,19 @@ def build_far_alternative(
         HypothesisError: If the distance is not positive and finite.
     """
     used, index = _select_used(kkt_set)
-    infinite_budgets = torch.full((len(used),), torch.inf, dtype=torch.float64)
+    unlimited_distances = torch.full((len(used),), torch.inf, dtype=torch.float64)
     try:
-        far_set = kkt_set.far_set(r)
-        parents = tuple((i,) for i in range(len(used)) for _ in range(2))
-        return Alternative("far", used, far_set, parents, index, infinite_budgets)
+        alternative_set = kkt_set.far_set(r)
+        original_indices = tuple((i,) for i in range(len(used)) for _ in range(2))
+        return Alternative(
+            "far", used, alternative_set, original_indices, index, unlimited_distances
+        )
     except HypothesisError as problem:
         if problem.hypothesis != "subspace":
             raise
     directions = used.directions(direction, watch=watch)
     budgets = used.budgets(directions)
-    # (n, k): the component of each of n samples along each of k directions.
+    # The (n, k) components of all n samples along the k directions of the splits.
     components_along = kkt_set.x.flatten(1) @ directions.T
     lengths = r * (1 + 1e-12) + components_along.amax(0) - components_along.amin(0)
     return _split("far", used, index, directions, budgets, lengths, budgets.least > lengths)
@@ -131,8 +134,8 @@ def build_budget_alternative(
         kkt_set: Samples and multipliers of the network.
         share: The distance that both halves of a sample move, as a share of its budget. An infinite budget
             counts as the norm of the largest sample.
-        direction: Key of ``DIRECTIONS``, the rule that chooses the direction of each split.
-        watch: Called with the number of finished samples and the number of all samples.
+        direction: Name of the rule that chooses the direction of each split, a key of ``DIRECTIONS``.
+        watch: Function that is called with the number of finished samples and the number of all samples.
 
     Returns:
         The alternative.
@@ -142,8 +145,8 @@ def build_budget_alternative(
     """
     if not 0 < share < 1:
         raise InputError(
-            "--budget-frac must lie between 0 and 1, because samples move by this share of the largest "
-            f"possible distance; got {share}.",
+            "'--budget-frac' must lie between 0 and 1, because both halves of a sample move by this share of "
+            f"the largest possible distance; got {share}.",
             "Pass --budget-frac 0.9.",
         )
     used, index = _select_used(kkt_set)
@@ -180,13 +183,13 @@ def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
     merged, groups = used.merge_all()
     if len(merged) == len(used):
         raise InconclusiveError(
-            "Merging needs two samples with the same label and the same activation pattern; got "
+            "To merge samples, two samples must have the same label and the same activation pattern; got "
             f"{len(used)} samples with a positive multiplier, of which no two agree in both.",
             "Pass --budget-frac 0.9 to split samples instead.",
         )
     merged_set = dataclasses.replace(merged, parent=kkt_set)
-    no_budgets = torch.zeros(0, dtype=torch.float64)
-    return Alternative("merge", used, merged_set, tuple(map(tuple, groups)), index, no_budgets)
+    empty_budgets = torch.zeros(0, dtype=torch.float64)
+    return Alternative("merge", used, merged_set, tuple(map(tuple, groups)), index, empty_budgets)
 
 
 def _split(
@@ -198,36 +201,40 @@ def _split(
     lengths: Tensor,
     is_movable: Tensor,
 ) -> Alternative:
-    """Split the samples for which ``is_movable`` is True, and name the neurons that limit other samples."""
+    """Split the samples that ``is_movable`` marks, and list the neurons that limit the other samples."""
     blocked = tuple(
         _describe_blocked(budgets, i, int(index[i])) for i in (~is_movable).nonzero()[:, 0].tolist()
     )
     if not is_movable.any():
         raise InconclusiveError(
-            "At least one sample must move by the requested distance and keep its activation pattern; got "
-            f"{len(used)} samples that can move by at most {float(budgets.least.max()):.4g}.",
-            "Pass --budget-frac 0.9 for a shorter distance, or --direction largest for a longer budget.",
+            "At least one sample must be able to move by the requested distance without a change of its "
+            f"activation pattern; got {len(used)} samples that can move by at most "
+            f"{float(budgets.least.max()):.4g}.",
+            "Pass --budget-frac 0.9 for a shorter distance, or --direction largest for directions along "
+            "which samples can move further.",
         )
     movable_samples = is_movable.nonzero()[:, 0]
     split_set = used.split_all(
         nu[movable_samples], lengths[movable_samples], samples=movable_samples
     )
-    parents = tuple((i,) for i, split in enumerate(is_movable.tolist()) for _ in range(1 + split))
-    return Alternative(kind, used, split_set, parents, index, budgets.least, blocked)
+    original_indices = tuple(
+        (i,) for i, split in enumerate(is_movable.tolist()) for _ in range(1 + split)
+    )
+    return Alternative(kind, used, split_set, original_indices, index, budgets.least, blocked)
 
 
 def _describe_blocked(budgets: Budgets, i: int, sample: int) -> Blocked:
-    kink_count = int(budgets.kinks[i].sum())
-    neuron_count = kink_count or int(budgets.blocking[i].sum())
-    return Blocked(sample, float(budgets.least[i]), neuron_count, budgets.names(i))
+    zero_input_count = int(budgets.kinks[i].sum())
+    limiting_count = zero_input_count or int(budgets.blocking[i].sum())
+    return Blocked(sample, float(budgets.least[i]), limiting_count, budgets.names(i))
 
 
 def _select_used(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
-    used_rows = (kkt_set.lam > 0).nonzero()[:, 0]
-    if not len(used_rows):
+    used_indices = (kkt_set.lam > 0).nonzero()[:, 0]
+    if not len(used_indices):
         raise InconclusiveError(
             "At least one sample must have a positive multiplier, because other samples do not contribute to "
             f"the weights; got {len(kkt_set)} samples without a positive multiplier.",
             "Check that the samples are the network's training data.",
         )
-    return kkt_set.used(), used_rows
+    return kkt_set.used(), used_indices

@@ -56,7 +56,7 @@ class Budgets:
 
     @property
     def least(self) -> Tensor:
-        """(n,) the smaller of ``alpha`` and ``beta``: how far a sample can move along +nu as well as -nu."""
+        """(n,) distance that each sample can move along +nu as well as along -nu."""
         return torch.minimum(self.alpha, self.beta)
 
     def names(self, i: int) -> str:
@@ -82,17 +82,19 @@ def compute_exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Ten
     """
     switches = compute_switches(models, x)
     value, slope = switches.values, compute_slopes(models, x, direction)
-    typical_slopes = estimate_slope_sizes(models, x, switches.layers)
-    is_moved = slope.abs() > ROUNDING * typical_slopes
+    largest_slopes = estimate_slope_sizes(models, x, switches.layers)
+    changes_along_direction = slope.abs() > ROUNDING * largest_slopes
     norms = 1 + x.flatten(1).norm(dim=1, keepdim=True)
-    is_kink = is_moved & (value.abs() <= 10 * ROUNDING * typical_slopes * norms)
-    signed_distances = torch.where(is_moved, -value / torch.where(is_moved, slope, 1.0), math.inf)
-    distances_ahead = torch.where(signed_distances > 0, signed_distances, math.inf).masked_fill(
-        is_kink, 0
+    is_kink = changes_along_direction & (value.abs() <= 10 * ROUNDING * largest_slopes * norms)
+    signed_distance_to_zero = torch.where(
+        changes_along_direction, -value / torch.where(changes_along_direction, slope, 1.0), math.inf
     )
-    distances_behind = torch.where(signed_distances < 0, -signed_distances, math.inf).masked_fill(
-        is_kink, 0
-    )
+    distances_ahead = torch.where(
+        signed_distance_to_zero > 0, signed_distance_to_zero, math.inf
+    ).masked_fill(is_kink, 0)
+    distances_behind = torch.where(
+        signed_distance_to_zero < 0, -signed_distance_to_zero, math.inf
+    ).masked_fill(is_kink, 0)
     alpha, beta = (_least(side) for side in (distances_ahead, distances_behind))
     is_blocking = (distances_ahead <= alpha[:, None]) & alpha.isfinite()[:, None]
     is_blocking |= (distances_behind <= beta[:, None]) & beta.isfinite()[:, None]
@@ -117,7 +119,7 @@ def unit(direction: Tensor) -> Tensor:
         raise HypothesisError(
             "direction",
             f"The direction of a split must have a positive finite length; got {length}.",
-            "Pass a direction from residuum.theory.directions.",
+            "Pass a direction that is returned by KKTSet.directions().",
         )
     return flat_direction / length
 

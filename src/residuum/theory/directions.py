@@ -4,11 +4,13 @@ A split replaces a sample x_i by its two halves x_i + nu and x_i - nu. Both halv
 pattern of x_i, i.e. the signs of all switches s_k. A switch is for example the input of a ReLU. The smaller
 the slopes <grad s_k, nu> are, the longer nu can be. The following rules choose nu:
 
-    data       last left singular vector of the d x n data matrix: gamma = max_i |<x_i, nu>| lies
-               between sigma_d / sqrt(n) and sigma_d (Refael et al. 2025, Theorem 15)
+    data       last left singular vector of the d x n data matrix: the largest component
+               max_i |<x_i, nu>| lies between sigma_d / sqrt(n) and sigma_d, the smallest singular
+               value of this matrix (Refael et al. 2025, Theorem 15)
     weights    last right singular vector of the first layer: outputs hardly depend on this direction
     tangent    a random direction
-    softest    argmin_nu || diag(1/|s|) G nu ||, where G (K, d) has the gradients of the K switches at x_i
+    softest    argmin_nu || diag(1/|s|) G nu ||, where G (K, d) has the gradients of the K switches at x_i,
+               and s has their values
     largest    max ||z|| s.t. |<grad s_k, z>| <= |s_k|, by several linear programs. The first program
                maximizes <z, nu> for the direction nu of "softest". Each further program takes the solution
                of the previous program as nu, so the length ||z|| grows from program to program.
@@ -39,8 +41,8 @@ from residuum.theory.patterns import (
 MAX_ROUNDS = 4
 # Time limit of a linear program in seconds. With over a thousand neurons, a program would take minutes.
 PROGRAM_SECONDS = 30.0
-# The rule "softest" divides by distances to activation boundaries. Distances below the largest distance
-# divided by this number are raised to this limit.
+# The rule "softest" divides by the distances of a sample from activation boundaries. To avoid huge quotients,
+# every distance is at least the largest distance divided by this number.
 DISTANCE_RATIO = 1e6
 
 
@@ -55,8 +57,8 @@ def find_data_direction(x: Tensor) -> tuple[Tensor, float, float]:
         dimensions), and the largest component of a sample along the direction.
     """
     flat_samples = x.flatten(1).double()
-    nu, lowest = _find_least_visible(flat_samples)
-    return nu, lowest, float((flat_samples @ nu).abs().max())
+    direction, smallest_singular_value = _find_last_singular_vector(flat_samples)
+    return direction, smallest_singular_value, float((flat_samples @ direction).abs().max())
 
 
 def find_weight_direction(model: nn.Module) -> tuple[Tensor, float]:
@@ -69,13 +71,14 @@ def find_weight_direction(model: nn.Module) -> tuple[Tensor, float]:
         The direction (d,) and the smallest singular value of the first layer. The value is 0 if the neurons
         span fewer than d dimensions.
     """
-    return _find_least_visible(_first_layer(model))
+    return _find_last_singular_vector(_first_layer(model))
 
 
-def _find_least_visible(matrix: Tensor) -> tuple[Tensor, float]:
-    """Return the last right singular vector of a matrix and its singular value.
+def _find_last_singular_vector(matrix: Tensor) -> tuple[Tensor, float]:
+    """Return the unit vector whose product with a matrix is smallest, and the norm of this product.
 
-    The value is 0 if the rows span fewer dimensions than the matrix has columns.
+    The vector is the last right singular vector of the matrix. If the rows of the matrix span fewer
+    dimensions than it has columns, the norm is 0.
     """
     _, sigma, vectors = torch.linalg.svd(matrix, full_matrices=True)
     return vectors[-1], float(sigma[-1]) if len(sigma) == matrix.shape[1] else 0.0
@@ -99,13 +102,13 @@ def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     first_layers = torch.cat([_first_layer(model) for model in models])
     _, sigma, rows = torch.linalg.svd(first_layers, full_matrices=True)
     rank = int((sigma > 10 * ROUNDING * sigma[0]).sum())
-    hidden_directions = rows[rank:].T
-    if not hidden_directions.shape[1]:
-        return hidden_directions
-    _, _, sorted_directions = torch.linalg.svd(x.flatten(1) @ hidden_directions, full_matrices=True)
-    # Singular vectors are sorted by decreasing components of the samples. The order is reversed, so that
-    # directions with small components come first.
-    basis = hidden_directions @ sorted_directions.T.flip(1)
+    null_space_basis = rows[rank:].T
+    if not null_space_basis.shape[1]:
+        return null_space_basis
+    _, _, sorted_directions = torch.linalg.svd(x.flatten(1) @ null_space_basis, full_matrices=True)
+    # The singular vectors of the projected samples come in order of decreasing components of the samples.
+    # This order is reversed, so that directions with small components come first.
+    basis = null_space_basis @ sorted_directions.T.flip(1)
     # A second projection removes the rounding errors of the first, which a long split would multiply.
     for _ in range(2):
         basis = basis - rows[:rank].T @ (rows[:rank] @ basis)
@@ -130,22 +133,22 @@ def project_onto_margin(direction: Tensor, gradients: Tensor) -> Tensor:
     Raises:
         HypothesisError: If the direction is a linear combination of the gradients.
     """
-    nu = unit(direction)
+    projected = unit(direction)
     _, singular_values, right_vectors = torch.linalg.svd(
-        gradients.reshape(-1, nu.numel()), full_matrices=False
+        gradients.reshape(-1, projected.numel()), full_matrices=False
     )
-    is_nonzero = singular_values > ROUNDING * singular_values.max().clamp(min=1e-300)
-    gradient_basis = right_vectors[is_nonzero]
+    is_nonzero_value = singular_values > ROUNDING * singular_values.max().clamp(min=1e-300)
+    gradient_basis = right_vectors[is_nonzero_value]
     for _ in range(2):
-        nu = nu - gradient_basis.T @ (gradient_basis @ nu)
-    if float(nu.norm()) <= 1e-8:
+        projected = projected - gradient_basis.T @ (gradient_basis @ projected)
+    if float(projected.norm()) <= 1e-8:
         raise HypothesisError(
             "direction",
             "The direction of a split must not lie in the span of the gradients of the sample's margins; "
-            "this direction lies in the span, so every split along it would change a margin.",
-            "Pass another direction.",
+            "got a direction in this span, along which every split would change a margin.",
+            "Pass a direction that is returned by KKTSet.directions().",
         )
-    return unit(nu)
+    return unit(projected)
 
 
 def find_softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
@@ -153,8 +156,8 @@ def find_softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Te
 
     A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU. The
     direction minimizes the sum of (slope / distance)^2 over all switches, where distance is how far the
-    switch is from zero. The direction is good but not optimal, because the length of a split is limited by a
-    single switch (the first that changes sign) and not by the sum.
+    switch is from zero. The direction is not optimal. The length of a split is limited by a single switch
+    (the first that changes sign) and not by this sum.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -177,9 +180,10 @@ def _softest(scaled: Tensor, tangent_basis: Tensor) -> Tensor:
 def find_largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
     """Return a direction along which a sample can move far forwards and backwards in its activation pattern.
 
-    The search starts from the direction of :func:`find_softest_direction`, which linear programs improve one
-    after the other. Each program finds a direction with a longer distance, or the search ends. The result is
-    a local maximum of the distance, because the maximum length over a polytope has many local solutions.
+    The search starts from the direction of :func:`find_softest_direction`. Linear programs improve this
+    direction one after the other. The search ends if a program finds no direction with a longer distance. The
+    result is a local maximum of the distance, because the maximum length over a polytope has many local
+    solutions.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -201,16 +205,17 @@ def find_largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Te
     for _ in range(MAX_ROUNDS):
         objective = (best_direction @ tangent_basis).numpy()
         solver_options = {"time_limit": PROGRAM_SECONDS}
-        unbounded, bounds = (None, None), np.ones(len(constraints))
+        unbounded, upper_limits = (None, None), np.ones(len(constraints))
         solution = linprog(
             -objective,
             constraints,
-            bounds,
+            upper_limits,
             bounds=unbounded,
             method="highs",
             options=solver_options,
         )
-        if solution.status != 0:  # The program reached its time limit or is unbounded.
+        # If the linear program is unbounded or reached its time limit, the best direction so far is returned.
+        if solution.status != 0:
             break
         new_direction = unit(tangent_basis @ torch.from_numpy(solution.x))
         new_distance = _budget(models, x, new_direction)
@@ -225,10 +230,11 @@ def _scaled_slopes(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of all switches at a sample, each divided by the absolute value of the switch.
 
-    A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU. The
-    gradients are expressed in coordinates of the tangent space, i.e. of the directions along which the
-    sample's margins do not change. If the sample moves by the coordinates t c, switch j is zero at
-    |t| = 1 / |row_j c|.
+    A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU. Only
+    directions along which the sample's margins do not change are allowed. They form the tangent space, and
+    the gradients are expressed in coordinates of a basis of this space. If the coordinates of a move are c,
+    the product of row j with c is the relative change of switch j. A switch can change its sign if this
+    relative change is 1 or more in absolute value.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -242,7 +248,7 @@ def _scaled_slopes(
         HypothesisError: If no direction keeps the sample on its margin.
     """
     switches, matrix = compute_switches(models, x[None]), compute_slope_matrix(models, x)
-    typical_slopes = estimate_slope_sizes(models, x[None], switches.layers)[0]
+    largest_slopes = estimate_slope_sizes(models, x[None], switches.layers)[0]
     distances = switches.values[0].abs()
     _, sigma, rows = torch.linalg.svd(gradients.reshape(-1, x.numel()), full_matrices=True)
     gradient_rank = int((sigma > ROUNDING * sigma.max().clamp(min=1e-300)).sum())
@@ -250,12 +256,12 @@ def _scaled_slopes(
     if not tangent_basis.shape[1]:
         raise HypothesisError(
             "direction",
-            "A split needs a direction that is orthogonal to the gradients of the sample's margins; a sample "
-            f"with {x.numel()} entries has no such direction.",
+            "A split needs a direction that is orthogonal to the gradients of the sample's margins; got a "
+            f"sample with {x.numel()} entries, for which no direction is orthogonal to these gradients.",
             "Use a network with more inputs than outputs.",
         )
-    is_moving = matrix.norm(dim=1) > ROUNDING * typical_slopes
-    matrix, distances = matrix[is_moving], distances[is_moving]
+    has_slope = matrix.norm(dim=1) > ROUNDING * largest_slopes
+    matrix, distances = matrix[has_slope], distances[has_slope]
     if not len(matrix):
         return matrix, tangent_basis
     relative_distances = distances / matrix.norm(dim=1)
@@ -273,8 +279,8 @@ def _first_layer(model: nn.Module) -> Tensor:
     if (chain := dense_chain(model)) is None:
         raise HypothesisError(
             "subspace",
-            "The rule 'weights' and far sets need a network of dense layers, whose first layer has a weight "
-            f"for every input; got {type(model).__name__}.",
+            "The direction 'weights' and KKTSet.far_set() need a network of dense layers, whose first layer "
+            f"has a weight for every input; got {type(model).__name__}.",
             "Pass the direction 'softest'.",
         )
     return chain.linears[0].weight.detach().double()

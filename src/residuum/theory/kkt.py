@@ -61,8 +61,8 @@ KINK_TOLERANCE = 1e-3
 # A quadratic program has at most this number of gates (derivatives of ReLUs at zero) as variables, because
 # its cost grows with the cube of this number.
 KINK_LIMIT = 1200
-# If there are too many kinks, gates become variables in this number of rounds. Each round chooses the gates
-# that reduce the current residual most.
+# If there are more than KINK_LIMIT kinks, gates become variables in this number of rounds. Each round chooses
+# the gates that reduce the current residual most.
 ROUNDS = 4
 # The largest relative residual of an exact KKT point, and of a point near a KKT point.
 EXACT_KKT, NEAR_KKT = 1e-6, 0.1
@@ -108,7 +108,7 @@ def certify(
     theta, notes = parameters(model), []
     if not norm(theta) > 0:
         raise InconclusiveError(
-            "A certificate needs a network with nonzero weights; all weights are zero.",
+            "The network must have nonzero weights; got a network in which all weights are zero.",
             "Check that the file contains the trained weights.",
         )
     lam, condition, condition_note = fit_multipliers(model, x, rows, free=task == "regression")
@@ -117,8 +117,8 @@ def certify(
     eps, theta_norm = norm(residual_by_parameter), norm(theta)
     clarke, kinks, freed_kinks = eps, 0, 0
     if (chain := dense_chain(model)) is not None:
-        # The quadratic program needs nonnegative multipliers. In a regression they may be negative. So each
-        # constraint is multiplied by the sign of its multiplier in the fit above.
+        # The quadratic program needs nonnegative multipliers, but the multipliers ``lam`` of a regression may
+        # be negative. So the covector of each constraint is multiplied by the sign of its multiplier.
         signs = torch.where(lam < 0, -1.0, 1.0).double()
         signed_rows = Rows(rows.index, rows.covectors * signs[:, None])
         clarke, kinks, freed_kinks, is_solved = clarke_residual(
@@ -126,14 +126,17 @@ def certify(
         )
         if freed_kinks < kinks:
             notes.append(
-                f"gates at {freed_kinks} of {kinks} kinks are free: residual_clarke is an upper bound"
+                f"the derivatives of ReLUs were optimized at only {freed_kinks} of {kinks} kinks: "
+                "residual_clarke is an upper bound"
             )
         if not is_solved:
             notes.append(
                 "the quadratic solver did not reach its tolerance: residual_clarke is an upper bound"
             )
     else:
-        notes.append("kinks are only examined for MLPs: residual_clarke equals residual_plain")
+        notes.append(
+            "kinks are examined only in networks of dense layers: residual_clarke equals residual_plain"
+        )
     homogeneity = homogeneity_order(model, x)
     margins = rows.values(outputs) if task != "regression" else None
     margin = float(margins.min()) if margins is not None else None
@@ -239,22 +242,22 @@ def fit_multipliers(
     """
     theta = parameters(model)
     gram_matrix = gram(model, x, rows)
-    least_squares, note = mult.factor_gram(gram_matrix, project(model, x, rows, theta)), ""
+    least_squares_problem, note = mult.factor_gram(gram_matrix, project(model, x, rows, theta)), ""
     fits_into_memory = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
-    is_ill_conditioned = least_squares.condition > mult.MAX_CONDITION
+    is_ill_conditioned = least_squares_problem.condition > mult.MAX_CONDITION
     if is_ill_conditioned and fits_into_memory:
-        least_squares = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
+        least_squares_problem = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
     elif is_ill_conditioned:
         note = (
-            f"the Gram matrix has condition number {least_squares.condition:.1e}: multipliers have few "
-            "correct digits"
+            "the Gram matrix has condition number "
+            f"{least_squares_problem.condition:.1e}: multipliers have few correct digits"
         )
-    lam = mult.solve(least_squares, free)
+    lam = mult.solve(least_squares_problem, free)
 
     def correlate(lam: Tensor) -> Tensor:
         return project(model, x, rows, residual(model, theta, x, rows.combine(lam, len(x))))
 
-    return mult.refine(lam, gram_matrix, correlate, free), least_squares.condition, note
+    return mult.refine(lam, gram_matrix, correlate, free), least_squares_problem.condition, note
 
 
 def identity_gap(lam: Tensor, margins: Tensor, order: float | None, size: float) -> float | None:
@@ -304,7 +307,7 @@ class KinkPairs:
         return len(self.row)
 
     def take(self, chosen: Tensor) -> KinkPairs:
-        """Return only the pairs that a mask or a vector of indices chooses."""
+        """Return only the pairs of a constraint and a neuron that a mask or a vector of indices chooses."""
         return KinkPairs(self.layer, self.row[chosen], self.neuron[chosen])
 
 
@@ -314,16 +317,17 @@ def clarke_residual(
 ) -> tuple[float, int, int, bool]:
     """Minimize the norm of the KKT residual over the gates at kinks, one hidden layer at a time.
 
-    At a kink a ReLU's input is zero, so its derivative (the gate) may be any number in [0, 1].
+    The KKT residual is the weights minus the weighted sum of the gradients of all margins. At a kink, a
+    ReLU's input is zero, so its derivative (the gate) may be any number in [0, 1].
 
     Args:
         model: The network.
         x: (n, d) samples.
-        rows: The constraints of the margin problem.
+        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
         plain: KKT residual if all gates at kinks are 0.
         tolerance: Relative size of a pre-activation that counts as zero.
         limit: Maximum number of gates in one layer that may be chosen freely.
-        end: Value of the monotonic clock after which no further gates are chosen.
+        end: Value of ``time.monotonic()`` after which no further gates are chosen.
 
     Returns:
         The smallest norm, which is at most the norm of ``plain``. Then the number of kinks, the number of
@@ -345,10 +349,10 @@ def clarke_residual(
 
 
 def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: float) -> KinkPairs:
-    """Find the samples i and neurons j with a pre-activation of zero up to a tolerance.
+    """Find the samples and neurons with a pre-activation of zero up to a tolerance.
 
-    The condition is |pre_ij| <= tolerance |(w_j, b_j)| |(a_i, 1)|, with the weights w_j and the bias b_j of
-    the neuron, and the input a_i of its layer.
+    Let a_i be the input of the layer for sample i, and let w_j and b_j be the weights and the bias of neuron
+    j. The pre-activation pre_ij counts as zero if |pre_ij| <= tolerance |(w_j, b_j)| |(a_i, 1)|.
 
     Args:
         model: The network.
@@ -381,72 +385,80 @@ def _free_layer(
 ) -> tuple[float, int, bool]:
     """Minimize the KKT residual over the gates at the kinks of one layer.
 
-    A gate is the derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there
-    are more than ``limit`` kinks, only some gates become variables of the quadratic program. Three steps are
-    repeated: estimate how much each gate reduces the residual, make the best gates variables, and solve.
+    The KKT residual is the weights minus the weighted sum of the gradients of all margins. A gate is the
+    derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there are more than
+    ``limit`` kinks, only some gates become variables of the quadratic program. Three steps are repeated:
+    estimate how much each gate reduces the residual, make the best gates variables, and solve.
 
     Args:
         model: The network.
         trace: Activations of the network at the samples.
-        rows: The constraints of the margin problem.
+        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
         pairs: Kinks of the layer.
         plain: KKT residual if all gates at kinks are 0.
         limit: Maximum number of gates that may be chosen freely.
-        end: Value of the monotonic clock after which no further gates are chosen.
+        end: Value of ``time.monotonic()`` after which no further gates are chosen.
 
     Returns:
         The norm of the residual, the number of freely chosen gates, and whether the last quadratic program
         was solved.
     """
-    is_open = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]
-    is_freed = torch.zeros(len(pairs), dtype=torch.bool)
+    gates_are_open = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]
+    gates_are_free = torch.zeros(len(pairs), dtype=torch.bool)
     residual, smallest_norm, is_solved = plain, norm(plain), True
     for _ in range(ROUNDS if len(pairs) > limit else 1):
-        if (room := limit - int(is_freed.sum())) <= 0:
+        if (room := limit - int(gates_are_free.sum())) <= 0:
             break
         gates_to_free = torch.arange(len(pairs))
         if len(pairs) > limit:
-            gains = _first_order_gain(model, trace, rows, pairs, residual)
-            gains = torch.where(is_open, -gains, gains).masked_fill(is_freed, -torch.inf)
+            residual_reductions = _first_order_gain(model, trace, rows, pairs, residual)
+            residual_reductions = torch.where(
+                gates_are_open, -residual_reductions, residual_reductions
+            ).masked_fill(gates_are_free, -torch.inf)
             # Each round adds only half of the gates that the limit still allows. Later rounds know a smaller
             # residual, and therefore choose more useful gates.
-            gates_to_free = gains.topk(max(1, room // 2)).indices
-            gates_to_free = gates_to_free[gains[gates_to_free] > 1e-12 * norm(plain) ** 2]
+            gates_to_free = residual_reductions.topk(max(1, room // 2)).indices
+            gates_to_free = gates_to_free[
+                residual_reductions[gates_to_free] > 1e-12 * norm(plain) ** 2
+            ]
         if not len(gates_to_free):
             break
         if time.monotonic() >= end:
             is_solved = False
             break
-        is_freed[gates_to_free] = True
-        freed_residual, is_solved = _solve_freed(model, trace, rows, pairs.take(is_freed), end)
+        gates_are_free[gates_to_free] = True
+        freed_residual, is_solved = _solve_freed(
+            model, trace, rows, pairs.take(gates_are_free), end
+        )
         if norm(freed_residual) < smallest_norm:
             residual, smallest_norm = freed_residual, norm(freed_residual)
-    return smallest_norm, int(is_freed.sum()), is_solved
+    return smallest_norm, int(gates_are_free.sum()), is_solved
 
 
 def _first_order_gain(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, residual: Theta
 ) -> Tensor:
-    """Estimate to first order how much opening each gate at a kink reduces the KKT residual.
+    """Estimate how much the KKT residual shrinks to first order if a gate at a kink changes from 0 to 1.
 
-    A gate is the derivative of a ReLU. Opening a gate means that it changes from 0 to 1, which adds a vector
-    to the gradient of the constraint. The gain of the gate is the inner product of the residual with this
-    vector. This inner product has two factors. The first is the derivative of the constraint's output with
-    respect to the neuron's activation. The second is the change of the neuron's pre-activation if the weights
-    change by the residual. So one forward pass computes the gains of all K gates, while K gradients would not
-    fit into memory.
+    A gate is the derivative of a ReLU. If the gate changes from 0 to 1, a vector is added to the gradient of
+    the constraint. The gain of the gate is the inner product of the residual with this vector. The inner
+    product is a product of two numbers. The first is the derivative of the constraint's margin with respect
+    to the neuron's activation. The second is the change of the neuron's pre-activation if the residual is
+    added to the weights. So one forward pass computes the gains of all K gates. The K gradients would not fit
+    into memory.
 
     Args:
         model: The network.
         trace: Activations of the network at the samples.
-        rows: The constraints of the margin problem.
+        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
         pairs: K kinks of a layer.
         residual: The KKT residual.
 
     Returns:
         (K,) gains, positive if opening the gate reduces the residual.
     """
-    # Changes of the layer's pre-activations if the weights change by the residual, to first order.
+    # First-order change of the pre-activations of layer ``pairs.layer`` if the residual is added to the
+    # weights.
     pre_activation_changes = torch.zeros((), dtype=torch.float64)
     for i, layer in enumerate(model.linears[: pairs.layer + 1]):
         if i:
@@ -465,7 +477,7 @@ def _first_order_gain(
 
 
 def _output_slopes(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
-    """Return the derivatives of R constraints' outputs with respect to a layer's h activations, (R, h)."""
+    """Return the derivatives (R, h) of R constraints' margins with respect to a layer's h activations."""
     signals = model.signals(trace, rows.covectors, rows.index)
     return signals[layer + 1] @ model.linears[layer + 1].weight.detach()
 
@@ -475,12 +487,13 @@ def compute_kink_columns(
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the columns of the quadratic program over multipliers and gates at kinks, as backward signals.
 
-    A gate is the derivative of a ReLU, and mu_j is the product of gate j and the multiplier of its
-    constraint. The weighted gradient of a constraint is the sum of two terms. The first is lam times the
-    gradient with all gates at kinks closed (0). The second is the sum of mu_j times the change of the
-    gradient if gate j alone is open (1). The sum is linear in (lam, mu), so each of these variables has one
-    column. An open gate does not change the gradients above the layer of the kinks, so its backward signal is
-    zero there.
+    A gate is the derivative of a ReLU, a kink is a sample at which a ReLU's input is zero, and mu_j is the
+    product of gate j and the multiplier of its constraint. The weighted gradient of a constraint is the sum
+    of two terms. The first is lam times the gradient with all gates at kinks closed (0). The second is the
+    sum of mu_j times the change of the gradient if gate j alone is open (1). The sum is linear in (lam, mu),
+    so each of these variables has one column. A column is a gradient, i.e. an outer product of a backward
+    signal and the layer's input in each layer. Only the backward signals are returned. An open gate does not
+    change the gradients above the layer of the kinks, so its backward signal is zero there.
 
     Args:
         model: The network.
@@ -498,22 +511,24 @@ def compute_kink_columns(
     gates_at_kinks = gates_at_kinks.index_put(
         (pairs.row, pairs.neuron), torch.zeros((), dtype=gates_at_kinks.dtype)
     )
-    opened_columns = torch.zeros(len(pairs), output_slopes.shape[1], dtype=output_slopes.dtype)
-    opened_columns[torch.arange(len(pairs)), pairs.neuron] = output_slopes[pairs.row, pairs.neuron]
+    gate_signals = torch.zeros(len(pairs), output_slopes.shape[1], dtype=output_slopes.dtype)
+    gate_signals[torch.arange(len(pairs)), pairs.neuron] = output_slopes[pairs.row, pairs.neuron]
     sample_index = torch.cat([rows.index, rows.index[pairs.row]])
-    signals = [torch.cat([output_slopes * gates_at_kinks, opened_columns])]
+    signals_by_layer = [torch.cat([output_slopes * gates_at_kinks, gate_signals])]
     for below in range(layer, 0, -1):
         gates_below = model.activation.derivative(trace.pre[below - 1])[sample_index]
-        signals.append(signals[-1] @ model.linears[below].weight.detach() * gates_below)
+        signals_by_layer.append(
+            signals_by_layer[-1] @ model.linears[below].weight.detach() * gates_below
+        )
     signals_above = model.signals(trace, rows.covectors, rows.index)[layer + 1 :]
     padded_signals = [torch.cat([s, s.new_zeros(len(pairs), s.shape[1])]) for s in signals_above]
-    return sample_index, signals[::-1] + padded_signals
+    return sample_index, signals_by_layer[::-1] + padded_signals
 
 
 def _solve_freed(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, end: float
 ) -> tuple[Theta, bool]:
-    """Minimize the KKT residual over multipliers and gates at kinks.
+    """Return the smallest KKT residual over multipliers and gates at kinks.
 
     The residual is computed again from the gradients, because the solver's value has rounding errors.
 
@@ -522,8 +537,10 @@ def _solve_freed(
     """
     index, signals = compute_kink_columns(model, trace, rows, pairs)
     theta = parameters(model)
-    factor = _factor(model, trace, index, signals)
-    z, is_solved = _solve_quadratic_program(factor, len(rows), pairs.row, end - time.monotonic())
+    least_squares_problem = _factor(model, trace, index, signals)
+    z, is_solved = _solve_quadratic_program(
+        least_squares_problem, len(rows), pairs.row, end - time.monotonic()
+    )
     residual: Theta = {}
     for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
         weighted_signal = z[:, None] * signal
@@ -541,9 +558,8 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> m
 
     Each column has as many entries as the network has weights. If all columns fit into memory, they are
     factorized by QR. Otherwise the Gram matrix of the columns is factorized. The Gram matrix squares the
-    condition number, but it is computed without the columns, from products of backward signals and products
-    of layer inputs. The inner product of a column with the weights is the sum of <signal, pre-activation>
-    over all layers.
+    condition number. But it is computed without the columns, from products of backward signals and products
+    of layer inputs.
 
     Args:
         model: The network.
@@ -559,8 +575,8 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> m
     if len(index) * parameter_count * 8 > mult.DENSE_BYTES // 2:
         inner_products = torch.zeros(len(index), dtype=torch.float64)
         for i, signal in enumerate(signals):
-            # For a layer with signal d, input a and pre-activation W a + b: <d a^T, W> + <d, b> = <d, W a +
-            # b>.
+            # The inner product of a gradient with the weights needs only pre-activations. If a layer has
+            # backward signal d, input a, weight W and bias b, then <d a^T, W> + <d, b> = <d, W a + b>.
             inner_products += (signal * trace.pre[i][index]).sum(1)
         return mult.factor_gram(mlp_gram(model, trace, index, signals), inner_products)
     columns = []
@@ -596,7 +612,7 @@ def _solve_quadratic_program(
     column_norms = np.linalg.norm(matrix, axis=0)
     column_norms = np.where(column_norms > 0, column_norms, 1.0)
     target_norm = max(float(np.linalg.norm(target)), 1e-300)
-    k, columns = matrix.shape
+    equation_count, columns = matrix.shape
     kinks, owner_rows = columns - rows, owner.numpy()
     upper_bounds = sparse.csc_matrix(
         (
@@ -606,12 +622,12 @@ def _solve_quadratic_program(
         shape=(kinks, columns),
     )
     equality_constraints = sparse.hstack(
-        [sparse.csc_matrix(matrix / column_norms), sparse.identity(k)]
+        [sparse.csc_matrix(matrix / column_norms), sparse.identity(equation_count)]
     )
     inequality_constraints = sparse.hstack(
         [
             sparse.vstack([-sparse.identity(columns), upper_bounds]),
-            sparse.csc_matrix((columns + kinks, k)),
+            sparse.csc_matrix((columns + kinks, equation_count)),
         ]
     )
     settings = clarabel.DefaultSettings()
@@ -619,11 +635,13 @@ def _solve_quadratic_program(
     settings.time_limit = max(seconds, 0.1)
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-12
     solver = clarabel.DefaultSolver(
-        sparse.block_diag([sparse.csc_matrix((columns, columns)), 2 * sparse.identity(k)], "csc"),
-        np.zeros(columns + k),
+        sparse.block_diag(
+            [sparse.csc_matrix((columns, columns)), 2 * sparse.identity(equation_count)], "csc"
+        ),
+        np.zeros(columns + equation_count),
         sparse.vstack([equality_constraints, inequality_constraints], "csc"),
         np.concatenate([target / target_norm, np.zeros(columns + kinks)]),
-        [clarabel.ZeroConeT(k), clarabel.NonnegativeConeT(columns + kinks)],
+        [clarabel.ZeroConeT(equation_count), clarabel.NonnegativeConeT(columns + kinks)],
         settings,
     )
     solution = solver.solve()

@@ -51,7 +51,8 @@ from residuum.theory.patterns import (
 from residuum.theory.rows import margins
 
 TOLERANCE = 1e-9  # a smaller relative residual, or relative gap to the margin, counts as zero
-WATCHED_CHUNK = 4  # slow rules for directions report progress after this number of samples
+# If directions of splits are computed by a slow rule, progress is reported after this number of samples.
+WATCHED_CHUNK = 4
 Watcher = Callable[[int, int], None]
 
 
@@ -115,6 +116,7 @@ class KKTSet:
             lam = fit_multipliers(model, x, rows, free=task == "regression")[0]
         if task == "binary":
             return cls((model,), parameters(model), x, y, lam.double(), y[:, None, None], task)
+        # For each sample, the sum of its constraints' covectors times multipliers.
         u = rows.combine(lam.double(), len(x))[:, None]
         return cls.from_covectors((model,), parameters(model), x, y, u, task)
 
@@ -130,11 +132,11 @@ class KKTSet:
     ) -> KKTSet:
         """Build a set from products of multipliers and covectors, as an attack finds them.
 
-        Each product u is factorized into a multiplier and a covector. For a binary network, the covector is
-        the label -1/+1. For several classes, the multiplier is the sum of the multipliers of all rival
-        classes. The covector contains the share of each rival class in this sum. In all other cases the
-        multiplier is the norm of u. Negative multipliers of margins are set to zero, because KKT points have
-        none.
+        Each product ``u`` is factorized into a multiplier and a covector (weights of the network's outputs).
+        For a binary network, the covector is the label -1/+1. For several classes, the multiplier is the sum
+        of the multipliers of all rival classes. The covector contains the share of each rival class in this
+        sum. In all other cases the multiplier is the norm of ``u``. Negative multipliers of margins are set
+        to zero, because multipliers are nonnegative at a KKT point.
 
         Args:
             models: Copies of the network, one for each of the P weight vectors at which gradients are taken.
@@ -150,15 +152,17 @@ class KKTSet:
         for model in models:
             check_piecewise_linear(model)
         if task == "binary":
-            signs = torch.where(y > 0, 1.0, -1.0).to(x)
-            multipliers = (u[:, 0, 0] * signs).clamp(min=0)
-            return cls(models, target, x, signs, multipliers, signs[:, None, None], task)
+            binary_labels = torch.where(y > 0, 1.0, -1.0).to(x)
+            multipliers = (u[:, 0, 0] * binary_labels).clamp(min=0)
+            return cls(
+                models, target, x, binary_labels, multipliers, binary_labels[:, None, None], task
+            )
         if task == "multiclass":
             y = y.long()
             one_hot_labels = torch.nn.functional.one_hot(y, u.shape[2])[:, None]
-            rival_part = torch.where(one_hot_labels.bool(), 0, u.clamp(max=0))
-            multipliers = -rival_part.sum((1, 2))
-            u = rival_part + one_hot_labels * multipliers[:, None, None]
+            rival_products = torch.where(one_hot_labels.bool(), 0, u.clamp(max=0))
+            multipliers = -rival_products.sum((1, 2))
+            u = rival_products + one_hot_labels * multipliers[:, None, None]
         else:
             multipliers = u.flatten(1).norm(dim=1)
         return cls(models, target, x, y, multipliers, _divide(u, multipliers), task)
@@ -265,9 +269,9 @@ class KKTSet:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the network is a KKT point of this set up to rounding."""
-        is_slackness_exact = self.delta is None or self.delta <= TOLERANCE
-        return self._has_valid_signs and is_slackness_exact and self.residual <= TOLERANCE
+        """Whether the network is a KKT point of the margin problem on this set, up to rounding."""
+        has_zero_delta = self.delta is None or self.delta <= TOLERANCE
+        return self._has_valid_signs and has_zero_delta and self.residual <= TOLERANCE
 
     @property
     def is_on_margin(self) -> bool:
@@ -285,15 +289,15 @@ class KKTSet:
             self.root.margins[self.root.row_multipliers > 0].max(),
         )
         tolerance = TOLERANCE * max(float(lowest.abs()), 1.0)
-        active_margins = self.margins[self.row_multipliers > 0]
+        margins_with_multiplier = self.margins[self.row_multipliers > 0]
         return bool(
             (self.margins >= lowest - tolerance).all()
-            and (active_margins <= highest + tolerance).all()
+            and (margins_with_multiplier <= highest + tolerance).all()
         )
 
     @property
     def is_full_kkt_set(self) -> bool:
-        """Whether the set is a KKT point as nearly as the original set.
+        """Whether the network is as close to a KKT point on this set as on the original set.
 
         The residual and ``delta`` must be at most those of the original set, and the margins must stay in the
         range of the original set.
@@ -306,7 +310,7 @@ class KKTSet:
 
     @cached_property
     def switches(self) -> Switches:
-        """The activation patterns of all samples."""
+        """The values of all switches at the samples, whose signs are the activation patterns."""
         return compute_switches(self.models, self.x)
 
     @cached_property
@@ -319,8 +323,10 @@ class KKTSet:
             return (covector * functional_call(model, theta, (sample[None],))[0]).sum()
 
         unit_covectors = torch.eye(output_count, dtype=self.x.dtype, device=self.x.device)
-        output_gradients = vmap(vmap(grad(weighted_output), (None, 0)), (0, None), chunk_size=64)
-        return output_gradients(self.x, unit_covectors).flatten(2)
+        compute_output_gradients = vmap(
+            vmap(grad(weighted_output), (None, 0)), (0, None), chunk_size=64
+        )
+        return compute_output_gradients(self.x, unit_covectors).flatten(2)
 
     @property
     def margin_slopes(self) -> Tensor:
@@ -353,9 +359,9 @@ class KKTSet:
         """Find directions along which samples can be split without a change of their margins.
 
         Args:
-            name: Key of ``DIRECTIONS``, the rule that chooses directions.
+            name: Name of the rule that chooses directions, a key of ``DIRECTIONS``.
             samples: Indices of the k samples, by default all samples.
-            watch: Called with the number of finished samples and the number of all samples.
+            watch: Function that is called with the number of finished samples and the number of all samples.
 
         Returns:
             (k, d) unit directions.
@@ -391,7 +397,7 @@ class KKTSet:
         if i == k:
             raise HypothesisError(
                 "label",
-                f"Merging needs two samples that differ; got sample {i} twice.",
+                f"To merge two samples, their indices must differ; got sample {i} twice.",
                 "Pass the index of another sample.",
             )
         self._check_mergeable(i, k)
@@ -416,7 +422,7 @@ class KKTSet:
         return self._merged(groups), groups
 
     def _merged(self, groups: list[list[int]]) -> KKTSet:
-        """Merge each group of samples into one sample, which takes the place of the group's first sample."""
+        """Return a set in which one sample, the weighted mean of a group, takes the place of each group."""
         groups = sorted(groups)
         first_samples = torch.tensor([group[0] for group in groups])
         lam = torch.stack([self.lam[group].sum() for group in groups])
@@ -434,7 +440,7 @@ class KKTSet:
         if self.task in ("binary", "multiclass") and self.y[i] != self.y[k]:
             raise HypothesisError(
                 "label",
-                f"Merging needs samples of the same label; samples {i} and {k} have the labels "
+                f"To merge two samples, their labels must be equal; got samples {i} and {k} with the labels "
                 f"{self.y[i]:g} and {self.y[k]:g}.",
                 "Merge samples of the same class.",
             )
@@ -442,16 +448,17 @@ class KKTSet:
         if float((self.covectors[i] - self.covectors[k]).norm()) > TOLERANCE * covector_norm:
             raise HypothesisError(
                 "multiplier",
-                f"Merging needs proportional multipliers over rival classes or outputs; the multipliers of "
-                f"samples {i} and {k} are not proportional.",
+                "To merge two samples, their multipliers for all rival classes (or for all outputs) must be "
+                f"proportional; got samples {i} and {k}, whose multipliers are not proportional.",
                 "Merge samples whose multipliers agree up to one positive factor.",
             )
         is_different = self.switches.pattern[i] != self.switches.pattern[k]
         if is_different.any():
             raise HypothesisError(
                 "pattern",
-                f"Merging needs samples of the same activation pattern; samples {i} and {k} differ at "
-                f"{int(is_different.sum())} neurons: {self.switches.names(is_different)}.",
+                "To merge two samples, their activation patterns must be equal; got samples "
+                f"{i} and {k}, which differ at {int(is_different.sum())} neurons: "
+                f"{self.switches.names(is_different)}.",
                 "Merge samples of the same pattern.",
             )
 
@@ -521,9 +528,9 @@ class KKTSet:
         if not bool(((alpha > 0) & (beta > 0) & (alpha + beta).isfinite()).all()):
             raise HypothesisError(
                 "budget",
-                "Both halves of a split must move by a positive finite length; at least one length is not "
-                "positive and finite.",
-                "Pass positive finite lengths.",
+                "Both halves of a split sample must move by a positive finite length; got a length that is "
+                "not positive and finite.",
+                "Pass positive finite lengths 'alpha' and 'beta'.",
             )
         if check:
             self._check_budget(indices, nu, alpha, beta)
@@ -531,9 +538,9 @@ class KKTSet:
         unit_steps = nu.reshape(len(indices), *self.x.shape[1:])
         backward_shares = alpha / (alpha + beta)
         copies_per_sample = torch.ones(len(self), dtype=torch.long).index_fill(0, indices, 2)
-        # Indices of the first halves in the new set.
+        # Each split sample has two halves. These are the indices of the first halves in the new set.
         first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[indices]
-        x, y, lam, c = (
+        x, y, lam, covectors = (
             t.repeat_interleave(copies_per_sample, 0)
             for t in (self.x, self.y, self.lam, self.covectors)
         )
@@ -541,7 +548,7 @@ class KKTSet:
         x[first_halves + 1] -= beta.reshape(broadcast_shape) * unit_steps
         lam[first_halves] *= 1 - backward_shares
         lam[first_halves + 1] *= backward_shares
-        return self._with(x, y, lam, c)
+        return self._with(x, y, lam, covectors)
 
     def used(self) -> KKTSet:
         """Return the set without the samples whose multiplier is zero.
@@ -576,20 +583,21 @@ class KKTSet:
         if not 0 < r < float("inf"):
             raise HypothesisError(
                 "budget",
-                f"The smallest distance to the original samples must be positive and finite; got {r}.",
+                f"The distance 'r' from the original samples must be positive and finite; got {r}.",
                 "Pass a positive number.",
             )
-        ignored_directions = find_hidden_basis(self.models, self.x)
-        if not ignored_directions.shape[1]:
+        null_space_basis = find_hidden_basis(self.models, self.x)
+        if not null_space_basis.shape[1]:
             raise HypothesisError(
                 "subspace",
                 "Samples can move without limit only along a direction that is orthogonal to the weights "
-                f"of all neurons of the first layer; got a layer of full rank {self.x[0].numel()}.",
+                f"of all neurons of the first layer; got weights of full rank {self.x[0].numel()}, "
+                "to which no direction is orthogonal.",
                 "Split samples by shorter distances: call split_all, or pass --budget-frac.",
             )
-        nu, used = ignored_directions[:, 0], self.used()
-        components = self.x.flatten(1) @ nu
-        length = r * (1 + 1e-12) + float(components.max() - components.min())
+        nu, used = null_space_basis[:, 0], self.used()
+        components_along_nu = self.x.flatten(1) @ nu
+        length = r * (1 + 1e-12) + float(components_along_nu.max() - components_along_nu.min())
         lengths = torch.full((len(used),), length, dtype=torch.float64)
         return dataclasses.replace(used.split_all(nu[None], lengths), parent=self)
 
@@ -598,7 +606,7 @@ class KKTSet:
         return float(l2(self.x, other.x).min())
 
     def _check_budget(self, indices: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        """Raise an error if a half of a split would leave the activation pattern of its sample."""
+        """Raise an error if a split moves a half of a sample out of the activation pattern of the sample."""
         budgets = self.budgets(nu, indices)
         blocked_samples = (
             ((alpha >= budgets.alpha) | (beta >= budgets.beta)).nonzero()[:, 0].tolist()
@@ -610,14 +618,14 @@ class KKTSet:
         if kinks:
             raise HypothesisError(
                 "kink",
-                "If the input of a ReLU is exactly zero at a sample, the sample cannot be split along a "
-                f"direction that changes this input; got sample {i}, at which the inputs of {kinks} "
+                "If the input of a ReLU is exactly zero at a sample, the sample must be split along a "
+                f"direction that does not change this input; got sample {i}, at which the inputs of {kinks} "
                 f"neurons are zero: {budgets.names(first_blocked)}.",
-                "Use a direction that does not change these inputs: directions('softest').",
+                "Pass a direction that does not change these inputs, such as KKTSet.directions('softest').",
             )
         raise HypothesisError(
             "budget",
-            "Both halves of a split must keep the activation pattern of their sample. So sample "
+            "Both halves of a split sample must keep its activation pattern. So the halves of sample "
             f"{i} must move by less than {float(budgets.alpha[first_blocked]):.6g} forwards and "
             f"{float(budgets.beta[first_blocked]):.6g} backwards; got {float(alpha[first_blocked]):.6g} "
             f"and {float(beta[first_blocked]):.6g}. The limiting neurons are {budgets.names(first_blocked)}.",
@@ -629,8 +637,8 @@ class KKTSet:
         if without_multiplier:
             raise HypothesisError(
                 "multiplier",
-                "Merging and splitting need positive multipliers; the multiplier of sample "
-                f"{without_multiplier[0]} is {float(self.lam[without_multiplier[0]]):g}.",
+                "Only samples with positive multipliers can be merged or split; got sample "
+                f"{without_multiplier[0]} with multiplier {float(self.lam[without_multiplier[0]]):g}.",
                 "Remove samples with multiplier zero by calling KKTSet.used(), because these samples do not "
                 "contribute to the weights.",
             )
@@ -644,5 +652,5 @@ def _rivals(y: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _divide(u: Tensor, multipliers: Tensor) -> Tensor:
-    """Divide the (n, P, C) products ``u`` by the (n,) multipliers. Where a multiplier is 0, divide by 1."""
+    """Return the (n, P, C) products ``u`` over the (n,) multipliers. A multiplier of 0 is replaced by 1."""
     return u / torch.where(multipliers > 0, multipliers, 1.0)[:, None, None]

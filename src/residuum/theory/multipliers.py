@@ -20,10 +20,12 @@ from torch import Tensor
 
 from residuum.errors import InconclusiveError
 
-# If the condition number of the Gram matrix is larger, multipliers have fewer than four correct digits.
+# If the condition number of the gradients' Gram matrix exceeds this limit, the fitted multipliers have fewer
+# than four correct digits.
 MAX_CONDITION = 1e12
-REFINEMENTS = 2  # number of steps of iterative refinement, each of which gives more correct digits
-DENSE_BYTES = 1 << 30  # largest size of dense gradients, in bytes, for a QR factorization
+# Number of steps of iterative refinement. Each step gives the fitted multipliers more correct digits.
+REFINEMENTS = 2
+DENSE_BYTES = 1 << 30  # largest size in bytes of a matrix of gradients for a QR factorization
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
             "Check the preprocessing of the data.",
         )
     smallest_eigenvalue = float(eigenvalues[0])
-    # If G = V diag(s) V', then F = diag(sqrt(s)) V' and h = diag(1 / sqrt(s)) V' inner.
+    # The Gram matrix is G = V diag(s) V'. So F = diag(sqrt(s)) V' obeys F' F = G, and h = diag(1 / sqrt(s))
+    # V' inner obeys F' h = inner.
     is_kept = eigenvalues > 1e-14 * largest_eigenvalue
     root_eigenvalues = eigenvalues[is_kept].sqrt()
     # The columns of zero gradients are set to zero exactly. Otherwise their rounding errors would lead to
@@ -156,16 +159,16 @@ def refine(lam: Tensor, gram: Tensor, correlate: Callable[[Tensor], Tensor], fre
     Returns:
         (R,) refined multipliers.
     """
-    support = torch.ones_like(lam, dtype=torch.bool) if free else lam > 0
-    if not support.any():
+    is_adjustable = torch.ones_like(lam, dtype=torch.bool) if free else lam > 0
+    if not is_adjustable.any():
         return lam
-    gram_of_support = gram[support][:, support]
+    adjustable_gram = gram[is_adjustable][:, is_adjustable]
     for _ in range(REFINEMENTS):
         correction = torch.linalg.lstsq(
-            gram_of_support, correlate(lam)[support][:, None], rcond=1e-13, driver="gelsd"
+            adjustable_gram, correlate(lam)[is_adjustable][:, None], rcond=1e-13, driver="gelsd"
         ).solution
         lam = lam.clone()
-        lam[support] += correction[:, 0]
+        lam[is_adjustable] += correction[:, 0]
         if not free:
             lam.clamp_(min=0)
     return lam

@@ -58,7 +58,10 @@ class HypothesisError(InputError):
 
 @dataclass(frozen=True)
 class Switches:
-    """The values of all switches (activation boundaries) of a network at n samples.
+    """The values of all switches of a network at n samples.
+
+    A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU. It
+    is zero on an activation boundary.
 
     Attributes:
         layers: Name of each layer and number of its switches, in the order of ``values``.
@@ -94,7 +97,9 @@ class Switches:
 
 
 def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
-    """Compute the values of all switches (activation boundaries) at samples.
+    """Compute the values of all switches at samples.
+
+    A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -105,15 +110,18 @@ def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
     """
     layers, values = [], []
     for i, model in enumerate(models):
-        copy_prefix = f"point {i}: " if len(models) > 1 else ""
+        # A switch is named after its copy of the network ("point"), its layer and its number in the layer.
+        copy_name = f"point {i}: " if len(models) > 1 else ""
         for name, value in record_switches(model, x):
-            layers.append((copy_prefix + name, value.shape[1]))
+            layers.append((copy_name + name, value.shape[1]))
             values.append(value)
     return Switches(tuple(layers), torch.cat([x.new_zeros(len(x), 0), *values], 1).detach())
 
 
 def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Tensor:
-    """Differentiate every switch (activation boundary) at each sample along a direction.
+    """Differentiate every switch at each sample along a direction.
+
+    A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -132,7 +140,9 @@ def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) ->
 
 
 def compute_slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Return the gradients of all switches (activation boundaries) at one sample.
+    """Return the gradients of all switches at one sample.
+
+    A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -144,21 +154,24 @@ def compute_slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     chains = [chain for model in models if (chain := dense_chain(model)) is not None]
     if len(chains) == len(models):
         return torch.cat([_chain_slopes(chain, x) for chain in chains])
-    d = x.numel()
-    basis = torch.eye(d, dtype=x.dtype, device=x.device).reshape(d, *x.shape)
+    entry_count = x.numel()
+    unit_directions = torch.eye(entry_count, dtype=x.dtype, device=x.device).reshape(
+        entry_count, *x.shape
+    )
     slope_blocks = [
         compute_slopes(models, x.expand(len(directions), *x.shape).contiguous(), directions)
-        for directions in basis.split(CHUNK)
+        for directions in unit_directions.split(CHUNK)
     ]
     return torch.cat(slope_blocks).T
 
 
 @torch.no_grad()
 def _chain_slopes(chain: MLP, x: Tensor) -> Tensor:
-    """Return the gradients of an MLP's hidden pre-activations with respect to its input, by layer.
+    """Return the gradients of all hidden pre-activations of an MLP with respect to one sample x.
 
-    The gradients are W_1, W_2 diag(gates_1) W_1, and so on. W_l is the weight of layer l, and gates_l are the
-    derivatives of its activation.
+    Pre-activations are the inputs of activation functions. The gradients of the first layer's pre-activations
+    are W_1, those of the second layer are W_2 diag(gates_1) W_1, and so on. W_l is the weight of layer l, and
+    gates_l are the derivatives of its activation.
     """
     layer_slopes, slopes_below = [x.new_zeros(0, x.numel())], chain.linears[0].weight
     if not isinstance(chain.activation, Linear):
@@ -172,7 +185,7 @@ def _chain_slopes(chain: MLP, x: Tensor) -> Tensor:
 def estimate_slope_sizes(
     models: Sequence[nn.Module], x: Tensor, layers: Sequence[tuple[str, int]]
 ) -> Tensor:
-    """Estimate how large the slopes of switches are in each layer.
+    """Estimate how large the slopes of switches (inputs of ReLUs, for example) are in each layer.
 
     The estimate is the largest slope in the layer along a direction with random entries -1 and +1. It is used
     to recognize rounding errors: slopes below 1e-13 times the estimate count as zero.
@@ -185,13 +198,19 @@ def estimate_slope_sizes(
     Returns:
         (n, K) sizes, equal for all switches of a layer.
     """
-    signs = torch.randint(0, 2, x.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
-    all_slopes = compute_slopes(models, x, signs.to(x.dtype)).abs()
+    sign_direction = (
+        torch.randint(0, 2, x.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
+    )
+    all_slopes = compute_slopes(models, x, sign_direction.to(x.dtype)).abs()
     slopes_by_layer = all_slopes.split([size for _, size in layers], 1) if layers else ()
     return torch.cat(
         [
             all_slopes[:, :0],
-            *(p.amax(1, keepdim=True).expand_as(p) for p in slopes_by_layer if p.shape[1]),
+            *(
+                layer_slopes.amax(1, keepdim=True).expand_as(layer_slopes)
+                for layer_slopes in slopes_by_layer
+                if layer_slopes.shape[1]
+            ),
         ],
         1,
     )
@@ -199,19 +218,19 @@ def estimate_slope_sizes(
 
 def check_piecewise_linear(model: nn.Module) -> None:
     """Raise an error if a module of the network is not piecewise linear."""
-    supported = (*_PIECEWISE, *_AFFINE, nn.MaxPool2d)
+    supported_types = (*_PIECEWISE, *_AFFINE, nn.MaxPool2d)
     leaf_modules = [m for m in model.modules() if not list(m.children()) and m is not model]
-    unsupported = [m for m in leaf_modules if not isinstance(m, supported)]
+    unsupported = [m for m in leaf_modules if not isinstance(m, supported_types)]
     unsupported += [
         m for m in leaf_modules if isinstance(m, nn.MaxPool2d) and (m.padding or m.dilation != 1)
     ]
-    if not unsupported and (leaf_modules or isinstance(model, supported)):
+    if not unsupported and (leaf_modules or isinstance(model, supported_types)):
         return
     module_name = str(unsupported[0]) if unsupported else type(model).__name__
     raise HypothesisError(
         "pattern",
-        "Merging and splitting need a piecewise linear network of supported modules; got the unsupported "
-        f"module {module_name}.",
+        "Samples can be merged and split only for a piecewise linear network of supported modules; got the "
+        f"unsupported module {module_name}.",
         "Use ReLU and max pooling as separate modules.",
     )
 
@@ -234,7 +253,9 @@ def record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
 
     def hook(name: str, module: nn.Module, z: Tensor) -> None:
         switch_values = (
-            _compute_leads(module, z) if isinstance(module, nn.MaxPool2d) else z.flatten(1)
+            _compute_distances_to_maximum(module, z)
+            if isinstance(module, nn.MaxPool2d)
+            else z.flatten(1)
         )
         earlier_calls = sum(other.partition("#")[0] == name for other, _ in records)
         records.append((f"{name}#{earlier_calls}" if earlier_calls else name, switch_values))
@@ -252,8 +273,8 @@ def record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
     return records
 
 
-def _compute_leads(module: nn.MaxPool2d, z: Tensor) -> Tensor:
-    """Return how much smaller the entries of each pooling window are than the largest entry, (n, units)."""
+def _compute_distances_to_maximum(module: nn.MaxPool2d, z: Tensor) -> Tensor:
+    """Return how much smaller each entry of a pooling window is than the largest entry, (n, units)."""
     windows = F.unfold(z, module.kernel_size, stride=module.stride)
     window_entries = windows.reshape(len(z), z.shape[1], -1, windows.shape[-1])
     return (window_entries.max(2, keepdim=True).values - window_entries).flatten(1)

@@ -44,7 +44,8 @@ DEAD_TOLERANCE = 1e-6
 SPECTRAL_TOLERANCE = 1e-8
 # Singular values below this share of the largest are rounding errors, if the weights are less precise.
 SINGLE_TOLERANCE = 1e-5
-# Eigenvalues of the kernel matrix below this share of the largest eigenvalue count as zero.
+# The kernel matrix of the neurons has the entries (W_p.W_q)^(alpha-1), with the neurons' input weights W_p.
+# Its eigenvalues below this share of the largest eigenvalue count as zero.
 KERNEL_TOLERANCE = 1e-12
 # ``Neurons.carrying`` counts the neurons that together hold this share of the squared norm of all weights.
 CARRIED_SHARE = 0.999
@@ -101,7 +102,7 @@ class SignalSubspace:
 
     @property
     def rank(self) -> int:
-        """The dimension r of the span."""
+        """The dimension r of the span of the neurons' input weights."""
         return self.basis.shape[1]
 
 
@@ -132,23 +133,25 @@ class Interpolant:
     condition: float
 
     def __call__(self, w: Tensor) -> Tensor:
-        """Return the values (k, r) of the function at k points ``w`` (k, r)."""
+        """Return the values (k, r) of the interpolated function f at k points ``w`` (k, r)."""
         return (w @ self.directions.T) ** (self.degree - 1) @ self.coefficients
 
     def slice(self, v: Tensor) -> Tensor:
-        """Return the (r, r) derivative of the function at ``v`` (r,), divided by alpha-1 and symmetrized.
+        """Return the (r, r) derivative of f at ``v`` (r,), divided by alpha-1 and symmetrized.
 
-        For samples x_i with signed multipliers b_i, the result is sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T.
+        f is the interpolated function. For samples x_i with signed multipliers b_i, the result is sum_i b_i
+        (x_i.v)^(alpha-2) x_i x_i^T.
         """
-        slice_weights = (self.directions @ v) ** (self.degree - 2)
-        matrix = self.coefficients.T @ (slice_weights[:, None] * self.directions)
+        kernel_values = (self.directions @ v) ** (self.degree - 2)
+        matrix = self.coefficients.T @ (kernel_values[:, None] * self.directions)
         return (matrix + matrix.T) / 2
 
 
 def find_live_neurons(model: nn.Module) -> Neurons:
-    """Return the neurons of a polynomial network that depend on the data.
+    """Return the neurons of a polynomial network whose weights are not zero.
 
-    At a KKT point a neuron with a zero output weight has zero input weights, so it is ignored.
+    Neurons with zero weights contain nothing about the data. At a KKT point, a neuron with a zero output
+    weight has zero input weights, so it is ignored too.
 
     Args:
         model: A polynomial network.
@@ -161,7 +164,7 @@ def find_live_neurons(model: nn.Module) -> Neurons:
     """
     if not isinstance(model, PolynomialNetwork) or not isinstance(model.activation, Polynomial):
         raise InputError(
-            "Identifiability needs a network sum_j a_j sigma(W_j.x) with a polynomial sigma; got a "
+            "The network must have the form sum_j a_j sigma(W_j.x) with a polynomial sigma; got a "
             f"{_describe(model)}.",
             "Use `PolynomialNetwork(inputs, width, Polynomial((0, 0, 0, 1)))`.",
         )
@@ -169,21 +172,21 @@ def find_live_neurons(model: nn.Module) -> Neurons:
     w, a = raw.double(), model.coefficient.detach().cpu().double()
     if len(a) == 0:
         raise InputError(
-            "Identifiability needs a network with neurons; the width of this network is 0.",
+            "The network must have at least one neuron; got a network of width 0.",
             "Pass a network of width 1 or more.",
         )
     if not (w.isfinite().all() and a.isfinite().all()):
         raise InputError(
-            "Identifiability needs finite weights; some weights of the network are infinite or NaN.",
-            "Check the checkpoint.",
+            "The weights of the network must be finite; got infinite or NaN weights.",
+            "Check the file that contains the weights.",
         )
     norms = w.norm(dim=1)
     is_live = (a.abs() > DEAD_TOLERANCE * a.abs().max()) & (norms > DEAD_TOLERANCE * norms.max())
     if not is_live.any():
         raise InputError(
-            "Identifiability needs a neuron with nonzero weights; every neuron of this network has zero "
+            "At least one neuron must have nonzero weights; got a network in which every neuron has zero "
             "input weights or a zero output weight.",
-            "Check the checkpoint.",
+            "Check the file that contains the weights.",
         )
     alpha = activation.degree
     balance_gap = (norms**2 - alpha * a**2).abs().max() / (norms**2).max()
@@ -220,25 +223,31 @@ def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> Signa
     Raises:
         InputError: If the rank is larger than the dimension of the span.
     """
-    _, spectrum, rows = torch.linalg.svd(neurons.weight, full_matrices=False)
-    max_rank = len(spectrum)
-    r = int((spectrum > neurons.tolerance * spectrum[0]).sum()) if rank is None else rank
+    _, singular_values, rows = torch.linalg.svd(neurons.weight, full_matrices=False)
+    max_rank = len(singular_values)
+    r = (
+        int((singular_values > neurons.tolerance * singular_values[0]).sum())
+        if rank is None
+        else rank
+    )
     if not 1 <= r <= max_rank:
         raise InputError(
-            f"The rank must lie between 1 and {max_rank}, because the network has "
+            f"The option 'rank' must lie between 1 and {max_rank}, because the network has "
             f"{len(neurons.weight)} neurons with nonzero weights and {neurons.weight.shape[1]} inputs; "
             f"got {r}.",
-            "Omit the rank to estimate it from the spectrum.",
+            "Omit 'rank' to estimate it from the singular values.",
         )
-    if spectrum[r - 1] <= 1e-14 * spectrum[0]:
+    if singular_values[r - 1] <= 1e-14 * singular_values[0]:
         raise InputError(
-            "The rank must not exceed the dimension of the span of the neurons; "
-            f"the neurons span fewer than {r} dimensions.",
-            "Omit the rank to estimate it from the spectrum.",
+            "The option 'rank' must not exceed the dimension of the span of the neurons' input weights; "
+            f"got {r}, but the neurons span fewer than {r} dimensions.",
+            "Omit 'rank' to estimate it from the singular values.",
         )
-    gap = float(spectrum[r] / spectrum[r - 1]) if r < max_rank else 0.0
-    outside = float(spectrum[r:].norm() / spectrum.norm())
-    return SignalSubspace(rows[:r].T.contiguous(), gap, outside)
+    singular_value_ratio = (
+        float(singular_values[r] / singular_values[r - 1]) if r < max_rank else 0.0
+    )
+    outside_share = float(singular_values[r:].norm() / singular_values.norm())
+    return SignalSubspace(rows[:r].T.contiguous(), singular_value_ratio, outside_share)
 
 
 def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
@@ -266,10 +275,11 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
         neurons.coefficient[is_live, None],
     )
     directions = projections / norms
-    equation_factors = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
-    values = projections / equation_factors
+    # At a KKT point, the input weights of neuron j are this factor times the value of f.
+    weight_per_value = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
+    values = projections / weight_per_value
     eigenvalues, vectors = torch.linalg.eigh((directions @ directions.T) ** (alpha - 1))
-    # The kernel matrix has no negative eigenvalues, because it is a Gram matrix of monomials.
+    # The kernel matrix has inner products of monomials as entries, so it has no negative eigenvalues.
     is_nonzero = eigenvalues > KERNEL_TOLERANCE * eigenvalues[-1]
     eigenvalues, vectors = eigenvalues[is_nonzero], vectors[:, is_nonzero]
     interpolant_coefficients = vectors @ ((vectors.T @ values) / eigenvalues[:, None])
@@ -278,7 +288,7 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
         directions,
         values,
         interpolant_coefficients,
-        equation_factors[:, 0].abs(),
+        weight_per_value[:, 0].abs(),
         alpha,
         len(eigenvalues),
         condition_number,
@@ -299,11 +309,11 @@ def measure_identifiability(model: nn.Module, rank: int | None = None) -> Identi
         rank: Dimension of the span of the neurons, by default estimated from the singular values.
 
     Returns:
-        The conditions. The record has fields for recovered samples, which are empty.
+        The conditions. The fields of the record for recovered samples are empty, because none are recovered.
     """
     neurons = find_live_neurons(model)
-    signal = estimate_signal_subspace(neurons, rank)
-    return measure_conditions(neurons, signal, interpolate(neurons, signal))
+    signal_subspace = estimate_signal_subspace(neurons, rank)
+    return measure_conditions(neurons, signal_subspace, interpolate(neurons, signal_subspace))
 
 
 def count_form_coefficients(r: int, alpha: int) -> int:
@@ -333,7 +343,7 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
         f: The interpolant from :func:`interpolate`.
 
     Returns:
-        The conditions. The record has fields for recovered samples, which are empty.
+        The conditions. The fields of the record for recovered samples are empty, because none are recovered.
     """
     alpha, r = neurons.degree, signal.rank
     coefficient_count = count_form_coefficients(r, alpha)
@@ -343,7 +353,7 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
     if alpha == 2:
         eigenvalues, vectors = torch.linalg.eigh(f.slice(torch.ones(r, dtype=torch.float64)))
         eigenvectors = signal.basis @ vectors
-    empty = torch.zeros(0, dtype=torch.float64)
+    no_samples = torch.zeros(0, dtype=torch.float64)
     shared_fields = ("balance_gap", "carrying", "dead", "theta_norm")
     return Identification(
         arch="",
@@ -358,10 +368,10 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
         neurons=len(neurons.coefficient),
         **{name: getattr(neurons, name) for name in shared_fields},
         symmetry=_symmetry(alpha),
-        x=empty.reshape(0, len(signal.basis)),
-        weights=empty,
-        residuals=empty,
-        certified=empty.bool(),
+        x=no_samples.reshape(0, len(signal.basis)),
+        weights=no_samples,
+        residuals=no_samples,
+        certified=no_samples.bool(),
         aggregate=sum_over_samples,
         eigenvalues=eigenvalues,
         eigenvectors=eigenvectors,
@@ -371,19 +381,23 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
 
 def _symmetry(alpha: int) -> str:
     if alpha < 3:
-        return "samples with equal aggregates"
+        return "samples with equal weighted sums"
     sign_symmetry = "(x, b) ~ (-x, -b)" if alpha % 2 else "x ~ -x"
     scale_symmetry = f"(x, b) ~ (t x, b / t^{alpha})"
     return f"{sign_symmetry}; {scale_symmetry}; order; samples collinear in the neurons' span count as one"
 
 
 def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
-    """Return notes that tell the reader what the results of the check mean."""
+    """Return notes that say whether the weights determine the samples, and how reliable this answer is."""
     notes = []
     if neurons.degree == 1:
-        notes.append("degree 1: only sum_i lam_i y_i x_i is determined, samples are not")
+        notes.append(
+            "degree 1: the weights determine only sum_i lam_i y_i x_i and not the samples x_i"
+        )
     elif neurons.degree == 2:
-        notes.append("degree 2: only sum_i lam_i y_i x_i x_i^T is determined, samples are not")
+        notes.append(
+            "degree 2: the weights determine only sum_i lam_i y_i x_i x_i^T and not the samples x_i"
+        )
     elif rank < full:
         notes.append(
             f"rank deficient: the kernel matrix K of the neurons has rank {rank} of {full}, so the weights "
@@ -406,5 +420,7 @@ def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
             f"the norm |theta| of the weights is {neurons.theta_norm:.4g}, and margins need the samples"
         )
     if neurons.dead:
-        notes.append(f"{neurons.dead} neurons with zero output or zero weight were ignored")
+        notes.append(
+            f"{neurons.dead} neurons with zero input weights or zero output weight were ignored"
+        )
     return notes

@@ -44,7 +44,8 @@ def choose_task(task: str, outputs: int) -> str:
     if (task == "binary" and outputs != 1) or (task == "multiclass" and outputs < 2):
         raise InputError(
             f"The task {task!r} needs a network with "
-            f"{'one output' if task == 'binary' else 'two or more outputs'}; this network has {outputs}.",
+            f"{'one output' if task == 'binary' else 'two or more outputs'}; got a network "
+            f"whose number of outputs is {outputs}.",
             f"Pass --task {'multiclass' if outputs > 1 else 'binary'}.",
         )
     return task
@@ -71,17 +72,19 @@ def normalize_labels(y: Tensor, task: str, outputs: int) -> Tensor:
             raise DataError(
                 f"Regression needs one target per output; got {targets.shape[1]} targets for {outputs} "
                 "outputs.",
-                "Save y as (n, outputs).",
+                "Save the targets 'y' with shape (n, outputs).",
             )
         return targets
     label_values = set(y.flatten().tolist())
     if y.ndim != 1:
         raise DataError(
-            f"Labels must be a vector; got shape {tuple(y.shape)}.", "Save y with shape (n,)."
+            f"Labels must be a vector; got shape {tuple(y.shape)}.",
+            "Save the labels 'y' with shape (n,).",
         )
     if len(label_values) < 2:
         raise DataError(
-            f"Labels of at least two classes are needed; all {len(y)} labels are {label_values.pop()}.",
+            f"Labels must belong to at least two classes; got {len(y)} labels that are all "
+            f"{label_values.pop()}.",
             "Add samples of another class, because a single class has no margin.",
         )
     if task == "binary":
@@ -169,14 +172,14 @@ def constraint_rows(outputs: Tensor, y: Tensor, task: str, rivals: str = "tied")
     all_margins = margins(outputs, y)
     smallest_margins = all_margins.amin(1, keepdim=True)
     if rivals == "best":
-        is_constraint = torch.zeros_like(all_margins, dtype=torch.bool).scatter(
+        has_constraint = torch.zeros_like(all_margins, dtype=torch.bool).scatter(
             1, all_margins.argmin(1, keepdim=True), True
         )
     else:
-        is_constraint = all_margins <= smallest_margins + TIED_TOLERANCE * smallest_margins.abs()
-    index, rival = is_constraint.nonzero(as_tuple=True)
-    row_numbers = torch.arange(len(index))
+        has_constraint = all_margins <= smallest_margins + TIED_TOLERANCE * smallest_margins.abs()
+    index, rival = has_constraint.nonzero(as_tuple=True)
+    constraint_numbers = torch.arange(len(index))
     covectors = outputs.new_zeros(len(index), classes)
-    covectors[row_numbers, y[index]] = 1
-    covectors[row_numbers, rival] = -1
+    covectors[constraint_numbers, y[index]] = 1
+    covectors[constraint_numbers, rival] = -1
     return Rows(index, covectors)

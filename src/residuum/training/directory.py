@@ -25,7 +25,7 @@ class TrainingRun(RunDir):
     what, files, summary = "a training", (SUMMARY,), SUMMARY
 
     def expected_files(self) -> Collection[str]:
-        """Return the names of the summary and, if it holds a saved state, of the folder ``private``."""
+        """Return the names of the summary file and, if there is a saved state, of the folder ``private``."""
         return {SUMMARY, *({"private"} if (self.path / STATE).is_file() else ())}
 
 
@@ -72,7 +72,7 @@ def write_run(
         files.insert(0, "model.safetensors")
         save_checkpoint(network, out / files[0])
     summary = _summary(network, split, state)
-    protocol = {
+    run_description = {
         **summary,
         "data": split.train.name,
         "config": config.to_json(),
@@ -81,7 +81,7 @@ def write_run(
         "environment": environment(device),
         "history": list(state.history),
     }
-    write_json(out / SUMMARY, protocol)
+    write_json(out / SUMMARY, run_description)
     if state.status == DIVERGED:
         raise InconclusiveError(
             "The loss and the weights must stay finite; the training diverged before step "
@@ -93,13 +93,13 @@ def write_run(
 
 def _summary(network: Network, split: Split, state: TrainingState) -> dict[str, Any]:
     has_diverged = state.status == DIVERGED
-    last_record = state.history[-1] if state.history else {}
+    last_history_entry = state.history[-1] if state.history else {}
     return {
         "status": state.status,
         "steps": state.step,
-        "loss": last_record.get("loss"),
-        "margin": last_record.get("margin"),
-        "theta_norm": last_record.get("norm"),
+        "loss": last_history_entry.get("loss"),
+        "margin": last_history_entry.get("margin"),
+        "theta_norm": last_history_entry.get("norm"),
         "train_accuracy": None if has_diverged else _accuracy(network, split.train),
         "holdout_accuracy": None if has_diverged else _accuracy(network, split.holdout),
         "samples": len(split.train),

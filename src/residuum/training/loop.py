@@ -47,8 +47,8 @@ class TrainingState(Record):
             "margin", "residual" or "loss" if a goal was reached, or "diverged".
         scalars: Numbers of the optimizer state, such as the step size.
         buffers: Tensors of the optimizer state, such as the momentum.
-        history: Records at regular steps with step, loss, margin and weight norm. If the KKT residual was
-            computed, it is included.
+        history: Entries at regular steps. Each entry holds the step, the loss, the margin, the weight norm,
+            and the KKT residual if it was computed.
     """
 
     theta: dict[str, Tensor]
@@ -165,7 +165,7 @@ def make_release(state: TrainingState, arch: str, data: Dataset, task: str) -> N
 
 
 class _Run:
-    """A training run: the network on its device, the training method, and the limits of the run."""
+    """A training run: the network on its device, the training method, and the limits on steps and time."""
 
     def __init__(
         self,
@@ -211,8 +211,8 @@ class _Run:
             KeyboardInterrupt: If the user interrupts the run.
         """
         start_time = last_save_time = time.monotonic()
-        interval = max(1, self.config.steps // HISTORY_POINTS)
-        check_interval = (
+        history_interval = max(1, self.config.steps // HISTORY_POINTS)
+        residual_interval = (
             max(1, self.config.steps // RESIDUAL_CHECKS) if self.config.stop_residual else 0
         )
         status = self.status
@@ -221,14 +221,18 @@ class _Run:
         try:
             with _delayed_interrupts() as is_interrupted:
                 while status == "running":
-                    step_limit = min(interval - self.step % interval, self.config.steps - self.step)
+                    step_limit = min(
+                        history_interval - self.step % history_interval,
+                        self.config.steps - self.step,
+                    )
                     self.step += self.method.advance(self.step, step_limit)
                     current_time = time.monotonic()
                     is_last_step = self.step >= self.config.steps
                     is_out_of_time = current_time - start_time > self.config.seconds
-                    if self.step % interval == 0 or is_last_step or is_out_of_time:
+                    if self.step % history_interval == 0 or is_last_step or is_out_of_time:
                         status = self._observe(
-                            check_interval != 0 and self.step % check_interval < interval
+                            residual_interval != 0
+                            and self.step % residual_interval < history_interval
                         )
                     if status == "running" and (is_last_step or is_out_of_time):
                         status = "steps" if is_last_step else "time"
@@ -243,7 +247,7 @@ class _Run:
         return self._save(status)
 
     def _observe(self, check_residual: bool) -> str:
-        """Add loss and margin to the history, report progress, and return the status of the run."""
+        """Add loss and margin to the history, report the progress, and return the status of the run."""
         with torch.no_grad():
             outputs = self.model(self.x)
             loss = float(LOSSES[self.loss](outputs, self.y))
@@ -272,7 +276,11 @@ class _Run:
         return "loss" if 0 < self.config.stop_loss >= loss else "running"
 
     def _residual(self) -> float:
-        """Return the KKT residual ||theta - sum_r lam_r g_r|| for margin gradients g_r and the best lam_r."""
+        """Return the norm of the KKT residual theta - sum_r lam_r g_r of the weights theta.
+
+        The vector g_r is the gradient of the margin of sample r. The multipliers lam_r minimize the
+        norm. They are at least zero, except in regression.
+        """
         model, x, _, _, _, rows = pose_problem(self.model, self.x, self.y, self.task)
         lam, _, _ = fit_multipliers(model, x, rows, free=self.task == "regression")
         return norm(residual(model, parameters(model), x, rows.combine(lam, len(x))))
@@ -290,14 +298,15 @@ class _Run:
             history=tuple(self.history),
         )
         if self.path is not None and status == "diverged":
-            # A saved state would make a new run with other settings in this directory fail.
+            # A run that diverged cannot be continued. Without its saved state, the user can start a run with
+            # other settings in the same directory.
             self.path.unlink(missing_ok=True)
         elif self.path is not None:
             state.save(self.path)
         return state
 
     def _resume(self) -> None:
-        """Load the saved state, if it exists. If data or settings differ, raise ``InputError``."""
+        """Load the saved state, if it exists. If it belongs to other data or settings, raise an error."""
         if self.path is None:
             return
         # If the folder is not writable, raise an error now, not after the training.

@@ -39,7 +39,8 @@ def logistic(outputs: Tensor, y: Tensor) -> Tensor:
     Returns:
         The loss.
     """
-    # With the default threshold 20, softplus would have an error that is visible in float64.
+    # For arguments above a threshold, softplus returns the argument itself. With PyTorch's default threshold
+    # 20, the error of this approximation would be visible in float64.
     return F.softplus(-margins(outputs, y), threshold=40).mean()
 
 
@@ -96,14 +97,14 @@ def choose_loss(name: str, task: str) -> str:
     choices = TASK_LOSSES[task]
     if name and name not in choices:
         raise InputError(
-            f"The loss must fit the task; got the loss {name} for a {task} task.",
+            f"The loss must fit the task; got the loss {name!r} for the task {task!r}.",
             f"Use one of {', '.join(choices)}.",
         )
     return name or choices[0]
 
 
 class GradientDescent:
-    """Gradient descent with heavy-ball momentum, on the full batch or on mini-batches.
+    """Gradient descent with heavy-ball momentum, on all samples or on mini-batches.
 
         theta <- theta - lr (grad L + w theta)      for weights theta, loss L and weight decay w
 
@@ -187,23 +188,23 @@ class GradientDescent:
 
 
 class MarginMaximization:
-    """Margin maximization: descent on F(theta) = log sum_r exp(-tau m_r(theta)) for margins m_r.
+    """Margin maximization: descent on F(theta) = log sum_r exp(-tau m_r(theta)).
 
         v <- MOMENTUM v - (c / ||grad F||^2) grad F,    theta <- theta + v
 
-    The margin m_r of sample r tells how clearly the network classifies the sample. F is the logarithm of the
-    exponential loss, so the gradient of F does not vanish as the margin grows. After t steps, the margin has
-    grown like t. In gradient descent, it grows only like log t.
+    The margin m_r of sample r tells how clearly the network classifies the sample. The number tau scales the
+    margins. F is the logarithm of the exponential loss, so the gradient of F does not vanish as the margin
+    grows. After t steps, the margin has grown like t. In gradient descent, the margin grows only like log t.
 
-    The number c would be the decrease of F in a step if F were linear. c grows while F decreases and shrinks
-    when F increases, and it stays between MIN_C and MAX_C. During training, many training samples come to lie
-    on kinks of neurons (the neuron's input is zero). At a kink, a gradient step can increase F, however
-    short the step is. So small increases of F are allowed. A step that increases F by more than SLACK is
-    undone. No step moves the weights theta by more than a tenth of their norm.
+    The step size c is the decrease of F that a step would cause if F were linear. c grows while F decreases
+    and shrinks when F increases, and it stays between MIN_C and MAX_C. During training, many training samples
+    come to lie on kinks of neurons (the neuron's input is zero). At a kink, a gradient step can increase F,
+    however short the step is. So small increases of F are allowed. A step that increases F by more than SLACK
+    is undone. No step moves the weights theta by more than a tenth of their norm.
 
     If the margin of an L-homogeneous network exceeds MARGIN_CAP, theta is multiplied by a factor, and tau is
-    divided by the factor of the margins. This changes neither F nor the direction of theta, and it avoids
-    overflow.
+    divided by the factor by which the margins change. This changes neither F nor the direction of theta, and
+    it avoids overflow. At the beginning, tau is 1.
 
     Args:
         model: The network.
@@ -212,13 +213,14 @@ class MarginMaximization:
         order: Order of homogeneity L of the network, or None if the network is not homogeneous.
     """
 
-    # A step that is too long costs more than a step that is too short, so c grows slowly and shrinks fast.
+    # The step size grows slowly and shrinks fast, because a step that is too long costs more than a step that
+    # is too short.
     MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
-    # With smaller values of c, the descent stalls at kinks. With larger values, F is not nearly linear in a
-    # step.
+    # Limits of the step size c. With a smaller step size, the descent stalls at kinks. With a larger step
+    # size, the objective is not nearly linear in a step.
     MIN_C, MAX_C = 1e-4, 0.5
-    # If the margin exceeds MARGIN_CAP, the weights are rescaled so that the margin is MARGIN_BACK_TO. As the
-    # margin then has to double again, rescaling is rare.
+    # If the margin exceeds MARGIN_CAP, the weights are rescaled so that the margin is MARGIN_BACK_TO. The
+    # next rescaling comes only when the margin has doubled, so rescaling is rare.
     MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, order: float | None) -> None:
@@ -227,7 +229,7 @@ class MarginMaximization:
         self.buffers = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
         self._tau = torch.ones((), dtype=torch.float64, device=x.device)
         self._gradient: tuple[Tensor, ...] = ()
-        self._figures = torch.empty(0)
+        self._measured_values = torch.empty(0)
         self._measuring = Repeater(self._measure, str(x.device), 1)
         self._current: list[float] | None = None
 
@@ -256,19 +258,21 @@ class MarginMaximization:
         """
         names, weights = zip(*self.model.named_parameters(), strict=True)
         velocity = [self.buffers[name] for name in names]
-        before, _, slope, size = self._current if self._current is not None else self._objective()
-        if not 0 < slope < math.inf:
+        before, _, squared_gradient_norm, squared_weight_norm = (
+            self._current if self._current is not None else self._objective()
+        )
+        if not 0 < squared_gradient_norm < math.inf:
             return
         gradient = self._gradient
         # On a GPU, copy the gradient, because the next replay of the CUDA graph overwrites it.
         if self.x.is_cuda:
             gradient = tuple(g.clone() for g in gradient)
-        max_step_length, c = self.REACH * math.sqrt(size), self.scalars["c"]
+        max_step_length, c = self.REACH * math.sqrt(squared_weight_norm), self.scalars["c"]
         old_weights = [p.detach().clone() for p in weights]
         for _ in range(60):
             with torch.no_grad():
                 for v, g in zip(velocity, gradient, strict=True):
-                    v.mul_(self.MOMENTUM).sub_(g, alpha=c / slope)
+                    v.mul_(self.MOMENTUM).sub_(g, alpha=c / squared_gradient_norm)
                 step_length = math.sqrt(float(_squared(velocity)))
                 shrink_factor = min(1.0, max_step_length / step_length) if step_length > 0 else 1.0
                 for p, o, v in zip(weights, old_weights, velocity, strict=True):
@@ -284,29 +288,32 @@ class MarginMaximization:
         self.rescale(lowest)
 
     def _objective(self) -> list[float]:
-        """Return the objective F, the lowest margin, ||grad F||^2 and ||theta||^2, and store the gradient."""
+        """Return the objective, the lowest margin, and the squared norms of the gradient and of the weights.
+
+        The gradient of the objective is stored in the attribute ``_gradient``.
+        """
         self.scalars["evaluations"] += 1
         self._tau.fill_(self.scalars["tau"])
         is_first_on_gpu = self._measuring.cuda and self._measuring.graph is None
-        # On a GPU, the first call ends with capturing a CUDA graph. Capturing computes no values, so
-        # the graph is run once more.
+        # On a GPU, the first call captures the computation in a CUDA graph. Capturing computes no values, so
+        # the graph must run once more.
         for _ in range(1 + is_first_on_gpu):
             self._measuring.run(1)
-        self._current = self._figures.tolist()
+        self._current = self._measured_values.tolist()
         return self._current
 
     def _measure(self) -> None:
         weights = tuple(self.model.parameters())
-        m = margins(self.model(self.x), self.y)
-        objective = torch.logsumexp((-self._tau * m).flatten(), 0)
+        sample_margins = margins(self.model(self.x), self.y)
+        objective = torch.logsumexp((-self._tau * sample_margins).flatten(), 0)
         self._gradient = torch.autograd.grad(objective, weights)
         measured_values = (
             objective.detach(),
-            m.detach().min(),
+            sample_margins.detach().min(),
             _squared(self._gradient),
             _squared(weights),
         )
-        self._figures = torch.stack(measured_values)
+        self._measured_values = torch.stack(measured_values)
 
     def rescale(self, lowest: float) -> None:
         """Rescale a homogeneous network if its margin exceeds ``MARGIN_CAP``. This avoids overflow.

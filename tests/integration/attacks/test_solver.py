@@ -194,7 +194,7 @@ def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
 
     with pytest.raises(InputError, match="one entry per restart; got 1 entries for 2"):
         build([SHORT])
-    with pytest.raises(InputError, match="may differ in lr_x"):
+    with pytest.raises(InputError, match="may differ only in lr_x"):
         build([SHORT, SHORT.changed(optimizer="sgd")])
     search(build([SHORT, SHORT.changed(lr_x=0.5)]), tmp_path / "state")
     with pytest.raises(InputError, match="holds an attack with other settings"):

@@ -181,7 +181,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
         assert ("--surface moment" in "".join(output["notes"])) is not code
     wrong = ["attack", file, "--surface", "moment", "--preset", "ntk", "--dry-run"]
     assert main(wrong) == 2
-    assert "ntk attacks change, not moment" in one_line(capsys)
+    assert "The attack 'ntk' needs --surface change; got --surface moment." in one_line(capsys)
     two_bases = ["audit", str(folder / "base.pt"), "--base", "a", "--adapter", "b", "--out", "x"]
     assert main(two_bases) == 2
     assert "Omit --base or --adapter" in one_line(capsys)

@@ -154,7 +154,7 @@ def test_aggregates_below_degree_three(tmp_path: Path, capsys: pytest.CaptureFix
         moments.append((vectors.T * values) @ vectors)
         assert (moments[-1] - b * data.T @ data).abs().max() <= 1e-10
         assert output["samples"] == []
-        assert "samples are not" in output["notes"][0]
+        assert "and not the samples x_i" in output["notes"][0]
     assert (moments[0] - moments[1]).abs().max() <= 1e-10
     linear = PolynomialNetwork(6, 2, Polynomial((0, 1))).double()
     linear.load_state_dict(

@@ -559,7 +559,7 @@ def test_other_networks_have_scores_and_baselines_and_say_what_they_lack() -> No
     assert exposure.called is None
     assert exposure.reach.isnan().all()
     assert exposure.score.isfinite().all()
-    assert {note.partition(":")[0] for note in exposure.notes} >= {"no kinks"}
+    assert {note.partition(":")[0] for note in exposure.notes} >= {"no activation boundaries"}
     schemas.check("exposure", exposure.to_json())
 
 

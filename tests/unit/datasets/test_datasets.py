@@ -550,7 +550,7 @@ def test_held_out_copies_of_training_images_are_skipped(tmp_path: Path) -> None:
     assert_sound(split)
     assert (len(split.train), len(split.holdout)) == (4, 6)
     np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(DataError, match=r"At least 1 .* needed; .* has 0 samples that differ"):
+    with pytest.raises(DataError, match=r"at least 1 .* needed, but only 0 samples of .* differ"):
         load_dataset(tmp_path / "b.npz")
 
 

@@ -256,10 +256,10 @@ def parse_or_error(text: str) -> Architecture | ArchitectureError:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "has the form kind:width"),
-        ("mlp", "has the form kind:width"),
-        ("mlp:5", "has the form kind:width"),
-        ("mlp:5-", "has the form kind:width"),
+        ("", "must have the form kind:width"),
+        ("mlp", "must have the form kind:width"),
+        ("mlp:5", "must have the form kind:width"),
+        ("mlp:5-", "must have the form kind:width"),
         ("mpl:5-1", "Did you mean 'mlp'"),
         ("mlp:5-0-1", "between 1"),
         ("mlp:5x5-1", "one input width"),
@@ -699,7 +699,7 @@ def test_other_activations_are_known_and_refused_with_the_reason() -> None:
             with pytest.raises(ArchitectureError) as caught:
                 Architecture.parse(f"{sizes},activation={name}")
             assert (
-                "activation in an architecture string must be a supported one"
+                "option 'activation' of an architecture string must be a supported activation"
                 in caught.value.message
             )
             assert "Pass the network itself" in caught.value.remedy

@@ -251,7 +251,7 @@ def test_memorization_keeps_a_verdict_open_and_never_shows_a_leak(tmp_path: Path
     assert loss.memorization == SHOWN
     assert (result.verdict.outcome, result.exit_code) == (INCONCLUSIVE, 3)
     assert any(
-        reason.startswith("the network memorizes its training samples")
+        reason.startswith("the model memorizes its training samples")
         for reason in result.verdict.reasons
     )
     answer = result.verdict.answers[2]

@@ -131,7 +131,8 @@ def test_just_inside_the_exact_budget_and_just_beyond(build, options):
             other = 0.5 * float(torch.minimum(budgets.least[0], torch.tensor(1.0)))
             assert s.split(0, way * nu, edge * (1 - 1e-9), other).residual < 1e-9
             with pytest.raises(
-                HypothesisError, match=r"keep the activation pattern of their sample.*layers\.\d\["
+                HypothesisError,
+                match=r"halves of a split sample must keep its activation pattern.*layers\.\d\[",
             ):
                 s.split(0, way * nu, edge * 1.001, other)
             beyond = s.split(0, way * nu, edge * 1.001, other, check=False)
@@ -189,8 +190,8 @@ def refused(hypothesis: str, call, *words: str) -> None:
 def test_failing_hypotheses_are_refused_by_name():
     s = kkt_set(relu_point, {"groups": 4, "dim": 16})
     nu = direction(16)
-    refused("label", lambda: s.merge(0, 3), "same label", "samples 0 and 3")
-    refused("label", lambda: s.merge(0, 0), "two samples that differ")
+    refused("label", lambda: s.merge(0, 3), "labels must be equal", "samples 0 and 3")
+    refused("label", lambda: s.merge(0, 0), "their indices must differ")
     refused("pattern", lambda: s.merge(0, 6), "2 neurons", "layers.0[0]", "layers.0[2]")
     refused("direction", lambda: s.split(0, torch.zeros(16), 0.1), "positive finite length")
     refused("budget", lambda: s.split(0, nu, 0.0), "positive finite")

@@ -230,7 +230,7 @@ def test_degree_one_gives_the_sum() -> None:
     assert (first.aggregate - s).abs().max() <= 1e-10
     assert (first.aggregate - second.aggregate).abs().max() <= 1e-10
     assert not first.samples
-    assert "samples are not" in first.notes[0]
+    assert "and not the samples x_i" in first.notes[0]
 
 
 def quadratic_network(x: Tensor, y: Tensor, copies: Tensor) -> tuple[nn.Module, Tensor]:
@@ -255,7 +255,7 @@ def test_degree_two_gives_the_moment_matrix() -> None:
         assert moment is not None
         assert (moment - (data.T * b) @ data).abs().max() <= 1e-10
         assert (stated[-1].eigenvalues - b.sort().values).abs().max() <= 1e-10
-        assert "samples are not" in stated[-1].notes[0]
+        assert "and not the samples x_i" in stated[-1].notes[0]
     assert (stated[0].moment - stated[1].moment).abs().max() <= 1e-10
     with pytest.raises(InputError, match="not identifiable"):
         recover(model)
@@ -270,9 +270,9 @@ def test_bad_input_is_refused() -> None:
     for model, message in [
         (MLP((4, 3, 1)), "got a MLP"),
         (PolynomialNetwork(4, 3, ReLU()), "PolynomialNetwork with ReLU"),
-        (cubic(0, 1.0), "width of this network is 0"),
+        (cubic(0, 1.0), "got a network of width 0"),
         (cubic(3, 0.0), "zero output weight"),
-        (cubic(3, math.nan), "some weights of the network are infinite or NaN"),
+        (cubic(3, math.nan), "got infinite or NaN weights"),
     ]:
         with pytest.raises(InputError, match=message):
             recover(model)

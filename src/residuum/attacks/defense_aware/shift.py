@@ -40,10 +40,11 @@ MIN_NEURONS = 8  # minimum number of distinct neurons for a test with permuted b
 # Two neurons are copies of each other if random projections of their weights are almost equal.
 # The maximum difference is this share of the largest projection.
 COPY_TOLERANCE = 1e-6
-# A vector shift is sought along the singular directions of W above this share of the largest singular value.
+# A vector shift is a combination of leading right singular vectors of the first-layer weights.
+# A vector is leading if its singular value exceeds this share of the largest singular value.
 RANK_TOLERANCE = 1e-2
-# Number of sign vectors that are tried.
-# Two solutions count as equally good if their imbalances differ by at most the factor TIE_FACTOR.
+# Number of starts of the search for a vector shift. Each start chooses one sign for the moved bias of each
+# neuron. Two solutions count as equally good if their imbalances differ by at most the factor TIE_FACTOR.
 SIGN_CHOICES, TIE_FACTOR = 24, 1.5
 WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
 Array = np.ndarray[Any, Any]
@@ -116,14 +117,14 @@ class Neurons:
     Attributes:
         weight: (h, d) incoming weights.
         bias: (h,) released biases.
-        outgoing: (h,) squared norms of the outgoing weights.
+        squared_outgoing: (h,) squared norms of the outgoing weights.
         offset: Whether the squared norms of incoming and outgoing weights may differ by a constant that all
             neurons share. This is the case in networks with deeper layers.
     """
 
     weight: Array
     bias: Array
-    outgoing: Array
+    squared_outgoing: Array
     offset: bool
 
     @classmethod
@@ -131,37 +132,37 @@ class Neurons:
         """Read the first hidden layer of an MLP."""
         weight, bias = _read_first_layer(network)
         upper_layers = _require_mlp(network).linears[1:]
-        outgoing = upper_layers[0].weight.detach().square().sum(0)
-        return cls(weight.numpy(), bias.numpy(), outgoing.numpy(), len(upper_layers) > 1)
+        squared_outgoing = upper_layers[0].weight.detach().square().sum(0)
+        return cls(weight.numpy(), bias.numpy(), squared_outgoing.numpy(), len(upper_layers) > 1)
 
     @property
     def deficit(self) -> Array:
-        """Squared norms of the incoming weights minus those of the outgoing weights, (h,)."""
-        return np.square(self.weight).sum(1) - self.outgoing
+        """(h,) squared norm of the incoming weights of each neuron, minus that of its outgoing weights."""
+        return np.square(self.weight).sum(1) - self.squared_outgoing
 
     @property
     def scale(self) -> float:
-        """Divisor sqrt(sum_j v_j^4) of a relative imbalance, for norms v_j of the outgoing weights."""
-        return math.sqrt(float(np.square(self.outgoing).sum())) or 1.0
+        """Norm sqrt(sum_j v_j^4), which divides an imbalance. v_j are norms of the outgoing weights."""
+        return math.sqrt(float(np.square(self.squared_outgoing).sum())) or 1.0
 
     @property
     def distinct_count(self) -> int:
-        """The number of live neurons that are no multiples of each other."""
-        v2 = self.outgoing
-        is_live = v2 > 1e-12 * v2.max() if v2.max() > 0 else v2 > 0
+        """Number of neurons with nonzero outgoing weights, where multiples of a neuron count once."""
+        largest_square = self.squared_outgoing.max()
+        is_live = self.squared_outgoing > (1e-12 * largest_square if largest_square > 0 else 0)
         scaled_weights = (
             np.concatenate([self.weight, self.bias[:, None]], 1)[is_live]
-            / np.sqrt(v2[is_live])[:, None]
+            / np.sqrt(self.squared_outgoing[is_live])[:, None]
         )
         if not len(scaled_weights):
             return 0
-        direction = np.random.default_rng(0).standard_normal(scaled_weights.shape[1])
-        projections = np.sort(scaled_weights @ direction)
+        random_direction = np.random.default_rng(0).standard_normal(scaled_weights.shape[1])
+        projections = np.sort(scaled_weights @ random_direction)
         tolerance = COPY_TOLERANCE * np.abs(projections).max()
         return 1 + int((np.diff(projections) > tolerance).sum())
 
     def centered(self, values: Array) -> Array:
-        """Return values (..., h) of the neurons, minus their mean if the neurons may share an offset."""
+        """Return values (..., h) of h neurons, minus their mean over neurons if ``offset`` is set."""
         return values - values.mean(-1, keepdims=True) if self.offset else values
 
     def minimize(self, bias: Array, sums: Array) -> tuple[Array, Array]:
@@ -181,17 +182,28 @@ class Neurons:
         """
         squared_sums = np.broadcast_to(sums**2, bias.shape)
         a0, a1, a2 = map(self.centered, (self.deficit + bias**2, 2 * bias * sums, squared_sums))
-        q = np.einsum("aph,bph->pab", np.stack([a0, a1, a2]), np.stack([a0, a1, a2]))
-        quartic = np.stack(
-            [q[:, 2, 2], 2 * q[:, 1, 2], 2 * q[:, 0, 2] + q[:, 1, 1], 2 * q[:, 0, 1], q[:, 0, 0]], 1
+        # The sum of (a0 + a1 c + a2 c^2)^2 over neurons is a polynomial of degree 4 in c.
+        # Its coefficients follow from the inner products of a0, a1 and a2.
+        terms = np.stack([a0, a1, a2])
+        products = np.moveaxis(np.einsum("aph,bph->pab", terms, terms), 0, -1)
+        polynomials = np.stack(
+            [
+                products[2, 2],
+                2 * products[1, 2],
+                2 * products[0, 2] + products[1, 1],
+                2 * products[0, 1],
+                products[0, 0],
+            ],
+            1,
         )
-        minimizer, minimum = np.zeros(len(bias)), quartic[:, 4].copy()
-        for i, row in enumerate(quartic):
-            roots = np.roots(np.polyder(row))
-            for c in roots[np.abs(roots.imag) <= 1e-6 * (1 + np.abs(roots))].real:
-                value = float(np.square(a0[i] + c * (a1[i] + c * a2[i])).sum())
-                if value < minimum[i]:
-                    minimizer[i], minimum[i] = c, value
+        minimizer, minimum = np.zeros(len(bias)), polynomials[:, 4].copy()
+        for i, coefficients in enumerate(polynomials):
+            critical_points = np.roots(np.polyder(coefficients))
+            is_real = np.abs(critical_points.imag) <= 1e-6 * (1 + np.abs(critical_points))
+            for c in critical_points[is_real].real:
+                squared_imbalance = float(np.square(a0[i] + c * (a1[i] + c * a2[i])).sum())
+                if squared_imbalance < minimum[i]:
+                    minimizer[i], minimum[i] = c, squared_imbalance
         return minimizer, minimum
 
 
@@ -265,7 +277,14 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     projected, root = neurons.weight @ basis.T, np.sqrt(np.maximum(-deficit, 0))
 
     def balance(sign: Array) -> tuple[float, Array]:
-        """Balance the neurons, starting from one sign for each. Return the imbalance and the moved biases."""
+        """Search for the vector shift that balances the neurons best.
+
+        Args:
+            sign: (h,) sign of the moved bias of each neuron, from which the search starts.
+
+        Returns:
+            The relative imbalance, and the moved biases (h,).
+        """
         fit = least_squares(
             lambda a: (deficit + (bias + projected @ a) ** 2) / scale,
             np.linalg.lstsq(projected, sign * root - bias, rcond=None)[0],
@@ -296,7 +315,7 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
         and max(np.linalg.norm(b - moved_bias) for b in tied_biases) > 0.1 * moved_bias_norm
     ):
         consensus, reason = False, "no consensus: several shifts balance the neurons equally well"
-    imbalance_before = np.square(neurons.weight).sum(1) + bias**2 - neurons.outgoing
+    imbalance_before = np.square(neurons.weight).sum(1) + bias**2 - neurons.squared_outgoing
     return ShiftInference(
         shift=torch.from_numpy(
             basis.T @ np.linalg.lstsq(projected, moved_bias - bias, rcond=None)[0]
@@ -314,7 +333,7 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
 def fit_shift(
     checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor, basis: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """Fit a shift u of the inputs to the stationarity of the first layer at known samples.
+    """Fit a shift u of the inputs, so that known samples solve the stationarity equations of the first layer.
 
     The stationarity equations of the weights and of the biases are linear in u, so u is a least-squares
     solution. The fit does not assume that neurons are balanced.
@@ -331,18 +350,19 @@ def fit_shift(
     """
     weight, bias, unexplained, total = _first_layer_sums(checkpoint, z, labels, lam)
     basis = torch.ones(1, weight.shape[1]).to(weight) if basis is None else basis.to(weight)
-    # Both residuals, unexplained + total u^T and bias - total + W u, are linear in u.
+    # The stationarity equation of the weights has the residual unexplained + total u^T, and that of the
+    # biases has the residual bias - total + W u. Both residuals are linear in u.
     columns = [torch.cat([torch.outer(total, v).flatten(), weight @ v]) for v in basis]
     target = torch.cat([unexplained.flatten(), bias - total])
-    a = torch.linalg.lstsq(torch.stack(columns, 1), -target[:, None]).solution[:, 0]
-    u = a @ basis
+    coefficients = torch.linalg.lstsq(torch.stack(columns, 1), -target[:, None]).solution[:, 0]
+    u = coefficients @ basis
     return u, shift_residual(checkpoint, z, labels, lam, u)
 
 
 def shift_residual(
     checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor, shift: float | Tensor
 ) -> float:
-    """Return the relative KKT residual of the first layer after a shift u of the inputs is undone.
+    """Return the relative residual of the first layer's stationarity equations after a shift u is undone.
 
     The residual is that of the samples z - u in the network with first-layer biases b' + W u.
 
@@ -385,7 +405,7 @@ def infer_mean(checkpoint: Network) -> Tensor:
     squared_norm = bias.square().sum()
     if squared_norm == 0:
         raise InputError(
-            "The mean of the inputs is inferred from the first layer's bias; this bias is zero.",
+            "To infer the mean of the inputs, the first layer needs a nonzero bias; its bias is zero.",
             "Pass the mean with --mean.",
         )
     return weight.T @ bias / squared_norm
@@ -416,7 +436,7 @@ def _judge_consensus(
 def _first_layer_sums(
     checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the terms of the stationarity of the first layer at samples z_i.
+    """Return the terms of the stationarity equations of the first layer at samples z_i.
 
     Args:
         checkpoint: The network with the shift.
@@ -458,7 +478,8 @@ def _read_first_layer(checkpoint: Network) -> tuple[Tensor, Tensor]:
     """Return the weights and the biases of the first layer in float64."""
     if not {WEIGHT, BIAS} <= checkpoint.theta.keys():
         raise InputError(
-            f"A shift changes the first layer's bias of an MLP; {checkpoint.arch} has no first-layer bias.",
+            "To apply or undo a shift, the network must be an MLP with a first-layer bias; this network "
+            f"is {checkpoint.arch}.",
             "Use an MLP with a first-layer bias.",
         )
     return checkpoint.theta[WEIGHT].double().flatten(1), checkpoint.theta[BIAS].double()

@@ -1,11 +1,11 @@
 """Attackers who know which defense was used, but not its secret.
 
-An attacker who does not know the defense is called unaware. A test against an unaware attacker alone
-overstates what a defense protects. Every strategy here gets the released weights, the attacker knowledge, and
-the public facts of the defense. The strategy returns the attack to run instead of the unaware attack. This
-attack uses weights with the shift undone, a moved value range, averaged or reduced noise, or multipliers of
-any sign. This attack has as many steps and restarts as the unaware attack. The strategy itself takes
-additional time before the attack.
+An unaware attacker does not know the defense. A test against an unaware attacker alone overstates what a
+defense protects. Every strategy here gets the released weights, the attacker knowledge, and the public facts
+of the defense. The strategy adapts the attack of an unaware attacker to the defense. The adapted attack
+undoes a secret shift of the inputs, subtracts the mean of the inputs, reduces noise in the weights, or allows
+multipliers of any sign. The adapted attack has as many steps and restarts as the unaware attack. The strategy
+itself takes additional time before the attack.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ from residuum.settings import RestartSettings
 
 # A trial attack runs one restart, with the number of steps of the full attack divided by this number.
 TRIAL_DIVISOR = 4
-# Number of rounds, each of which fits candidates to the shift, and then the shift to the candidates.
+# Number of rounds that infer a shift. Each round searches for candidates with the current shift, and then
+# fits the shift to these candidates.
 FIT_ROUNDS = 2
-# Range of the random initial multipliers, if multipliers may have any sign.
+# Range from which an attack draws the initial multipliers of its candidates, if multipliers may have any
+# sign.
 SIGNED_RANGE = (-0.5, 0.5)
 
 
@@ -83,9 +85,11 @@ Strategy = Callable[[Released], Adapted]
 
 
 def undo_constant_shift(released: Released) -> Adapted:
-    """Undo the constant shift that balances the neurons.
+    """Undo a constant shift of the inputs, which is inferred from the balance of the neurons.
 
-    If no constant shift balances all neurons, short attacks with several shifts decide which shift to undo.
+    A neuron is balanced if its incoming weights and bias have the same norm as its outgoing weights. If no
+    constant shift balances all neurons, the strategy runs short attacks with several shifts. The strategy
+    then undoes the shift with the smallest residual.
 
     Returns:
         The attack on the network with the shift undone.
@@ -96,9 +100,11 @@ def undo_constant_shift(released: Released) -> Adapted:
 
 
 def undo_vector_shift(released: Released) -> Adapted:
-    """Undo the vector shift that balances the neurons.
+    """Undo a vector shift of the inputs, which is inferred from the balance of the neurons.
 
-    If several shifts balance the neurons, short attacks decide whether to undo the best of these shifts.
+    A neuron is balanced if its incoming weights and bias have the same norm as its outgoing weights. If the
+    inferred shift is not unique, the strategy runs a short attack with this shift and one without a shift.
+    The attack with the smaller residual decides whether to undo the shift.
 
     Returns:
         The attack on the network with the shift undone.
@@ -142,7 +148,7 @@ def cut_noise(released: Released) -> Adapted:
 
 
 def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
-    """Set the singular values of the first layer that are as small as noise to zero.
+    """Set those singular values of the first-layer weights to zero that are as small as noise.
 
     The threshold is that of Gavish and Donoho 2014 for noise of unknown size: omega(beta) times the median
     singular value. Here beta is the aspect ratio of the weight matrix, and omega a published cubic.
@@ -159,21 +165,34 @@ def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
     beta = min(u.shape[0], rows.shape[1]) / max(u.shape[0], rows.shape[1])
     omega = 0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43
     is_signal = values > omega * values.median()
-    is_signal[0] = True  # an attack needs at least one direction
+    is_signal[0] = True  # keep at least one singular value, because attacks need nonzero weights
     denoised_matrix = (u * torch.where(is_signal, values, 0.0)) @ rows
     theta = {**checkpoint.theta, parameter_name: denoised_matrix.reshape(weight.shape).to(weight)}
     return checkpoint.replace(theta=theta), int(is_signal.sum()), len(values)
 
 
 def free_multipliers(released: Released) -> Adapted:
-    """Allow multipliers of any sign, which assumes no maximum margin, particular loss or convergence."""
+    """Allow multipliers (weights of the candidates in the attacked equation) of any sign.
+
+    The adapted attack does not assume that training maximized the margin, converged, or used a particular
+    loss.
+
+    Returns:
+        The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
+    """
     attack = WeightDecay.like(released.attack, lam_init=SIGNED_RANGE)
     findings = {"objective": "weight-decay, free multipliers"}
     return _choose_better(released, attack=attack, findings=findings)
 
 
 def tied_multipliers(released: Released) -> Adapted:
-    """Compute the multipliers from the outputs at candidates, the public weight decay and the public loss."""
+    """Compute the multipliers (weights of the candidates) from the public weight decay and the public loss.
+
+    The formula for the multiplier of a candidate also needs the network output at this candidate.
+
+    Returns:
+        The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
+    """
     if not released.public_facts["weight_decay"]:
         # Without weight decay, no formula computes multipliers from outputs.
         return free_multipliers(released)
@@ -187,7 +206,13 @@ def tied_multipliers(released: Released) -> Adapted:
 
 
 def known_start(released: Released) -> Adapted:
-    """Subtract the initial weights, which are public if the seed of the initialization is public."""
+    """Subtract the initial weights from the released weights, and attack this weight update.
+
+    The initial weights are public if the seed of the initialization is public.
+
+    Returns:
+        The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
+    """
     return _choose_better(
         released,
         knowledge=_add_knowledge(released, "train", theta0=released.public_facts["theta0"]),
@@ -257,26 +282,28 @@ def _fit_shift_jointly(released: Released, start: float | Tensor) -> float:
     Returns:
         The constant shift.
     """
-    c = float(torch.as_tensor(start).mean())
+    constant_shift = float(torch.as_tensor(start).mean())
     for _ in range(FIT_ROUNDS):
-        adapted = _undo_shift(released, c)
+        adapted = _undo_shift(released, constant_shift)
         _, reconstruction = _try_briefly(adapted)
         if reconstruction.lam.ndim != 1:
-            return c
+            return constant_shift
         correction, _ = fit_shift(
             adapted.checkpoint, reconstruction.x, reconstruction.labels, reconstruction.lam
         )
-        c += float(correction.mean())
-    return c
+        constant_shift += float(correction.mean())
+    return constant_shift
 
 
 def _recenter(released: Released, shift: Tensor, kind: str) -> Adapted:
     """Adapt the attack to inputs z = x + u, so that candidates are the unshifted samples x.
 
-    The stationarity equations of the first layer in x are W - b u^T = sum_i d_i x_i^T and b = sum_i d_i. The
-    activation patterns are those of the network with the biases b + W u. The NTK objective covers this case:
-    the sum of gradients must equal theta - theta0 with theta0 = (b u^T, W u). The multipliers may have any
-    sign, and candidates keep the value range of unshifted samples.
+    The first layer has weights W and biases b. Its stationarity equations in x are W - b u^T = sum_i d_i
+    x_i^T and b = sum_i d_i. Here d_i is the multiplier of sample i times the derivative of the output in the
+    pre-activations of this layer. The activation patterns are those of the network with the biases b + W u.
+    The attack on the weight update (:class:`NTK`) solves these equations: the sum of gradients must equal
+    theta - theta0 with theta0 = (b u^T, W u). The multipliers may have any sign, and candidates keep the
+    value range of unshifted samples.
 
     Args:
         released: The released networks, and what the attacker knows.
@@ -302,7 +329,7 @@ def _recenter(released: Released, shift: Tensor, kind: str) -> Adapted:
 
 
 def _choose_better(released: Released, **changes: Any) -> Adapted:
-    """Try the unaware and the changed attack briefly, and return the attack with the smaller residual."""
+    """Run a short attack with and without the changes, and return the attack with the smaller residual."""
     adapted = _adapt(released, **changes)
     attacks = {"unaware": _adapt(released), "adapted": adapted}
     residuals = {name: _try_briefly(option)[0] for name, option in attacks.items()}
@@ -325,8 +352,10 @@ def find_first_residual(reconstruction: Reconstruction) -> float | None:
     """Return the smallest residual of the first layer over all restarts, None if no residual is finite."""
     if not reconstruction.layers.numel():
         return None
-    smallest_square = float(reconstruction.layers[:, :, 0].nan_to_num(nan=math.inf).min())
-    return math.sqrt(max(smallest_square, 0.0)) if math.isfinite(smallest_square) else None
+    smallest_squared_residual = float(reconstruction.layers[:, :, 0].nan_to_num(nan=math.inf).min())
+    if not math.isfinite(smallest_squared_residual):
+        return None
+    return math.sqrt(max(smallest_squared_residual, 0.0))
 
 
 def _add_knowledge(released: Released, source: str, **values: Any) -> Knowledge:
@@ -342,8 +371,8 @@ def _undo_shift(released: Released, shift: float | Tensor, **changes: Any) -> Ad
 
 
 def _adapt(released: Released, **changes: Any) -> Adapted:
-    unaware = Adapted(released.checkpoints[0], released.knowledge, released.attack)
-    return replace(unaware, **changes)
+    unaware_attack = Adapted(released.checkpoints[0], released.knowledge, released.attack)
+    return replace(unaware_attack, **changes)
 
 
 # All strategies by name. The name of a strategy is the name of its function, with hyphens.

@@ -1,12 +1,14 @@
 """Exact recovery of the samples of a polynomial network of degree >= 3 (Shen et al. 2026, Thm 4.1).
 
 A sample x_i has the weight b_i, the product of its label and its multiplier. The weights of the network
-determine the function f(w) = sum_i b_i (x_i.w)^(alpha-1) x_i, where alpha is the degree of the network. In
-the r-dimensional span of the neurons:
+determine the function f(w) = sum_i b_i (x_i.w)^(alpha-1) x_i, where alpha is the degree of the network. The
+weight vectors of the neurons span r dimensions. In this span, the matrices M(v) of two random directions v
+give the samples:
 
-    M(v) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T             a slice of f in the direction v
-    M(v1)^-1 M(v2) = V Lam V^-1,  rows of V^-1: the x_i up to scale
-    b_k = <z_k, f(z_k)>,  z_k.x_i = [i = k]                  dual vectors
+    M(v) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T
+    M(v1)^-1 M(v2) = V Lam V^-1                              eigendecomposition
+    rows of V^-1                                             samples x_i up to scale
+    b_k = <z_k, f(z_k)>,  z_k.x_i = [i = k]                  weights from dual vectors z_k
 
 The paper prints b_k = <x_k, f(x_k)>, which holds only for orthonormal samples. The method needs r independent
 samples and distinct ratios of the x_i.v. The method tries several pairs (v1, v2) and uses the pair with the
@@ -100,26 +102,26 @@ def recover(
     _check_arguments(neurons.degree, pairs, norm, augmented)
     signal_subspace = estimate_signal_subspace(neurons, rank)
     f = interpolate(neurons, signal_subspace)
-    report = measure_conditions(neurons, signal_subspace, f)
+    conditions = measure_conditions(neurons, signal_subspace, f)
     generator = stream("polynomial", seed)
-    theorem_fit = diagonalize(f, pairs, steps, generator) if report.samples else None
-    fit, grown_fit = theorem_fit, None
+    diagonalized_fit = diagonalize(f, pairs, steps, generator) if conditions.samples else None
+    fit, grown_fit = diagonalized_fit, None
     if fit is None or not fit.is_verified:
         grown_fit = grow(f, signal_subspace.rank, generator)
         if fit is None or grown_fit.misfit < fit.residual:
             residuals = compute_stationarity_residuals(f, grown_fit.x, grown_fit.b)
             fit = SampleFit(grown_fit.x, grown_fit.b, *residuals)
-    is_trusted = fit is theorem_fit and fit.is_verified and _looks_like_kkt_point(report)
+    is_trusted = fit is diagonalized_fit and fit.is_verified and _looks_like_kkt_point(conditions)
     x, b, scale_note = fix_scale(fit.x @ signal_subspace.basis.T, fit.b, f.degree, norm, augmented)
-    return report.replace(
+    return conditions.replace(
         x=x,
         weights=b,
         residuals=fit.residuals,
         certified=(fit.residuals <= CERTIFIED_RESIDUAL) & is_trusted,
-        method="diagonalisation" if fit is theorem_fit else "growth",
+        method="diagonalisation" if fit is diagonalized_fit else "growth",
         residual=fit.residual,
         scale=scale_note,
-        notes=(*report.notes, *_notes(report, theorem_fit, fit, grown_fit)),
+        notes=(*conditions.notes, *_notes(conditions, diagonalized_fit, fit, grown_fit)),
     )
 
 
@@ -146,7 +148,7 @@ class SampleFit:
 
     @property
     def is_verified(self) -> bool:
-        """True if the eigenvalues are real and distinct, and the equations of every sample hold."""
+        """True if all eigenvalues are real and distinct, and every sample has a small residual."""
         is_distinct = self.is_real and self.eigengap > MIN_EIGENGAP
         return is_distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
 
@@ -154,7 +156,7 @@ class SampleFit:
 def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> SampleFit:
     """Recover the samples by Theorem 4.1 of Shen et al. 2026, and refine them.
 
-    The theorem diagonalizes the matrix M(v1)^-1 M(v2), where M(v) is the slice of f in a random direction v:
+    The theorem diagonalizes the matrix M(v1)^-1 M(v2) for two random directions v1 and v2. Here M(v) is
     the symmetric matrix sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T. The function uses the pair (v1, v2) with the
     widest eigenvalue gap. The gap is the smallest distance of two eigenvalues divided by the largest absolute
     eigenvalue. The weight of sample k is <z_k, f(z_k)>, where z_k is orthogonal to all other samples and
@@ -170,7 +172,7 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
         The samples and weights.
     """
     r = f.directions.shape[1]
-    best_pair: tuple[tuple[bool, float], Tensor] | None = None
+    best_decomposition: tuple[tuple[bool, float], Tensor] | None = None
     for _ in range(pairs):
         v1, v2 = torch.randn(2, r, generator=generator, dtype=torch.float64)
         values, vectors = torch.linalg.eig(torch.linalg.pinv(f.slice(v1)) @ f.slice(v2))
@@ -178,10 +180,10 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
         distance = (values[:, None] - values[None]).abs() + torch.eye(r) * 2 * largest_eigenvalue
         gap = float(distance.min()) / largest_eigenvalue if largest_eigenvalue else 0.0
         score = (bool((values.imag == 0).all()), gap)
-        if best_pair is None or score > best_pair[0]:
-            best_pair = score, vectors
-    assert best_pair is not None
-    (is_real, gap), vectors = best_pair
+        if best_decomposition is None or score > best_decomposition[0]:
+            best_decomposition = score, vectors
+    assert best_decomposition is not None
+    (is_real, gap), vectors = best_decomposition
     scaled_samples = torch.linalg.pinv(vectors).real
     x = scaled_samples / scaled_samples.norm(dim=1, keepdim=True)
     dual_vectors = torch.linalg.pinv(x).T
@@ -211,10 +213,10 @@ def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Te
     if estimate_refinement_cost(f, len(x), steps) > BUDGET:
         return x, b
     alpha, sign = f.degree, torch.where(b < 0, -1.0, 1.0).double()
-    g = b.abs()[:, None] ** (1 / alpha) * x
-    g, _ = levenberg_marquardt(f, g, sign, steps, damping=1e-12)
-    lengths = g.norm(dim=1)
-    return g / lengths[:, None].clamp_min(1e-300), sign * lengths**alpha
+    scaled_samples = b.abs()[:, None] ** (1 / alpha) * x
+    scaled_samples, _ = levenberg_marquardt(f, scaled_samples, sign, steps, damping=1e-12)
+    lengths = scaled_samples.norm(dim=1)
+    return scaled_samples / lengths[:, None].clamp_min(1e-300), sign * lengths**alpha
 
 
 def compute_stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tuple[Tensor, float]:
@@ -521,7 +523,8 @@ def _read_tensors(
     if arch.kind != "mlp":
         return None
     weight, bias = theta["layers.0.weight"], theta.get("layers.0.bias")
-    # A file with only the tensors W and a is read as a network of one layer with weight W and bias a.
+    # If a file holds only the tensors W (m, d) and a (m,), the file counts as a network d-m with the weight W
+    # and the bias a. The tensor ``bias`` is then a.
     if len(arch.widths) == 2 and bias is not None:
         return weight, bias, False
     if len(arch.widths) == 3 and arch.outputs == 1 and "layers.1.bias" not in theta:

@@ -1,4 +1,7 @@
-"""Recover samples by power iteration if there are fewer or noisier neurons than the rank condition requires.
+"""Recover the samples of a polynomial network by power iteration.
+
+This search needs fewer neurons than the diagonalization in ``polynomial.py``, and tolerates more noise in the
+neurons.
 
 The samples x_i with weights b_i define the form (homogeneous polynomial) p(w) = sum_i b_i (w.x_i)^alpha. The
 gradient of p is alpha f(w), with f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i. The stationarity equations of
@@ -32,9 +35,12 @@ STARTS, POWER_STEPS = 48, 100  # number of random directions, and of power itera
 # Weight of the previous direction in a power step.
 # Without this weight, the iteration can oscillate if the degree of the form is even.
 SHIFT = 0.3
-INNER, FINAL = 15, 100  # number of Levenberg-Marquardt steps after every new sample, and at the end
+INNER, FINAL = (
+    15,
+    100,
+)  # Levenberg-Marquardt steps after every new sample, and after the last sample
 RESTARTS = 8  # maximum number of attempts to find all samples
-CHEAP = 1 / 16  # a new attempt starts only while less than this share of the budget is spent
+CHEAP = 1 / 16  # a new attempt starts only if less than this share of BUDGET is used
 SOLVED = 1e-10  # a relative misfit below this value is a rounding error
 FITTED = 1e-2  # maximum relative misfit at which the samples count as a good fit
 SAME = 10.0  # maximum ratio of the misfits of two equally good fits
@@ -83,17 +89,17 @@ class Form:
     def gradient(self, w: Tensor) -> Tensor:
         """Return the gradient of the form p divided by its degree, (k, r), at points w (k, r)."""
         alpha, inner_products = self.degree, w @ self.directions.T
-        factors = (alpha - 1) * inner_products ** (alpha - 2) * (w @ self.coefficients.T)
+        direction_factors = (alpha - 1) * inner_products ** (alpha - 2) * (w @ self.coefficients.T)
         return (
-            factors @ self.directions + inner_products ** (alpha - 1) @ self.coefficients
+            direction_factors @ self.directions + inner_products ** (alpha - 1) @ self.coefficients
         ) / alpha
 
 
 class Completion:
-    """A solver for the form with minimum norm whose gradients at the neurons are given.
+    """Find the form (homogeneous polynomial) with minimum norm that has given gradients at the neurons.
 
-    The solver factorizes the kernel matrix of the neurons once. If the kernel matrix has more than
-    KERNEL_SIDE rows, the solver uses the given gradients themselves as the coefficients of the form.
+    The constructor factorizes the kernel matrix of the neurons once. If the kernel matrix has more than
+    KERNEL_SIDE rows, the given gradients themselves are used as the coefficients of the form.
     """
 
     def __init__(self, f: Interpolant) -> None:
@@ -121,17 +127,19 @@ class Completion:
         Returns:
             The form.
         """
-        c = misfit
+        coefficients = misfit
         if solve and self.rank is not None:
-            c = (self.vectors @ (self.vectors.T @ misfit.flatten() / self.values)).reshape(c.shape)
-        return Form(self.f.directions, self.f.sizes[:, None] * c, self.f.degree)
+            solution = self.vectors @ (self.vectors.T @ misfit.flatten() / self.values)
+            coefficients = solution.reshape(misfit.shape)
+        return Form(self.f.directions, self.f.sizes[:, None] * coefficients, self.f.degree)
 
 
 def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownFit:
     """Search for samples one after the other by power iteration.
 
     The first two attempts always add the sample with the largest weight. Further attempts add samples in a
-    random order, as long as the attempts together use a small share of the budget.
+    random order. New attempts start only if the earlier attempts have used a small share of BUDGET, the
+    maximum number of multiplications.
 
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
@@ -150,10 +158,10 @@ def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownF
         if best_fit[0] <= SOLVED or budget.remaining < (1 - CHEAP) * BUDGET:
             break
     assert best_fit is not None
-    error, g, sign = best_fit
-    lengths = g.norm(dim=1)
-    x, b = g / lengths[:, None].clamp_min(1e-300), sign * lengths**f.degree
-    return GrownFit(x, b, error, completion.rank, g.numel(), budget.remaining > 0)
+    error, scaled_samples, sign = best_fit
+    lengths = scaled_samples.norm(dim=1)
+    x, b = scaled_samples / lengths[:, None].clamp_min(1e-300), sign * lengths**f.degree
+    return GrownFit(x, b, error, completion.rank, scaled_samples.numel(), budget.remaining > 0)
 
 
 @dataclass
@@ -170,7 +178,9 @@ class Budget:
 
 
 def run_power_iteration(form: Form, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Run the shifted power iteration on a form from random unit vectors.
+    """Run the power iteration on a form from random unit vectors.
+
+    Each step adds the previous vector, times SHIFT, to the gradient of the form at this vector.
 
     Args:
         form: The form p, a homogeneous polynomial.
@@ -242,9 +252,17 @@ def misfit(f: Interpolant, g: Tensor, sign: Tensor) -> Tensor:
 
 
 def target_norm(f: Interpolant) -> float:
-    """Return the norm of the values sizes_j f(Z_j) that the samples must fit.
+    """Return the norm of the target of the stationarity equations, which the samples must fit.
 
-    At a KKT point, the value of neuron j is its weight vector W_j up to sign. The norm is then that of W.
+    The target of neuron j is its size times f(Z_j), where Z_j is the direction of the neuron and f the
+    function to fit. At a KKT point, this target is the weight vector W_j of the neuron up to sign, so the
+    result is the norm of the weight matrix W.
+
+    Args:
+        f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
+
+    Returns:
+        The norm.
     """
     return float((f.sizes[:, None] * f.values).norm())
 
@@ -292,7 +310,7 @@ def _grow_once(
     """
     f, alpha = completion.f, completion.f.degree
     total, error = target_norm(f), f.sizes[:, None] * f.values
-    g, sign = f.values.new_zeros(0, f.values.shape[1]), f.values.new_zeros(0)
+    scaled_samples, sign = f.values.new_zeros(0, f.values.shape[1]), f.values.new_zeros(0)
     history: list[tuple[float, Tensor, Tensor]] = []
     for k in range(1, max_samples + 1):
         if not budget.spend(8.0 * STARTS * POWER_STEPS * f.values.numel()) and history:
@@ -305,14 +323,16 @@ def _grow_once(
             if attempt < 2
             else torch.multinomial(importance, 1, generator=generator)
         )
-        g = torch.cat([g, importance[chosen_index, None] ** (1 / alpha) * w[chosen_index]])
+        scaled_samples = torch.cat(
+            [scaled_samples, importance[chosen_index, None] ** (1 / alpha) * w[chosen_index]]
+        )
         sign = torch.cat([sign, torch.where(p[chosen_index] < 0, -1.0, 1.0).double()])
         last_error = float(error.norm())
         if budget.spend(estimate_refinement_cost(f, k, INNER)):
-            g, error = levenberg_marquardt(f, g, sign, INNER)
+            scaled_samples, error = levenberg_marquardt(f, scaled_samples, sign, INNER)
         else:
-            g, error = _deflate(f, g, sign, error)
-        history.append((float(error.norm()) / total, g, sign))
+            scaled_samples, error = _deflate(f, scaled_samples, sign, error)
+        history.append((float(error.norm()) / total, scaled_samples, sign))
         if history[-1][0] <= SOLVED or float(error.norm()) > (1 - PROGRESS) * last_error:
             break
     return _select_smallest_fit(f, history, budget)
@@ -324,7 +344,7 @@ def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Te
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from m neurons.
         g: (k, r) samples, scaled by |b|^(1/alpha) with their weights b and the degree alpha.
-        sign: (k,) signs of the weights.
+        sign: (k,) signs of the weights b.
         error: (m, r) misfit of the equations without the last sample.
 
     Returns:
@@ -333,14 +353,16 @@ def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Te
     direction = _normalize(g[-1:])
     inner_products = f.directions @ direction.T
     fitted = f.sizes[:, None] * (sign[-1] * inner_products ** (f.degree - 1)) @ direction
-    b = ((fitted * error).sum() / (fitted**2).sum().clamp_min(1e-300)).clamp_min(0)
-    return torch.cat([g[:-1], b ** (1 / f.degree) * direction]), error - b * fitted
+    sample_weight = ((fitted * error).sum() / (fitted**2).sum().clamp_min(1e-300)).clamp_min(0)
+    return torch.cat(
+        [g[:-1], sample_weight ** (1 / f.degree) * direction]
+    ), error - sample_weight * fitted
 
 
 def _select_smallest_fit(
     f: Interpolant, history: list[tuple[float, Tensor, Tensor]], budget: Budget
 ) -> tuple[float, Tensor, Tensor]:
-    """Return the fit with the fewest samples of all good fits, because additional samples fit noise."""
+    """Return the good fit with the fewest samples, because additional samples only fit noise."""
     smallest_misfit = min(error for error, _, _ in history)
     good_fits = [fit for fit in history if fit[0] <= min(SAME * smallest_misfit, FITTED)]
     error, g, sign = good_fits[0] if good_fits else min(history, key=lambda fit: fit[0])

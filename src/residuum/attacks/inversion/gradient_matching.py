@@ -1,4 +1,4 @@
-"""Invert: find samples whose gradients add up to an optimizer state or to the weight update.
+"""The attack "invert": find samples whose gradients add up to an optimizer state or to the weight update.
 
 This attack works for any module, because automatic differentiation computes the derivatives in the weights
 and in the samples. The attack generalizes the squared distance of ``engine/generic.py``. Its distances and
@@ -8,9 +8,10 @@ multipliers are known from attacks on single gradients in federated learning:
     squared   sum_l w_l |t_l - T_l|^2 / |t_l|^2
     cosine    sum_l w_l (1 - <t_l, T_l> / |t_l| |T_l|)           t = optimizer state, or theta0 - theta
 
-Phi is the network with weights theta, x_i are the candidates and lam_i their multipliers. Here l runs over
-layers, or there is one term for the whole network. The attacker knows the sum of gradients of several
-batches, or of a full training, only up to a factor in each layer. The cosine does not depend on this factor.
+Phi is the network with weights theta, x_i are the candidates and lam_i their multipliers. The index l runs
+over layers with equal weights w_l, or there is one term for the whole network. The attacker knows the sum of
+gradients of several batches, or of a full training, only up to a factor in each layer. The cosine does not
+depend on this factor.
 
 ``invert`` uses one cosine for each layer, multipliers of every rival class (each class but the label), and a
 sparse prior that fades out. ``geiping2020`` is the published attack with which we compare ``invert``:
@@ -56,11 +57,12 @@ class MatchingRule:
     Attributes:
         distance: Name of the distance between gradients: "squared" or "cosine".
         per_layer: Whether to use the mean distance over layers instead of one distance over all parameters.
-        multipliers: How the vectors u_i are computed. "rivals": The attack optimizes one nonnegative
-            multiplier for every class but the label (``objectives.Moment``). "loss": The vector u_i is the
-            derivative of the loss in the outputs of the network.
+        multipliers: How the weights u_i of the outputs in the sum of gradients are computed. "rivals": The
+            attack optimizes one nonnegative multiplier for every class but the label
+            (``objectives.Moment``). "loss": The weights u_i are the derivative of the loss in the outputs.
         prior: Name of the prior on candidates.
-        weight: Weight of the prior. For comparison, gradients that fit nothing have a distance of 1.
+        weight: Weight of the prior, which is added to the distance. The distance lies between 0 for a perfect
+            fit and about 1 for a random guess.
         signed: Whether a candidate moves by the sign of the derivative instead of the derivative.
     """
 
@@ -124,7 +126,16 @@ ASSUMPTION = (
 
 
 def read_gradient_sum(surface: Surface) -> Theta:
-    """Return the vector that the sum of loss gradients must equal: the optimizer state, or W0 - W."""
+    """Return the tensors that the sum of loss gradients must equal.
+
+    The tensors are the optimizer state, or the initial weights minus the released weights.
+
+    Args:
+        surface: The attack surface: the weight update or an optimizer state.
+
+    Returns:
+        The tensors by parameter name.
+    """
     sign = -1.0 if surface.name == CHANGE else 1.0
     return {name: sign * t for name, t in surface.target.items()}
 
@@ -157,7 +168,7 @@ class GradientMatching(RestartSettings, Attack):
 
     Attributes:
         matching: How the attack compares gradients.
-        is_published: Whether the attack is a published one that only serves for comparison.
+        is_published: Whether the attack is a published attack that is included only for comparison.
     """
 
     name: ClassVar[str] = "invert"
@@ -168,9 +179,10 @@ class GradientMatching(RestartSettings, Attack):
     is_published: ClassVar[bool] = False
 
     def choose_matching(self, surface: Surface) -> MatchingRule:
-        """Return how the attack compares gradients of this network, which depends on its layers."""
-        uses_dense_rule = not self.is_published and surface.chain is not None
-        return DENSE if uses_dense_rule else self.matching
+        """Return how the attack compares gradients, with the rule DENSE for a chain of dense layers."""
+        if self.is_published or surface.chain is None:
+            return self.matching
+        return DENSE
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
         """Return why the attack does not apply to a network.
@@ -264,7 +276,7 @@ class OptimizerStateMatching(GradientMatching):
 
 
 class Geiping2020(GradientMatching):
-    """Match gradients with the published attack of Geiping et al. 2020, for comparison with ``invert``."""
+    """The published attack of Geiping et al. 2020 on the weight update, for comparison."""
 
     name: ClassVar[str] = "geiping2020"
     matching: ClassVar[MatchingRule] = GEIPING
@@ -272,7 +284,7 @@ class Geiping2020(GradientMatching):
 
 
 class Geiping2020OptimizerState(Geiping2020):
-    """The published attack of Geiping et al. 2020, applied to an optimizer state."""
+    """The published attack of Geiping et al. 2020 on an optimizer state, for comparison."""
 
     name: ClassVar[str] = "geiping2020-moment"
     surface: ClassVar[str] = MOMENT
@@ -336,8 +348,8 @@ class Problem:
             name: t.clone().requires_grad_() for name, t in parameters(self.model).items()
         }
         outputs = functional_call(self.model, leaf_weights, (x,))
-        # The vectors u depend on the candidates and on theta.
-        # The sum of gradients treats u as a constant in theta, so its outputs have no gradient in theta.
+        # The weights u of the outputs depend on the candidates and on the network weights theta. The sum of
+        # gradients treats u as a constant in theta, so u is computed with weights that require no gradient.
         fixed_outputs = functional_call(self.model, parameters(self.model), (x,))
         u = covectors(self.matching, fixed_outputs, self.labels, lam)
         gradients = torch.autograd.grad(
@@ -415,7 +427,7 @@ class Problem:
         return self.prior.penalty(x[None], x.new_ones(1, len(x)))[0]
 
     def _scale(self, x: Tensor, lam: Tensor) -> float:
-        """Return the ratio of the norms of the target vector and of the sum of gradients."""
+        """Return the factor for the multipliers that makes the sum of gradients as long as its target."""
         with second_derivatives():
             gradient_sum = self.total(x, lam)
         parameter_names = [name for group in self.groups.values() for name in group]

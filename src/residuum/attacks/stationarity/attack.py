@@ -51,7 +51,8 @@ def search(
 ) -> SolverState:
     """Run the search of a solver.
 
-    After every evaluation step, candidates can be added or merged, and the time limit is checked.
+    The search evaluates the loss at regular steps. After each of these evaluation steps, candidates can be
+    added or merged, and the time limit is checked.
 
     Args:
         solver: The solver of the attack.
@@ -192,8 +193,8 @@ class Stationarity(StationarityAttack):
         has_own_objective = attack_class.objective is not getattr(named_class, "objective", None)
         objective = attack_class.objective if has_own_objective else None
         strategy = None if attack_class.strategy is named_class.strategy else attack_class.strategy
-        values = {name: getattr(self, name) for name in self.model_fields_set}
-        return _restore, (named_class, objective, strategy, values)
+        settings = {name: getattr(self, name) for name in self.model_fields_set}
+        return _restore, (named_class, objective, strategy, settings)
 
     @property
     def outside(self) -> bool:
@@ -242,8 +243,8 @@ class Stationarity(StationarityAttack):
         for prior, _ in self.priors or ():
             require_known(prior, PRIORS, "No prior")
         attack = super().resolve_settings(network, knowledge)
-        is_signed = not self.objective.nonnegative
-        defaults = default_settings(network, knowledge, self, self.surface, is_signed)
+        has_signed_multipliers = not self.objective.nonnegative
+        defaults = default_settings(network, knowledge, self, self.surface, has_signed_multipliers)
         return attack.changed(**defaults) if defaults else attack
 
     def reconstruct(
@@ -255,7 +256,7 @@ class Stationarity(StationarityAttack):
         watch: Watcher | None = None,
         per_run: Sequence[Attack] | None = None,
     ) -> Reconstruction:
-        """Run all restarts of the attack together. If a state is saved, the attack continues from the state.
+        """Run all restarts of the attack together. If ``state_path`` holds a state, continue from this state.
 
         Args:
             surface: The attack surface, such as the released weights or the weight update.
@@ -403,7 +404,7 @@ class OptimizerState(Stationarity):
 
 
 class Auto(StationarityAttack):
-    """Attack that suits the network: the KKT equation for classifiers, weight decay for regressions."""
+    """Attack that suits the network: the KKT attack for classifiers, WeightDecay for regressions."""
 
     name: ClassVar[str] = "auto"
 

@@ -36,11 +36,12 @@ Product = Callable[[Tensor], Tensor]
 
 
 class Curvature:
-    """Products of vectors with the splitting matrices S and with the Hessian of the loss.
+    """Second derivatives of the loss in the candidates, as products of matrices with vectors.
 
-    All products are at one point (x, lam), for all candidates at once.
-
-    The constructor computes the residual of the equation at this point.
+    Each candidate has a splitting matrix S, which decides whether splitting the candidate in two lowers the
+    loss (formula above). The methods multiply vectors by the splitting matrices of all candidates, or by the
+    Hessian of the loss, at one point (x, lam). The constructor computes the residual of the attacked equation
+    at this point.
 
     Args:
         problem: The loss of the attack as a function of candidates and multipliers.
@@ -60,7 +61,7 @@ class Curvature:
             self.errors = equation.compute_errors(candidates, problem.objective, self.activation)
 
     def multiply_splitting(self, v: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Multiply the splitting matrices by vectors.
+        """Multiply the splitting matrix S(x_i) of each candidate x_i by a vector v_i.
 
         Args:
             v: Vectors v_i with the shape of x[:, rows].
@@ -97,7 +98,7 @@ class Curvature:
     def sum_of_gradients(
         self, run: int, x: Tensor, lam: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        """Compute the weighted sum of gradients sum_i f(x_i) of one run, by automatic differentiation.
+        """Compute the weighted sum of the gradients at all candidates of a run, by automatic differentiation.
 
         Args:
             run: Index of the run.
@@ -120,7 +121,16 @@ class Curvature:
 
     @torch.enable_grad()
     def _residual(self, run: int) -> dict[str, Tensor]:
-        """Return the residual of one run by parameter name, times -2 and the weight of its layer."""
+        """Return the derivative of the loss in the sum of gradients, by parameter name.
+
+        The derivative is -2 times the residual of the run times the weight of the layer in the loss.
+
+        Args:
+            run: Index of the run.
+
+        Returns:
+            The derivative by parameter name.
+        """
         residual = self._residual_at(run, self.x[run].detach())
         weighted_groups = zip(self.problem.groups.values(), self.problem.layer_weights, strict=True)
         return {
@@ -148,7 +158,9 @@ class Curvature:
 def weighted_residuals(
     problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor
 ) -> Tensor:
-    """Compute the residual times the square root of the layer weights. Its squared norm is the loss.
+    """Compute the residual of the attacked equation, weighted so that its squared norm is the loss.
+
+    The residual in each layer is multiplied by the square root of the weight of this layer in the loss.
 
     Args:
         problem: The loss of the attack as a function of candidates and multipliers.
@@ -176,7 +188,16 @@ def weighted_residuals(
 
 
 def _hessian_product(value: Tensor, x: Tensor, v: Tensor) -> Tensor:
-    """Return the product of v with the Hessian of ``value`` in x, zero if ``value`` is linear in x."""
+    """Return the product of v with the Hessian of the scalar ``value`` in x, by automatic differentiation.
+
+    Args:
+        value: Scalar that was computed from x.
+        x: Tensor of variables.
+        v: Vector with the shape of x.
+
+    Returns:
+        The product with the shape of x. If ``value`` is linear in x, the product is zero.
+    """
     (gradient,) = torch.autograd.grad(value, x, create_graph=True, materialize_grads=True)
     if not gradient.requires_grad:
         return torch.zeros_like(x)
@@ -200,9 +221,18 @@ def inner_product(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
 def _derivative_along(
     v: Tensor, gradient: Callable[[Candidates], Tensor], candidates: Candidates
 ) -> Tensor:
-    """Return the directional derivative along v of a gradient in x, by forward-mode differentiation."""
-    # PyTorch runs the derivative rule of the surrogate only if gradients are enabled.
-    # No tensor here requires a gradient.
+    """Differentiate a gradient along a direction by forward-mode differentiation.
+
+    Args:
+        v: Direction with the shape of the candidates x.
+        gradient: Function that computes the gradient of the loss from the candidates.
+        candidates: Candidates at which the gradient is differentiated.
+
+    Returns:
+        The product of the second derivative with v.
+    """
+    # PyTorch runs the derivative rule of the ReLU's surrogate only if gradients are enabled, although no
+    # tensor here requires a gradient.
     with torch.enable_grad(), forward_ad.dual_level():
         dual_candidates = replace(candidates, x=forward_ad.make_dual(candidates.x, v.flatten(2)))
         tangent = forward_ad.unpack_dual(gradient(dual_candidates)).tangent
@@ -211,7 +241,9 @@ def _derivative_along(
 
 @dataclass(frozen=True)
 class LowestPairs:
-    """Smallest eigenvalue of every candidate's splitting matrix, with its eigenvector.
+    """Smallest eigenvalue and its eigenvector of a matrix of each candidate (the splitting matrix).
+
+    If the eigenvalue is negative, splitting the candidate along the eigenvector lowers the loss.
 
     Attributes:
         values: Smallest eigenvalues (R, m) of m candidates in R runs.
@@ -229,7 +261,10 @@ def find_lowest_pairs(
     iterations: int = ITERATIONS,
     workspace: int = 2**31,
 ) -> LowestPairs:
-    """Find the smallest eigenpair of every candidate's splitting matrix, in chunks of limited memory.
+    """Find the smallest eigenvalue and its eigenvector of each candidate's splitting matrix.
+
+    The splitting matrix decides whether splitting a candidate in two lowers the loss. The function handles
+    chunks of candidates to limit the memory.
 
     Args:
         curvature: Multiplies the splitting matrices by vectors.
@@ -244,14 +279,10 @@ def find_lowest_pairs(
     """
     x = curvature.x
     candidate_bytes = x.element_size() * len(x) * (iterations + 8) * x[0, 0].numel()
-    explicit_equation = curvature.problem.explicit
-    if explicit_equation is not None:
+    mlp_equation = curvature.problem.explicit
+    if mlp_equation is not None:
         candidate_bytes += (
-            30
-            * x.element_size()
-            * len(x)
-            * sum(explicit_equation.widths[1:])
-            * len(explicit_equation.points)
+            30 * x.element_size() * len(x) * sum(mlp_equation.widths[1:]) * len(mlp_equation.points)
         )
     chunk_size = max(1, workspace // candidate_bytes)
     values, vectors = [], []
@@ -301,12 +332,16 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
             w = w - ((earlier_vectors @ w[..., None]) * earlier_vectors).sum(-2)
         beta = w.norm(dim=-1)
         largest_entry = torch.maximum(largest_entry, torch.maximum(diagonal[..., j].abs(), beta))
-        is_new = beta > zero_threshold * largest_entry
-        off_diagonal[..., j] = torch.where(is_new, beta, 0.0)
-        q = torch.where(is_new[..., None], w / torch.where(is_new, beta, 1.0)[..., None], 0.0)
+        has_new_direction = beta > zero_threshold * largest_entry
+        off_diagonal[..., j] = torch.where(has_new_direction, beta, 0.0)
+        q = torch.where(
+            has_new_direction[..., None],
+            w / torch.where(has_new_direction, beta, 1.0)[..., None],
+            0.0,
+        )
     is_zero = basis.square().sum(-1) < 0.5
-    # The first vector never counts as zero.
-    # If the start vector is zero, the result is therefore the eigenvalue 0 with a zero eigenvector.
+    # The first Lanczos vector never counts as zero. If the start vector is zero, the result is therefore the
+    # eigenvalue 0 with a zero eigenvector.
     is_zero[..., 0] = False
     diagonal = torch.where(is_zero, 4 * largest_entry[..., None] + 1, diagonal)
     side_diagonal = off_diagonal[..., : iterations - 1]

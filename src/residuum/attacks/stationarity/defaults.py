@@ -17,7 +17,7 @@ from residuum.records import Knowledge
 from residuum.settings import LR_LAM, StationaritySettings
 from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES
 
-TYPED = 0.01  # weight of the prior that pulls each column of a table to its known type
+TYPED = 0.01  # weight of the prior that pulls integer columns to integers and one-hot columns to 0 and 1
 # Weight of the sparse prior for images, and the learning rate of the multipliers if this prior is used.
 SPARSE, SLOW = 60.0, 0.003
 # Weights of the sparse prior for photographs and for pen strokes, if multipliers can be negative.
@@ -39,8 +39,9 @@ def default_settings(
     """Choose the priors and the learning rate of the multipliers, if they were not set.
 
     Images get a sparse prior. If the multipliers can have any sign, the sparse prior gets a smaller weight:
-    the smallest weight for pen strokes (such as digits), and a larger weight for photographs. If the types of
-    a table's columns are known, the prior pulls each column to its type.
+    the smallest weight for pen strokes (such as digits), and a larger weight for photographs. If the
+    types of a table's columns are known, a prior pulls integer columns to integers and one-hot columns to 0
+    and 1.
 
     We chose the weights of the sparse prior on images that no other measurement uses. For networks with
     weight decay, 15 of 40 reconstructed photographs have a normalized cross-correlation (NCC) above 0.9 with
@@ -60,11 +61,11 @@ def default_settings(
     if None not in (settings.priors, settings.lr_lam):
         return {}
     rows, shape = mixture_rows(network, knowledge, surface), network.sample_shape(knowledge)
-    are_rows_samples = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
-    appearance = measure_appearance(rows, shape) if are_rows_samples else Appearance()
-    signed_weight = SIGNED_SPARSE if appearance.are_photographs else SIGNED_STROKES
+    rows_have_sample_size = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
+    appearance = measure_appearance(rows, shape) if rows_have_sample_size else Appearance()
+    signed_prior_weight = SIGNED_SPARSE if appearance.are_photographs else SIGNED_STROKES
     priors = (
-        (("sparse-gradients", signed_weight if is_signed else SPARSE),)
+        (("sparse-gradients", signed_prior_weight if is_signed else SPARSE),)
         if appearance.are_images
         else ()
     )

@@ -5,9 +5,10 @@ if its gradient is small. Each run has its own schedule. A round
 
 1. drops candidates with zero multipliers, and merges pairs that one candidate can replace (``merging.py``),
 2. asks a strategy for new candidates, such as sample splitting (``splitting.py``),
-3. puts the new candidates into slots of the solver's tensors (``slots.py``) and records the events.
+3. stores the new candidates in the solver's tensors (``slots.py``) and records events.
 
-A round never raises the loss. This loss does not include the penalties of the priors.
+A slot is a position of a candidate in the tensors of a run. A round never raises the loss. This loss does not
+include the penalties of the priors.
 
 An event is a dictionary of plain values:
 
@@ -55,9 +56,9 @@ class Round:
         solver: The solver of the attack.
         step: Number of the solver's step.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
-        x: Candidates (R, m, *shape): m slots in each of R runs.
+        x: Candidates (R, m, *shape): m slots (positions of candidates) in each of R runs.
         lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
-        active: Mask of the slots that hold a candidate (R, m).
+        active: Mask of the slots that hold a candidate (R, m). The other slots are empty.
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
         quota: Largest number of new candidates of each run in this round, 0 for runs that may not get new
@@ -98,8 +99,8 @@ class Round:
 
     def clamp(self, x: Tensor) -> Tensor:
         """Project candidates into the value range that the attacker knows."""
-        range_knowledge = self.solver.box
-        return x if range_knowledge is None else x.clamp(*box(range_knowledge, x))
+        projection_knowledge = self.solver.box
+        return x if projection_knowledge is None else x.clamp(*box(projection_knowledge, x))
 
     def median_length(self) -> Tensor:
         """Return the median Euclidean norm of every run's candidates (R,)."""
@@ -115,8 +116,8 @@ class Proposal:
         newcomers: New candidates of each run, with multipliers as they appear in the equation.
         before: Loss of each run without the new candidates (R,).
         after: Loss of each run with the new candidates (R,).
-        lowest: Smallest eigenvalue of the splitting matrices of each run's candidates (R,), nan if the
-            strategy computes no eigenvalues.
+        lowest: Smallest eigenvalue of each run (R,). A negative eigenvalue means that splitting a candidate
+            lowers the loss. The values are NaN if the strategy computes no eigenvalues.
         note: Text for users of the attack, "" if there is nothing to say.
     """
 
@@ -137,7 +138,7 @@ class GrowthStrategy:
     event: ClassVar[str]
 
     def check(self, solver: Solver) -> None:
-        """Raise an ``InputError`` if this way to find new candidates does not work for an attack."""
+        """Raise an ``InputError`` if the strategy cannot find new candidates for the attack of a solver."""
 
     def propose(self, now: Round) -> Proposal:
         """Return new candidates that do not raise the loss of any run."""
@@ -157,7 +158,7 @@ class Grower:
         self.solver, self.strategy = solver, strategy
         self.problem, self.scale = solver.problem, solver.scale
         self.limit = self.settings.split_limit or 4 * solver.sizes[1]
-        self.note = ""  # the first nonempty note for users that a round returned
+        self.note = ""  # the first nonempty note for users that the strategy returned
 
     @property
     def settings(self) -> StationaritySettings:
@@ -165,13 +166,23 @@ class Grower:
         return self.solver.config
 
     def next_round_step(self, step: int) -> int:
-        """Return the next step with a round of growth, or the last step if this step is not known yet."""
+        """Return the next step at which runs may get new candidates.
+
+        If the loss or the gradient decides when runs get new candidates, this step is not known in advance.
+        The method then returns the last step of the search.
+
+        Args:
+            step: Number of the current step.
+
+        Returns:
+            The number of the step.
+        """
         if self.settings.split_trigger != "period":
             return self.solver.config.steps
         return (step // self.settings.split_every + 1) * self.settings.split_every
 
     def run_due_rounds(self, state: SolverState) -> SolverState:
-        """Merge and add candidates in all runs that have a round of growth at this step."""
+        """Merge and add candidates in all runs that may change their candidates at this step."""
         if state.stopped:
             return state
         with self.solver.precision(False):
@@ -198,9 +209,9 @@ class Grower:
     def _is_due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
         """Return True if candidates of this run may be merged and added now.
 
-        A setting decides whether a round of growth depends on the step, on the gradient or on a stagnating
-        loss. A loss stagnates if its smallest value in the second half of a period is hardly smaller than in
-        the first half.
+        The setting ``split_trigger`` decides whether this depends on the step, on the gradient or on a
+        stagnating loss. The loss of the last ``split_every`` steps stagnates if its smallest value in the
+        second half of these steps is hardly smaller than in the first half.
 
         Args:
             state: State of the search.
@@ -209,7 +220,7 @@ class Grower:
                 softplus).
 
         Returns:
-            True if the run has a round of growth at this step.
+            True if candidates may be merged and added at this step.
         """
         settings, population = self.settings, get_population(state)
         is_finished = state.step >= self.solver.config.steps
@@ -267,22 +278,22 @@ class Grower:
 
     def _merge(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> SolverState:
         """Drop candidates with zero multipliers, merge pairs of candidates, and record the events."""
-        numbers_before, problem = get_population(state).ident, self._problem_of(state)
+        candidate_numbers_before, problem = get_population(state).ident, self._problem_of(state)
         state, dropped = prune(problem, state, self.scale, sharpness, due)
         events: list[dict[str, Any]] = [
             {
                 "step": state.step,
                 "run": run,
                 "kind": "prune",
-                "parent": int(numbers_before[run, slot]),
+                "parent": int(candidate_numbers_before[run, slot]),
             }
             for run, slot in dropped.nonzero().tolist()
         ]
         state, merges = merge(problem, state, self.scale, sharpness, due)
         for run, merged_slot, emptied_slot, before, after in merges:
             parent, child = (
-                int(numbers_before[run, emptied_slot]),
-                int(numbers_before[run, merged_slot]),
+                int(candidate_numbers_before[run, emptied_slot]),
+                int(candidate_numbers_before[run, merged_slot]),
             )
             event = {"step": state.step, "run": run, "kind": "merge", "parent": parent}
             losses = {"loss_before": before, "loss_after": after}
@@ -290,7 +301,7 @@ class Grower:
         return append_events(state, events)
 
     def create_generator(self, step: int, run: int) -> torch.Generator:
-        """Create the random generator of one run in one round of growth.
+        """Create the random generator of one run at one step at which candidates are added.
 
         The generator does not depend on other runs or on whether the attack was resumed.
 
@@ -306,29 +317,33 @@ class Grower:
     def draw_noise(self, x: Tensor, generators: list[torch.Generator]) -> Tensor:
         """Draw normal random numbers with the shape of x.
 
-        The random numbers of a run do not depend on the number of slots of other runs.
+        The random numbers of a run do not depend on the number of candidates of other runs.
 
         Args:
-            x: Candidates (R, m, *shape): m slots in each of R runs.
+            x: Candidates (R, m, *shape): m positions of candidates in each of R runs.
             generators: Random generator of each run.
 
         Returns:
             Normal random numbers with the shape of x.
         """
-        max_slots = max(self.limit, x.shape[1])
+        max_candidates = max(self.limit, x.shape[1])
         noise_by_run = [
-            torch.randn(max_slots, *x.shape[2:], generator=g, dtype=torch.float64)[: x.shape[1]]
+            torch.randn(max_candidates, *x.shape[2:], generator=g, dtype=torch.float64)[
+                : x.shape[1]
+            ]
             for g in generators
         ]
         return torch.stack(noise_by_run).to(x)
 
     def _settle(self, state: SolverState, due: list[int], proposal: Proposal) -> SolverState:
         """Store the proposed candidates in the solver's state, and record an event for each candidate."""
-        numbers_before = get_population(state).ident
-        scales = torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))
+        candidate_numbers_before = get_population(state).ident
+        multiplier_scales = (
+            torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))
+        )
         stored_newcomers = [
             [replace(newcomer, lam=newcomer.lam / scale) for newcomer in new]
-            for new, scale in zip(proposal.newcomers, scales, strict=True)
+            for new, scale in zip(proposal.newcomers, multiplier_scales, strict=True)
         ]
         state, numbers = place_newcomers(state, stored_newcomers)
         events = []
@@ -341,7 +356,7 @@ class Grower:
             for newcomer_numbers, new in zip(numbers[run], proposal.newcomers[run], strict=True):
                 event = {**common_fields, "kind": self.strategy.event}
                 if new.parent is not None:
-                    event["parent"] = int(numbers_before[run, new.parent])
+                    event["parent"] = int(candidate_numbers_before[run, new.parent])
                 outcome = {
                     "children": list(newcomer_numbers),
                     "loss_after": after,
@@ -366,7 +381,7 @@ class Grower:
         """
         population = get_population(state)
         problem = self.problem.with_labels(population.best_labels)
-        # No round of growth uses the random numbers of this step.
+        # Candidates are never added at this step, so its random numbers are unused.
         unused_step = self.solver.config.steps + 1
         generators = [self.create_generator(unused_step, run) for run in range(len(state.x))]
         start_vectors = self.draw_noise(state.x, generators)
@@ -381,6 +396,6 @@ class Grower:
         eps, rows = self.settings.split_eps, []
         for norm, value in zip(gradient.tolist(), lowest.tolist(), strict=True):
             least_eps = max(norm, min(value, 0.0) ** 2)
-            verdict = {"eps": eps, "least_eps": least_eps, "stationary": least_eps <= eps}
-            rows.append({"gradient": norm, "lowest_curvature": value, **verdict})
+            eps_results = {"eps": eps, "least_eps": least_eps, "stationary": least_eps <= eps}
+            rows.append({"gradient": norm, "lowest_curvature": value, **eps_results})
         return rows

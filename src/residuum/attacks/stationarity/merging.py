@@ -8,8 +8,9 @@ their weighted mean, with the sum of their multipliers:
 
     lam' = lam_1 + lam_2,   x' = (lam_1 x_1 + lam_2 x_2) / lam'
 
-With surrogates and smooth activations, this equality is only approximate, so a merge is reverted if the loss
-rises. Networks without ReLUs have no activation patterns. In these networks, only close candidates merge.
+If a smooth function replaces the derivative of the ReLUs, or the activation is smooth, this equality is only
+approximate. A merge is therefore reverted if the loss rises. Networks without ReLUs have no activation
+patterns. In these networks, only close candidates merge.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from residuum.attacks.stationarity.slots import get_population, remove_candidate
 from residuum.attacks.stationarity.solver import SolverState
 from residuum.networks import ReLU
 
-MAX_TRIES = 8  # pairs of candidates that a run tries to merge in one round
+MAX_TRIES = 8  # maximum number of pairs of candidates that are tried per run, whenever candidates are merged
 # Networks without ReLUs: two candidates merge only if their distance is at most this share of the smaller
 # norm of the two candidates.
 MAX_DISTANCE = 0.1
@@ -41,7 +42,7 @@ def prune(
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
         state: State of the search.
-        scale: Factor that turns stored multipliers into multipliers of the gradients.
+        scale: Multipliers of the equation divided by the multipliers that the state stores.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
         due: Indices of the runs that may change their number of candidates at this step.
 
@@ -71,13 +72,13 @@ def merge(
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
         state: State of the search.
-        scale: Factor that turns stored multipliers into multipliers of the gradients.
+        scale: Multipliers of the equation divided by the multipliers that the state stores.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
         due: Indices of the runs that may change their number of candidates at this step.
 
     Returns:
-        The new state, and for every merge the tuple (run, slot of the merged candidate, emptied slot, loss
-        before, loss after).
+        The new state, and a tuple for every merge: index of the run, position of the merged candidate in the
+        tensors, position of the removed candidate, loss before the merge, loss after the merge.
     """
     # If the fit is exact, the loss consists of rounding errors only, so a rise within rounding is accepted.
     rounding_error = 64 * torch.finfo(state.x.dtype).eps ** 2 * problem.empty_loss
@@ -112,7 +113,18 @@ def merge(
 
 
 def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, int]]:
-    """Return pairs of slots with equal label, multiplier signs and activation pattern, closest first."""
+    """Return the pairs of candidates of a run that can be merged, closest first.
+
+    Both candidates have the same label, the same signs of their multipliers, and the same activation pattern.
+
+    Args:
+        problem: The loss of the attack as a function of candidates and multipliers.
+        state: State of the search.
+        run: Index of the run.
+
+    Returns:
+        The pairs, as positions of the candidates in the tensors of the state.
+    """
     population = get_population(state)
     slots = population.active[run].nonzero()[:, 0]
     x = state.x[run, slots].flatten(1)
@@ -142,9 +154,9 @@ def activation_patterns(problem: Problem, x: Tensor) -> Tensor | None:
     Returns:
         The signs (m, neurons) as 1 and -1, None for networks that are not ReLU MLPs.
     """
-    explicit_equation = problem.explicit
-    if explicit_equation is None or not isinstance(problem.true_activation, ReLU):
+    mlp_equation = problem.explicit
+    if mlp_equation is None or not isinstance(problem.true_activation, ReLU):
         return None
-    pre_activations = explicit_equation.pre_activations(x.flatten(1), problem.true_activation)
+    pre_activations = mlp_equation.pre_activations(x.flatten(1), problem.true_activation)
     signs = (torch.where(z > 0, 1.0, -1.0).to(x) for z in pre_activations)
     return torch.cat([x[:, :0].flatten(1), *signs], 1)

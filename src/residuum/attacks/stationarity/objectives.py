@@ -16,10 +16,10 @@ NTK [L]             theta - theta0   lam_i at theta, theta0 or both      free, o
 moment              m                -lam_i y_i, -sum_c lam_ic (e_y-e_c) lam >= 0, per rival
 ==================  ===============  ==================================  ==========================
 
-[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Here m is an optimizer state, and e are
-unit vectors. "Per rival" means one multiplier for each class c that competes with the label. "One set per
-point" means separate multipliers for the gradients at theta and at theta0. Free multipliers can have any
-sign.
+[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Here m is an optimizer state, e are unit
+vectors, l' is the derivative of the loss, n the number of samples, and w the weight decay. "Per rival" means
+one multiplier for each class c that competes with the label. "One set per point" means separate multipliers
+for the gradients at theta and at theta0. Free multipliers can have any sign.
 
 To add an objective, write one frozen class with a ``covectors`` method, here or in an installed package, and
 add one line to ``OBJECTIVES``. The class also defines its options and when it applies. Try it first with
@@ -254,7 +254,12 @@ class MarginKKT(Objective):
 
 @dataclass(frozen=True)
 class BinaryKKT(MarginKKT):
-    """KKT equation of a binary classifier: theta = sum_i lam_i y_i grad Phi(x_i), multipliers lam >= 0."""
+    """KKT equation of a binary classifier Phi with weights theta.
+
+        theta = sum_i lam_i y_i grad Phi(x_i)
+
+    The samples x_i have the labels y_i and the multipliers lam_i >= 0. Gradients are taken in the weights.
+    """
 
     name: ClassVar[str] = "binary-kkt"
     paper: ClassVar[str] = "Haim et al. 2022"
@@ -294,10 +299,12 @@ class BinaryKKT(MarginKKT):
 
 @dataclass(frozen=True)
 class MulticlassKKT(MarginKKT):
-    """KKT equation of a multiclass classifier: theta = sum_ic lam_ic grad (Phi_y - Phi_c)(x_i).
+    """KKT equation of a multiclass classifier with weights theta and one output Phi_c for each class c.
+
+        theta = sum_ic lam_ic grad (Phi_y - Phi_c)(x_i)
 
     For a sample x_i with label y, c runs over the rival classes: the classes other than y with the largest
-    outputs. The multipliers lam are nonnegative.
+    outputs. The multipliers lam_ic are nonnegative. Gradients are taken in the weights.
 
     Attributes:
         rivals: "tied" gives a multiplier to every rival class whose output is within ``tolerance`` of the
@@ -327,11 +334,17 @@ class MulticlassKKT(MarginKKT):
             Labels (count,).
         """
         class_shares = torch.tensor(knowledge.label_balance or [1 / outputs] * outputs)
-        class_ends = (class_shares.cumsum(0) / class_shares.sum() * count).round().long()
-        return torch.bucketize(torch.arange(count), class_ends, right=True).clamp(max=outputs - 1)
+        class_boundaries = (class_shares.cumsum(0) / class_shares.sum() * count).round().long()
+        return torch.bucketize(torch.arange(count), class_boundaries, right=True).clamp(
+            max=outputs - 1
+        )
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of a candidate's multipliers: one per class for tied rivals, otherwise one."""
+        """Return the shape of the multipliers of one candidate.
+
+        If the option ``rivals`` is "tied", a candidate has one multiplier for each class. Otherwise a
+        candidate has a single multiplier.
+        """
         return (outputs,) if self.rivals == "tied" else ()
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
@@ -350,8 +363,8 @@ class MulticlassKKT(MarginKKT):
             The covectors u, of shape (..., m, C).
         """
         one_hot, is_rival = self._rivals(outputs, labels)
-        weights = is_rival * (lam if self.rivals == "tied" else lam[..., None])
-        return weights.sum(-1, keepdim=True) * one_hot - weights
+        rival_weights = is_rival * (lam if self.rivals == "tied" else lam[..., None])
+        return rival_weights.sum(-1, keepdim=True) * one_hot - rival_weights
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
@@ -373,29 +386,34 @@ class MulticlassKKT(MarginKKT):
         return None, inner_products if self.rivals == "tied" else inner_products.sum(-1)
 
     def _rivals(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the one-hot labels, and an indicator (..., m, C) of the rival classes with a multiplier."""
-        classes = outputs.shape[-1]
-        one_hot = F.one_hot(labels.long(), classes).to(outputs.dtype)
-        rivals = outputs.detach().masked_fill(one_hot.bool(), -torch.inf)
+        """Return the one-hot labels, and a mask (..., m, C) of the rival classes of each candidate.
+
+        Rival classes compete with the label. Each rival class in the mask has a multiplier.
+        """
+        class_count = outputs.shape[-1]
+        one_hot = F.one_hot(labels.long(), class_count).to(outputs.dtype)
+        rival_outputs = outputs.detach().masked_fill(one_hot.bool(), -torch.inf)
         if self.rivals == "best":
-            return one_hot, F.one_hot(rivals.argmax(-1), classes).to(outputs.dtype)
-        best_rival = rivals.amax(-1, keepdim=True)
-        margin = (outputs.detach() * one_hot).sum(-1, keepdim=True) - best_rival
-        return one_hot, (rivals >= best_rival - self.tolerance * margin.abs()).to(outputs.dtype)
+            return one_hot, F.one_hot(rival_outputs.argmax(-1), class_count).to(outputs.dtype)
+        largest_output = rival_outputs.amax(-1, keepdim=True)
+        margin = (outputs.detach() * one_hot).sum(-1, keepdim=True) - largest_output
+        is_rival = rival_outputs >= largest_output - self.tolerance * margin.abs()
+        return one_hot, is_rival.to(outputs.dtype)
 
 
 @dataclass(frozen=True)
 class WeightDecay(Objective):
-    """Equation of a network trained with weight decay w.
+    """Equation of a network Phi that was trained with weight decay w on n samples x_i with labels y_i.
 
-    At a minimum theta of mean loss + w/2 |theta|^2, with n samples and the derivative l' of the loss,
+    At a minimum theta of mean loss + w/2 |theta|^2, the following equation holds. Here l' is the derivative
+    of the loss in the output Phi_i = Phi(x_i), and gradients are taken in the weights theta.
 
         theta = -(1/(n w)) sum_i l'(Phi_i, y_i) grad Phi(x_i)
 
-    If the attacker knows the loss, the weight decay and the number of samples n, the outputs Phi_i of the
-    candidates decide the multipliers. The attack then optimizes only a factor for each candidate, which is
-    close to 1 at a solution. Otherwise the multipliers can have any value. If the outputs decide the
-    multipliers, the formulas are:
+    The multiplier lam_i of a sample is the factor of its gradient. If the attacker knows the loss, the weight
+    decay and the number of samples n, the outputs Phi_i of the candidates decide the multipliers. The attack
+    then optimizes only a factor for each candidate, which is close to 1 at a solution. Otherwise the
+    multipliers can have any value. If the outputs decide the multipliers, the formulas are:
 
         logistic loss   lam_i = y_i sigmoid(-y_i Phi_i) / (n w)
         squared loss    lam_i = 2 (y_i - Phi_i) / (n w)
@@ -438,9 +456,9 @@ class WeightDecay(Objective):
             return cls()
         if knowledge.loss not in ("logistic", "squared"):
             raise InputError(
-                "Multipliers can be tied to the loss only if the loss is logistic or squared; got "
-                f"{knowledge.loss!r}.",
-                "Do not pass the loss. The multipliers can then have any value.",
+                "An attack can compute multipliers from the `loss` only if the loss is 'logistic' or "
+                f"'squared'; got {knowledge.loss!r}.",
+                "Omit `loss`. The attack then searches for the multipliers.",
             )
         scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
         return cls(tied=scale, loss=knowledge.loss)
@@ -470,8 +488,8 @@ class WeightDecay(Objective):
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """Return the covectors u of the candidates.
 
-        If the multipliers are free, u is lam. Otherwise u is -lam times the derivative of the loss, divided
-        by n w (number of samples times weight decay).
+        If the multipliers lam can have any value, u is lam. If the outputs decide the multipliers, u is -lam
+        times the derivative of the loss, divided by the number of samples times the weight decay.
 
         Args:
             point: Index of the weights at which the gradients are taken (theta or theta0).
@@ -499,7 +517,8 @@ class WeightDecay(Objective):
             ubar: Derivative of the loss with respect to the covectors u.
 
         Returns:
-            The derivative in the outputs, or None if the multipliers are free, and the derivative in lam.
+            The derivative in the outputs, or None if the outputs do not decide the multipliers, and the
+            derivative in lam.
         """
         if not self.tied:
             return None, ubar
@@ -511,15 +530,18 @@ class WeightDecay(Objective):
         y = labels.to(outputs.dtype)[..., None]
         if self.loss == "squared":
             return 2 * (y - outputs), -2.0
-        s = torch.sigmoid(-y * outputs)
-        return y * s, -s * (1 - s)
+        sigmoid = torch.sigmoid(-y * outputs)
+        return y * sigmoid, -sigmoid * (1 - sigmoid)
 
 
 @dataclass(frozen=True)
 class NTK(Objective):
-    """Equation of the weight update from known initial weights: theta - theta0 = sum_i lam_i grad Phi(x_i).
+    """Equation of the weight update of a network Phi, from initial weights theta0 to released weights theta.
 
-    Gradients are taken at theta, at theta0 or at both. The multipliers lam can have any sign.
+        theta - theta0 = sum_i lam_i grad Phi(x_i)
+
+    Gradients are taken in the weights, at theta, at theta0 or at both. The multipliers lam_i of the samples
+    x_i can have any sign.
 
     Attributes:
         gradients: Weights at which gradients are taken: "theta", "theta0" or "both".
@@ -540,7 +562,7 @@ class NTK(Objective):
         require_known(self.gradients, ("theta", "theta0", "both"), "No gradient point")
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return why the NTK equation does not apply, if the initial weights are not known.
+        """Return why the equation of the weight update does not apply, if the initial weights are not known.
 
         Args:
             outputs: Number of outputs of the network.
@@ -559,7 +581,10 @@ class NTK(Objective):
         return "the initial weights are known"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of a candidate's multipliers: one per gradient point and output."""
+        """Return the shape (P, outputs) of a candidate's multipliers.
+
+        P is the number of weights at which gradients are taken: 2 for theta and theta0, otherwise 1.
+        """
         return (len(self.gradient_points()), outputs)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
@@ -605,15 +630,16 @@ class Moment(Objective):
 
     The optimizer, SGD with momentum or Adam, decides the weights of the gradients.
 
-    The released weights have nearly the same active ReLUs as the weights of the last batches, and training
-    need not have converged. A descent step increases the output of the correct class y, relative to the
-    outputs of the rival classes c:
+    The equation does not require that training converged. Gradients are taken in the released weights, whose
+    active ReLUs are nearly those of the last batches. Phi is the network, and a sample x_i has the label y_i
+    or y and the multipliers lam_i or lam_ic. A descent step increases the output of the correct class y,
+    relative to the outputs of the rival classes c:
 
         one output        m = -sum_i lam_i y_i grad Phi(x_i)
         several outputs   m = -sum_ic lam_ic grad (Phi_y - Phi_c)(x_i) over rivals c
 
-    with multipliers lam >= 0. A regression with one output satisfies the same equation, if candidates with
-    labels -1 and +1 are allowed.
+    The multipliers are nonnegative. A regression with one output satisfies the same equation, if candidates
+    with labels -1 and +1 are allowed.
     """
 
     name: ClassVar[str] = "moment"
@@ -652,8 +678,8 @@ class Moment(Objective):
         Returns:
             Labels (count,).
         """
-        labels_class = Objective if outputs == 1 else MulticlassKKT
-        return labels_class.labels(self, count, outputs, knowledge)
+        objective_class = Objective if outputs == 1 else MulticlassKKT
+        return objective_class.labels(self, count, outputs, knowledge)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
         """Return the shape of a candidate's multipliers: one per class, or a single one for one output."""
@@ -673,10 +699,10 @@ class Moment(Objective):
         Returns:
             The covectors u, of shape (..., m, C).
         """
-        classes = outputs.shape[-1]
-        if classes == 1:
+        output_count = outputs.shape[-1]
+        if output_count == 1:
             return -(lam * labels.to(lam.dtype))[..., None]
-        one_hot = F.one_hot(labels.long(), classes).to(lam.dtype)
+        one_hot = F.one_hot(labels.long(), output_count).to(lam.dtype)
         rival_lam = lam * (1 - one_hot)
         return rival_lam - rival_lam.sum(-1, keepdim=True) * one_hot
 
@@ -697,10 +723,10 @@ class Moment(Objective):
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.
         """
-        classes = ubar.shape[-1]
-        if classes == 1:
+        output_count = ubar.shape[-1]
+        if output_count == 1:
             return None, -ubar[..., 0] * labels.to(lam.dtype)
-        one_hot = F.one_hot(labels.long(), classes).to(lam.dtype)
+        one_hot = F.one_hot(labels.long(), output_count).to(lam.dtype)
         return None, (1 - one_hot) * (ubar - (ubar * one_hot).sum(-1, keepdim=True))
 
 

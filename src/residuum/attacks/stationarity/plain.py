@@ -80,8 +80,8 @@ def residual(
     for k, theta in enumerate(thetas):
         outputs = functional_call(Phi, theta, (x,))
         u = objective.covectors(k, outputs, y, lam)
-        # One vector-Jacobian product computes the sum over all candidates.
-        # It treats u as a constant in theta.
+        # One vector-Jacobian product with the covectors u computes the sum over all candidates. The product
+        # treats u as a constant in theta.
         gradients = torch.autograd.grad(
             outputs, list(theta.values()), u, create_graph=True, materialize_grads=True
         )
@@ -153,13 +153,14 @@ def attack(
     squared_target_norms[squared_target_norms == 0] = 1.0
     # Only layers that training changed are fitted, because frozen layers did not follow their gradients.
     names = tuple(by_layer(target))
-    moved_layers = objective.create_surface(released_weights, knowledge).equations
+    changed_layers = objective.create_surface(released_weights, knowledge).equations
     fitted_layers = [
-        l for l, name in enumerate(names) if name in moved_layers and (layers == "all" or l == 0)
+        l for l, name in enumerate(names) if name in changed_layers and (layers == "all" or l == 0)
     ]
     if not fitted_layers:
         raise InputError(
-            "The attack fits the first layer only, and training did not change the first layer.",
+            "The attack must fit a layer that training changed; training did not change the first layer, the "
+            "only layer that the attack fits.",
             'Pass layers="all" to fit the other layers.',
         )
     # Collect the weights at which gradients are taken.
@@ -181,12 +182,12 @@ def attack(
     x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=dtype)
     mu = torch.ones(m, *objective.multiplier_shape(C), dtype=dtype)
     r_random = r(x, mu, sharpness[1])
-    squared_sums = squares({name: target[name] - r_random[name].detach() for name in r_random})[
-        fitted_layers
-    ]
+    squared_sum_norms = squares(
+        {name: target[name] - r_random[name].detach() for name in r_random}
+    )[fitted_layers]
     scale = (
-        float(squared_target_norms[fitted_layers][0] / squared_sums[0]) ** 0.5
-        if squared_sums[0] > 0
+        float(squared_target_norms[fitted_layers][0] / squared_sum_norms[0]) ** 0.5
+        if squared_sum_norms[0] > 0
         else 1.0
     )
 

@@ -137,8 +137,8 @@ class PixelBox(Prior):
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
         """
-        hinge = (-x).clamp(min=0) + (x - 1).clamp(min=0)
-        return hinge.flatten(2).mean(2).sum(1)
+        distance = (-x).clamp(min=0) + (x - 1).clamp(min=0)
+        return distance.flatten(2).mean(2).sum(1)
 
 
 class MeanBox(Prior):
@@ -329,7 +329,8 @@ class TypedColumns(Prior):
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
         """Return the penalty sum |v - nearest(v)|^2 with v = scale (x + mean).
 
-        v is a row in the units of the table, and nearest(v) is the nearest row of the known types.
+        v is a row in the units of the table. nearest(v) is the nearest row with integers in integer columns
+        and a single 1 in one-hot columns.
 
         Args:
             x: Candidates (R, m, *shape): m samples in each of R runs.

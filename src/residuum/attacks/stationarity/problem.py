@@ -34,7 +34,8 @@ from residuum.stationarity import Theta, by_layer, layer_squares, parameters
 from residuum.surfaces.surface import CHANGE
 from residuum.theory.multipliers import factor_gram, solve
 
-# Largest number of multipliers that are fitted in a run. The Gram matrix needs one evaluation for each.
+# Largest number of multipliers of a run that are fitted in closed form. The Gram matrix of the fit needs one
+# evaluation of the loss for each multiplier.
 MAX_UNKNOWNS = 2000
 
 
@@ -114,15 +115,16 @@ class Problem:
         self.groups = by_layer(self.target)
         self.scales = self.squares(self.target).tolist()
         # Above the first layer, an MLP's weights stay near their initialization and reveal little.
-        has_weak_layers = surface.name != CHANGE and chain is not None
-        first_only = layers == "first" or (layers == "auto" and has_weak_layers)
+        has_uninformative_layers = surface.name != CHANGE and chain is not None
+        first_only = layers == "first" or (layers == "auto" and has_uninformative_layers)
         is_fitted = [
             (i == 0 or not first_only) and name in surface.equations
             for i, name in enumerate(self.groups)
         ]
         if not any(is_fitted):
             raise InputError(
-                "The attack fits the first layer only, and training did not change the first layer.",
+                "The attack must fit a layer that training changed; training did not change the first layer, "
+                "the only layer that the attack fits.",
                 'Pass layers="all" to fit the other layers.',
             )
         self.layer_weights = [
@@ -204,7 +206,7 @@ class Problem:
         return SURROGATES[self.surrogate](sharpness)
 
     def candidates(self, x: Tensor, lam: Tensor) -> Candidates:
-        """Return the candidates in the format of the explicit engine for MLPs.
+        """Return the candidates in the format of :class:`ExplicitEquation`, the explicit derivatives of MLPs.
 
         Args:
             x: Candidates (R, m, *shape): m samples in each of R runs.
@@ -249,7 +251,7 @@ class Problem:
         return [with_surrogate(point, surrogate) for point in self.points]
 
     def residual(self, models: list[nn.Module], x: Tensor, lam: Tensor, labels: Tensor) -> Theta:
-        """Compute the residual of one run: the target minus the sum of grad <u_i, Phi(x_i)> over candidates.
+        """Compute the residual of one run: the target minus the weighted sum of the candidates' gradients.
 
         The residual is differentiable in x and lam.
 
@@ -275,9 +277,10 @@ class Problem:
     def sum_of_gradients(
         self, model: nn.Module, point: int, x: Tensor, lam: Tensor, labels: Tensor
     ) -> Theta:
-        """Compute the weighted sum of gradients sum_i grad <u_i, Phi(x_i)> for one run.
+        """Compute the weighted sum of the gradients at all candidates of one run.
 
-        One backward pass of sum_i <u_i, Phi(x_i)> computes the sum, without a gradient per candidate. The
+        For candidates x_i with outputs Phi(x_i), weights u_i of the outputs (covectors) give the sum
+        sum_i grad <u_i, Phi(x_i)>. One backward pass computes this sum, without a gradient per candidate. The
         result is differentiable in x and lam.
 
         Args:
@@ -292,8 +295,8 @@ class Problem:
         """
         fixed_weights = parameters(model)
         leaf_weights = {name: t.clone().requires_grad_() for name, t in fixed_weights.items()}
-        # u is computed with weights that require no gradient.
-        # The derivative in theta therefore treats u as a constant.
+        # The covectors u (weights of the outputs) are computed with network weights that require no gradient.
+        # The derivative in the network weights therefore treats u as a constant.
         u = self.objective.covectors(
             point, functional_call(model, fixed_weights, (x,)), labels, lam
         )
@@ -312,7 +315,10 @@ def fit_multipliers(
     scale: float,
     sharpness: float | Tensor,
 ) -> Tensor:
-    """Fit the multipliers of fixed candidates by least squares, separately for each run.
+    """Fit the multipliers of fixed candidates, separately for each run.
+
+    The fit solves a least-squares problem: the weighted sum of the candidates' gradients must equal the
+    target.
 
     A run keeps its multipliers if its gradients are not finite or all zero, or if it has more than
     MAX_UNKNOWNS multipliers.
@@ -322,7 +328,7 @@ def fit_multipliers(
         x: Candidates (R, m, *shape): m samples in each of R runs.
         lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
         floor: Smallest permitted multiplier, None if multipliers can have any value.
-        scale: Factor that turns stored multipliers into multipliers of the gradients.
+        scale: Multipliers of the equation divided by stored multipliers.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
 
     Returns:
@@ -352,10 +358,11 @@ def fit_multipliers(
         if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
             fitted_runs.append(current)
             continue
-        # With lam = floor + nu, the contribution of the floor is subtracted from the right side.
-        gram_factor = factor_gram(gram, right_side.cpu() - shift * gram.sum(1))
+        # The unknowns are the multipliers minus their smallest permitted value (floor). The contribution of
+        # the floor is therefore subtracted from the right side.
+        factored_problem = factor_gram(gram, right_side.cpu() - shift * gram.sum(1))
         fitted_runs.append(
-            (shift + solve(gram_factor, free=floor is None)).to(lam).view_as(current)
+            (shift + solve(factored_problem, free=floor is None)).to(lam).view_as(current)
         )
     return torch.cat(fitted_runs)
 

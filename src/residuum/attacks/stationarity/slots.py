@@ -1,8 +1,8 @@
-"""Slots of candidates: put new candidates into slots of the solver's tensors, number them, and empty slots.
+"""Add candidates to the tensors of a solver, and remove candidates from them.
 
-R runs share tensors with m slots (R, m, ...) and may hold different numbers of candidates. An empty slot
-holds zeros. New candidates fill the empty slots first. A candidate keeps its number, and each number is used
-once in a run.
+R runs share tensors of shape (R, m, ...), but the runs may have different numbers of candidates. A slot is
+one of the m positions of a run. A slot holds one candidate, or zeros if it is empty. New candidates fill the
+empty slots first. Every candidate of a run has a number, which is never used again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from torch import Tensor
 
 from residuum.attacks.stationarity.solver import Population, SolverState
 
-# Names of the tensors of the population and of the solver's state that have one entry per slot.
+# Names of the tensors with one entry per slot, in the population (labels and numbers of the candidates) and
+# in the state of the solver.
 POPULATION_FIELDS = ("labels", "active", "ident", "best_labels", "best_active", "best_ident")
 STATE_FIELDS = ("x", "lam", "best_x", "best_lam")
 
@@ -28,9 +29,9 @@ class Newcomer:
         x: The sample of the new candidate.
         lam: Multiplier of the new candidate. After a split, both halves have the same multiplier.
         label: Label of the new candidate.
-        parent: Slot of the candidate that splits, None for a candidate without a parent.
-        parent_x: Sample of the half that stays in the slot of the candidate that splits, None without a
-            split.
+        parent: Position in the tensors of the candidate that splits, None if no candidate splits.
+        parent_x: Sample of the other half, which replaces the candidate that splits. None if no candidate
+            splits.
         figures: Numbers that are recorded with the addition, such as the eigenvalue of a split.
     """
 
@@ -43,7 +44,7 @@ class Newcomer:
 
 
 def get_population(state: SolverState) -> Population:
-    """Return the population in the state of an attack whose number of candidates can change."""
+    """Return the labels, numbers and history of the candidates of a search that can add candidates."""
     assert state.population is not None
     return state.population
 
@@ -65,9 +66,10 @@ def append_events(state: SolverState, events: list[dict[str, Any]]) -> SolverSta
 def place_newcomers(
     state: SolverState, newcomers: list[list[Newcomer]]
 ) -> tuple[SolverState, list[list[tuple[int, ...]]]]:
-    """Put new candidates into slots and number them. Empty slots are filled first.
+    """Add new candidates to the tensors of a state, and number them.
 
-    Both halves of a split inherit the optimizer state of their parent.
+    A slot is a position of a candidate in the tensors. Empty slots are filled before the tensors grow. If a
+    candidate is split in two, both halves inherit its optimizer state.
 
     Args:
         state: State of the search.
@@ -75,7 +77,7 @@ def place_newcomers(
 
     Returns:
         The new state, and the numbers of each run's new candidates. A split has two numbers: that of the half
-        in the parent's slot and that of the half in the new slot.
+        that replaces the split candidate, and that of the other half.
     """
     if not any(newcomers):
         return state, [[] for _ in newcomers]
@@ -90,7 +92,7 @@ def place_newcomers(
     slot_fields = {
         name: getattr(population, name).clone() for name in ("labels", "active", "ident")
     }
-    used_counts = list(population.born)
+    next_numbers = list(population.born)
     numbers: list[list[tuple[int, ...]]] = []
     for run, new in enumerate(newcomers):
         empty_slots = (~population.active[run]).nonzero()[:, 0].tolist()
@@ -102,27 +104,27 @@ def place_newcomers(
                 newcomer.label,
                 True,
             )
-            slot_fields["ident"][run, slot] = used_counts[run]
-            newcomer_numbers: tuple[int, ...] = (used_counts[run],)
+            slot_fields["ident"][run, slot] = next_numbers[run]
+            newcomer_numbers: tuple[int, ...] = (next_numbers[run],)
             if parent is not None and newcomer.parent_x is not None:
                 tensors["x"][run, parent] = newcomer.parent_x
                 tensors["lam"][run, parent] = newcomer.lam
-                slot_fields["ident"][run, parent] = used_counts[run] + 1
-                newcomer_numbers = (used_counts[run] + 1, used_counts[run])
+                slot_fields["ident"][run, parent] = next_numbers[run] + 1
+                newcomer_numbers = (next_numbers[run] + 1, next_numbers[run])
             for moment in moments.values():
                 moment[run, slot] = 0.0 if parent is None else moment[run, parent]
-            used_counts[run] += len(newcomer_numbers)
+            next_numbers[run] += len(newcomer_numbers)
             numbers[run].append(newcomer_numbers)
-    population = population.replace(**slot_fields, born=tuple(used_counts))
+    population = population.replace(**slot_fields, born=tuple(next_numbers))
     return state.replace(**tensors, moments=moments, population=population), numbers
 
 
 def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
-    """Remove candidates from a state, and fill their slots with zeros.
+    """Remove candidates from a state, and fill their positions in the tensors with zeros.
 
     Args:
         state: State of the search.
-        dropped: Mask of the slots (R, m) whose candidates are removed.
+        dropped: Mask of the candidates to remove (R, m).
 
     Returns:
         The new state of the search.
@@ -141,11 +143,11 @@ def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
 
 
 def add_slots(state: SolverState, slots: int) -> SolverState:
-    """Append empty slots to the tensors of a state.
+    """Append empty slots (positions of candidates, filled with zeros) to the tensors of a state.
 
     Args:
         state: State of the search.
-        slots: Number of slots per run that are needed.
+        slots: Number of slots that each run needs.
 
     Returns:
         The new state, or the given state if there are enough slots.

@@ -86,13 +86,13 @@ def build_solution(
         return Solution(
             candidate_set, row_numbers, selection.support[is_kept], selection.confidence[is_kept]
         )
-    best_rows = select_best_rows(reconstruction)
-    if best_rows is None:
+    best_row_numbers = select_best_rows(reconstruction)
+    if best_row_numbers is None:
         raise InputError(
             "A solution needs finite candidates with nonzero multipliers; the reconstruction has none.",
             "Run the attack again.",
         )
-    return Solution(_kkt_set_of_rows(model, reconstruction, best_rows), best_rows)
+    return Solution(_kkt_set_of_rows(model, reconstruction, best_row_numbers), best_row_numbers)
 
 
 def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
@@ -141,12 +141,13 @@ def find_best_residual(
         if objective.follows_outputs:
             continue
         candidate_set = _kkt_set_of_rows(model, reconstruction, row_numbers)
-        layer = next(iter(candidate_set.layer_residuals))
-        is_comparable = objective.surface == BinaryKKT.surface
-        if is_comparable and (
-            not best_residuals or candidate_set.layer_residuals[layer] < best_residuals[layer]
+        residuals = candidate_set.layer_residuals
+        first_layer_name = next(iter(residuals))
+        fits_released_weights = objective.surface == BinaryKKT.surface
+        if fits_released_weights and (
+            not best_residuals or residuals[first_layer_name] < best_residuals[first_layer_name]
         ):
-            best_residuals = candidate_set.layer_residuals
+            best_residuals = residuals
     return best_residuals
 
 
@@ -164,9 +165,9 @@ def restore_objective(model: nn.Module, reconstruction: Reconstruction) -> Objec
     if isinstance(attack, Stationarity):
         return attack.objective.from_settings(attack, reconstruction.knowledge)
     sample = reconstruction.x[:1].to(next(model.parameters()))
-    outputs = evaluate(model, sample).shape[1]
-    objective = BinaryKKT if outputs == 1 else MulticlassKKT
-    return objective.from_settings(attack, reconstruction.knowledge)
+    output_count = evaluate(model, sample).shape[1]
+    objective_class = BinaryKKT if output_count == 1 else MulticlassKKT
+    return objective_class.from_settings(attack, reconstruction.knowledge)
 
 
 def build_kkt_set(
@@ -195,8 +196,8 @@ def build_kkt_set(
     knowledge = reconstruction.knowledge
     if objective.follows_outputs:
         raise InputError(
-            "A certificate needs fixed multipliers; this attack computes the multipliers from the loss "
-            "at each candidate.",
+            "A certificate (a proof about the candidates) needs fixed multipliers; this attack computes the "
+            "multipliers from the loss at each candidate.",
             "Run the attack without --weight-decay.",
         )
     model = copy.deepcopy(model).double().requires_grad_(False)
@@ -235,7 +236,7 @@ class WeightFit(Record):
 
     @property
     def worst(self) -> float | None:
-        """Largest residual of the judged layers, None if a judged layer was not measured."""
+        """Largest residual of the layers in ``judged``, None if one of these layers was not measured."""
         judged_residuals = [self.residuals[name] for name in self.judged if name in self.residuals]
         return (
             max(judged_residuals)
@@ -247,10 +248,9 @@ class WeightFit(Record):
 def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
     """Measure how well the best restart of an attack fits the weights.
 
-    The computation uses float64 and the surrogate derivatives with which the attack ran.
-
-    The residual of layer l is r_l = || target_l - sum_i grad_l <u_i, Phi(x_i)> || / || target_l ||. The best
-    restart has the smallest residual of all restarts that did not diverge.
+    The residual of a layer is the norm of the target minus the weighted sum of the candidates' gradients,
+    divided by the norm of the target. The best restart has the smallest residual of all restarts that did not
+    diverge. The computation uses float64 and the surrogate derivatives with which the attack ran.
 
     Args:
         surface: The attack surface, which also decides the layers that are judged.
@@ -312,14 +312,16 @@ def _best_restart(
         if status == "diverged" or not reconstruction.loss.shape[1]:
             continue
         loss = reconstruction.loss[run].nan_to_num(nan=math.inf)
-        best_step = int(loss.argmin())
-        largest_square = float(reconstruction.layers[run, best_step, judged_indices].max())
-        if math.isfinite(largest_square) and (
-            best_record is None or largest_square < best_record[2] ** 2
+        best_index = int(loss.argmin())
+        largest_squared_residual = float(
+            reconstruction.layers[run, best_index, judged_indices].max()
+        )
+        if math.isfinite(largest_squared_residual) and (
+            best_record is None or largest_squared_residual < best_record[2] ** 2
         ):
             best_record = (
                 run,
-                int(reconstruction.steps[best_step]),
-                math.sqrt(max(largest_square, 0.0)),
+                int(reconstruction.steps[best_index]),
+                math.sqrt(max(largest_squared_residual, 0.0)),
             )
     return best_record

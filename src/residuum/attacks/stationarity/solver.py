@@ -58,7 +58,9 @@ OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
 
 @dataclass(frozen=True, eq=False)
 class Population(Record):
-    """Labels, slots and numbers of the candidates, if runs can add candidates during the search.
+    """Labels, numbers and history of the candidates, if runs can add candidates during the search.
+
+    Every run has m slots (positions of candidates in the tensors). Some slots can be empty.
 
     Attributes:
         labels: Labels of the candidates (R, m).
@@ -86,28 +88,28 @@ class Population(Record):
 
     @classmethod
     def start(cls, runs: int, labels: Tensor) -> Population:
-        """Create the population at the start of an attack.
+        """Create the record of the candidates at the start of an attack.
 
-        All runs have the same labels, and every slot holds a candidate.
+        All runs have the same number of candidates with the same labels.
 
         Args:
             runs: Number of runs R.
             labels: Labels of the candidates (m,).
 
         Returns:
-            The population.
+            The record.
         """
         m = len(labels)
         run_labels = labels.expand(runs, m).clone()
         active = torch.ones(runs, m, dtype=torch.bool, device=labels.device)
-        ident = torch.arange(m, device=labels.device).expand(runs, m).clone()
+        numbers = torch.arange(m, device=labels.device).expand(runs, m).clone()
         return cls(
             labels=run_labels,
             active=active,
-            ident=ident,
+            ident=numbers,
             best_labels=run_labels,
             best_active=active,
-            best_ident=ident,
+            best_ident=numbers,
             born=(m,) * runs,
             last=(0,) * runs,
             stopped=("",) * runs,
@@ -147,7 +149,7 @@ class SolverState(Record):
         loss: Losses of the runs (R,) at each evaluation step.
         layers: Relative squared residuals of the layers (R, L) at each evaluation step.
         stopped: Why the attack stopped, "" if the attack continues.
-        population: Labels and slots of the candidates, None if the number of candidates is fixed.
+        population: Labels and numbers of the candidates, None if the number of candidates is fixed.
     """
 
     x: Tensor
@@ -233,11 +235,13 @@ class Solver:
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.deadline = math.inf  # time on the monotonic clock at which the search must end
         self.step_seconds = 0.0  # seconds per step, 0 before the first measurement
-        # Mask of the slots that hold a candidate (R, m), None if every slot does.
+        # Mask (R, m) of the positions in the tensors that hold a candidate, None if every position holds one.
         self.active: Tensor | None = None
-        # Penalty of the priors on empty slots (R,), which is subtracted from the loss.
+        # Penalty (R,) of the priors on positions in the tensors without a candidate, which hold zeros. This
+        # penalty is subtracted from the loss.
         self.padding: float | Tensor = 0.0
-        # Without explicit derivatives, one step is a large CUDA graph, so a graph holds a single step.
+        # Networks without explicit derivatives need a large CUDA graph for one step, so a graph holds one
+        # step.
         self.captured = CHECK_EVERY if self.problem.explicit is not None else 1
         self._static = StaticSteps(self.step, config, self.dtype, self.captured)
 
@@ -318,9 +322,9 @@ class Solver:
     def step(self, x: Tensor, lam: Tensor, moments: Moments, step: Step, moving: Tensor) -> None:
         """Update candidates and multipliers in place, by a step of Adam or SGD and a projection.
 
-        The directions of candidates and multipliers are computed before either of the two changes. Then
-        candidates are projected into the known value range. Multipliers below the minimum are set to the
-        minimum, unless their slot is empty.
+        The gradients in candidates and multipliers are computed before either of the two changes. After the
+        step, candidates are projected into the known value range, and multipliers below the minimum are set
+        to the minimum. Positions in the tensors without a candidate stay zero.
 
         Args:
             x: Candidates, which are changed.
@@ -347,7 +351,8 @@ class Solver:
         if self.objective.nonnegative and moving.ndim == 1:
             lam.clamp_(min=self.lam_min)
         elif self.objective.nonnegative:
-            # The multiplier of an empty slot stays zero, even if the minimum is positive.
+            # If a position in the tensors holds no candidate, its multiplier stays zero, even if the minimum
+            # of the multipliers is positive.
             lam.copy_(torch.where(_expand(moving, lam), lam.clamp(min=self.lam_min), lam))
 
     def next_evaluation_step(self, step: int) -> int:
@@ -435,11 +440,12 @@ class Solver:
     def _adopt(self, state: SolverState) -> None:
         """Prepare the solver for the labels and the number of candidates of a state.
 
-        An empty slot holds zeros instead of a candidate. The penalty of the priors on empty slots is
-        subtracted from the loss.
+        If a run has fewer candidates than the tensors can hold, the other positions hold zeros. The method
+        computes the penalty of the priors on these zeros, which is subtracted from the loss.
         """
         population = state.population
-        if population is None or population.active is self.active:  # no slot changed
+        # If no candidate was added or removed, the state has the same tensor ``active`` as the solver.
+        if population is None or population.active is self.active:
             return
         self.problem.labels, self.active = population.labels, population.active
         self._static = StaticSteps(self.step, self.config, self.dtype, self.captured)
@@ -451,22 +457,22 @@ class Solver:
         """Evaluate and record the loss, the best point of every run, and which runs have diverged."""
         loss, layers, _, _ = self.gradients(state.x, state.lam, state.step)
         first_loss = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
-        # The loss without candidates counts too, because the first loss can be tiny.
+        # The first loss can be tiny, so the limit is at least a multiple of the loss without candidates.
         loss_limit = DIVERGED * first_loss.clamp(min=self.problem.empty_loss)
         is_fine = torch.isfinite(loss) & (loss <= loss_limit)
         is_better = state.alive & is_fine & (loss < state.best_loss)
         # If this step was already evaluated before an interruption, the new record replaces the old record.
         population = state.population
-        kept_count = len(state.steps) - (state.step in state.steps[-1:])
+        kept_record_count = len(state.steps) - (state.step in state.steps[-1:])
         return state.replace(
             best_x=_where(is_better, state.x, state.best_x),
             best_lam=_where(is_better, state.lam, state.best_lam),
             best_loss=torch.where(is_better, loss, state.best_loss),
             first_loss=first_loss,
             alive=state.alive & is_fine,
-            steps=(*state.steps[:kept_count], state.step),
-            loss=(*state.loss[:kept_count], loss.detach().cpu().double()),
-            layers=(*state.layers[:kept_count], layers.detach().cpu().double()),
+            steps=(*state.steps[:kept_record_count], state.step),
+            loss=(*state.loss[:kept_record_count], loss.detach().cpu().double()),
+            layers=(*state.layers[:kept_record_count], layers.detach().cpu().double()),
             population=population if population is None else population.keep_best(is_better),
         )
 
@@ -476,15 +482,15 @@ class Solver:
     @contextmanager
     def precision(self, fast: bool) -> Iterator[None]:
         """Multiply matrices in the precision of the settings if ``fast``, otherwise in full precision."""
-        explicit_equation = self.problem.explicit
-        if explicit_equation is not None:
-            explicit_equation.half = fast and self.config.precision == "bf16"
+        mlp_equation = self.problem.explicit
+        if mlp_equation is not None:
+            mlp_equation.half = fast and self.config.precision == "bf16"
         try:
             with matmul_precision(fast):
                 yield
         finally:
-            if explicit_equation is not None:
-                explicit_equation.half = False
+            if mlp_equation is not None:
+                mlp_equation.half = False
 
     def gradients(
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
@@ -550,12 +556,12 @@ class Solver:
         best_lam = lam.clone()
         for run in range(len(x)):
             settings = self.settings.for_run(run)
-            active_slots = slice(None) if self.active is None else self.active[run]
+            candidate_index = slice(None) if self.active is None else self.active[run]
             scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
-            best_lam[run, active_slots] = fit_multipliers(
-                self.problem.with_labels(self.problem.labels_of(run)[active_slots]),
-                x[run, active_slots][None],
-                lam[run, active_slots][None],
+            best_lam[run, candidate_index] = fit_multipliers(
+                self.problem.with_labels(self.problem.labels_of(run)[candidate_index]),
+                x[run, candidate_index][None],
+                lam[run, candidate_index][None],
                 settings.lam_min if self.objective.nonnegative else None,
                 scale,
                 sharpness_at(settings, step),
@@ -586,7 +592,7 @@ class Solver:
         )
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
-        """Return the factor that turns stored multipliers into multipliers of the gradients."""
+        """Return the scale of the solver: multipliers of the equation divided by stored multipliers."""
         if self.config.lam_scale != "auto":
             return 1.0 if self.config.lam_scale == "one" else 1 / candidates
         if not isinstance(self.sharpness, Tensor):
@@ -793,7 +799,7 @@ class PerRun:
     def _check(self) -> None:
         if len(self.runs) != self.config.restarts:
             raise InputError(
-                f"Settings per run need one entry per restart; got {len(self.runs)} entries for "
+                f"`per_run` needs one entry per restart; got {len(self.runs)} entries for "
                 f"{self.config.restarts} restarts.",
                 "Pass one configuration per restart.",
             )
@@ -801,8 +807,8 @@ class PerRun:
             common_settings = {name: getattr(self.config, name) for name in PER_RUN}
             if run.changed(**common_settings) != self.config:
                 raise InputError(
-                    f"Runs of one attack may differ in {', '.join(PER_RUN)} only; got other differences.",
-                    "Run configurations with other differences one after another.",
+                    f"In `per_run`, restarts may differ only in {', '.join(PER_RUN)}; other settings differ.",
+                    "Run attacks with other differences one after another.",
                 )
 
 

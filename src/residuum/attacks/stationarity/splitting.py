@@ -40,17 +40,19 @@ from residuum.networks import Polynomial, SigmoidReLU, Softplus
 from residuum.theory.multipliers import factor_dense, solve
 
 MAX_HALVINGS = 14  # number of step lengths in a line search, each half of the previous one
-# If sharpness times pre-activation exceeds this value, the second derivative of a surrogate is almost zero.
+# If sharpness times pre-activation exceeds this value, the second derivative of a ReLU's surrogate is almost
+# zero.
 MAX_CURVED = 20.0
 
 
 class SampleSplitting(GrowthStrategy):
     """Split the most unstable candidates of every run along their smallest eigenvectors.
 
-    A candidate is unstable if the smallest eigenvalue of its splitting matrix is below minus a threshold. The
-    published threshold is a fixed number. The relative threshold is this number times the loss, divided by
-    the squared length of the candidates, because eigenvalues have this unit. If the loss of a run would not
-    fall, no candidate of the run is split.
+    A candidate is unstable if the smallest eigenvalue of its splitting matrix (second derivative of the loss
+    under a split) is below minus a threshold. The published threshold is the setting ``split_threshold``. If
+    the setting ``split_relative`` is set, the threshold is multiplied by the loss and divided by the squared
+    length of the candidates, because the eigenvalues scale in this way. If the loss of a run would not fall,
+    no candidate of the run is split.
     """
 
     event: ClassVar[str] = "split"
@@ -113,14 +115,18 @@ class SampleSplitting(GrowthStrategy):
 
 
 def note_vanishing_curvature(now: Round) -> str:
-    """Return a note for users if the surrogate is too sharp for most candidates to split, "" otherwise."""
-    explicit_equation = now.problem.explicit
-    if explicit_equation is None:
+    """Return a note for users if most candidates cannot split, "" otherwise.
+
+    A smooth surrogate replaces the derivative of the ReLUs. If the surrogate is too sharp, its second
+    derivative vanishes at most candidates, and these candidates cannot split.
+    """
+    mlp_equation = now.problem.explicit
+    if mlp_equation is None:
         return ""
     surrogate = now.problem.activation(now.sharpness)
     if not isinstance(surrogate, SigmoidReLU | Softplus):
         return ""
-    pre_activations = explicit_equation.pre_activations(now.x.flatten(2), surrogate)
+    pre_activations = mlp_equation.pre_activations(now.x.flatten(2), surrogate)
     smallest_inputs = torch.stack(
         [(z * now.sharpness).abs().amin(2) for z in pre_activations]
     ).amin(0)

@@ -1,4 +1,4 @@
-"""Corners: recover rows of a table as points where more activation boundaries meet than expected by chance.
+"""The attack "corners": recover table rows as points where unexpectedly many activation boundaries meet.
 
 The activation boundary of a neuron in the first layer is the hyperplane w_j x + b_j = 0. Training moves these
 hyperplanes, and the boundaries of the layers above, onto training samples. A training sample on a boundary is
@@ -44,8 +44,8 @@ from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import Surface
 from residuum.theory.rows import margins
 
-# All distances below are shares of the value range, which is scaled to [0, 1] in each column.
 MIN_COLUMNS, MAX_COLUMNS = 4, 10  # limits of the number of columns of a table
+# All following distances refer to columns that are scaled to [0, 1].
 # Distances within which an activation boundary counts as passing through a sample.
 EPS = (1e-4, 3e-4, 1e-3)
 GROUP = 3  # minimum number of hyperplanes that cross a line at the same point (a corner)
@@ -194,7 +194,7 @@ def make_upper_counter(chain: MLP, low: Tensor, high: Tensor) -> Counter:
 
     Returns:
         A function from points (n, d) to one tensor (n, len(EPS)) for each hidden layer above the first. The
-        tensor holds the number of boundaries within each distance in EPS.
+        tensor holds the number of boundaries within each of the distances in EPS.
     """
     layers = [
         (
@@ -281,7 +281,7 @@ def search_corners(
     for counts, chance in zip(count_layers(x), chance_counts, strict=True):
         # Training samples among the random corners would raise the mean, so large counts are clamped.
         chance_rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
-        # The tail is the probability that a Poisson variable with the chance rate reaches the count.
+        # Compute the probability that a Poisson variable with the mean ``chance_rates`` reaches the count.
         tail_probabilities = torch.from_numpy(
             gammainc(counts.numpy(), chance_rates.clamp(min=1e-6).numpy())
         )
@@ -315,23 +315,26 @@ def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
 
 
 def count_excess(planes: Planes, x: Tensor) -> Tensor:
-    """Count the hyperplanes near each point, and subtract the d hyperplanes that meet in any corner.
+    """Count the hyperplanes near each point, in excess of the number of columns d.
+
+    A corner in d dimensions is the intersection of at least d hyperplanes. Only further hyperplanes near the
+    corner are a sign of a training sample.
 
     Args:
         planes: Hyperplanes of the first layer.
         x: (k, d) points.
 
     Returns:
-        (k, len(EPS)) number of hyperplanes within each distance in EPS, minus d, and at least 0.
+        (k, len(EPS)) number of hyperplanes within each of the distances in EPS, minus d, and at least 0.
     """
     distance, d = planes.distances(x), x.shape[1]
     return torch.stack([(distance < eps).sum(1) - d for eps in EPS], 1).clamp(min=0)
 
 
 def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
-    """Sample points at which any d hyperplanes meet, close to random points.
+    """Sample corners that are intersections of d randomly chosen hyperplanes, close to random points.
 
-    These corners show how many activation boundaries lie near a corner by chance.
+    The number of activation boundaries near these corners is the number that is expected by chance.
 
     Args:
         planes: Hyperplanes of the first layer.
@@ -366,7 +369,7 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
     n, d = around.shape
     near_planes = planes.nearest(around, CROSSING)
     A = planes.normals[near_planes]
-    # The offsets c are relative to the points in ``around``.
+    # A hyperplane near the point p in ``around`` is {x: A (x - p) + c = 0}.
     c = planes.offsets[near_planes] + (A @ around[..., None])[..., 0]
     choice_count = min(d + SPARE, near_planes.shape[1])
     chosen_planes = torch.rand(n, DRAWS, choice_count, generator=generator).topk(d - 1, 2).indices
@@ -499,7 +502,7 @@ class Hyperplanes(OneShotAttack):
         corners = search_corners(planes, line_count, self.seed, count_upper, margin_function)
         if not len(corners.x):
             raise InputError(
-                "The corners attack found no point at which enough activation boundaries meet.",
+                "The attack 'corners' found no point at which enough activation boundaries meet.",
                 "Use another attack.",
             )
         max_candidates = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES

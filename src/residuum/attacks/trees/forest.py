@@ -64,17 +64,17 @@ class ForestAttack(ForestSettings):
         model = target if isinstance(target, NamedForest) else read_forest(target)
         if reason := why_not(model.forest):
             raise InputError(
-                f"The attack forest does not apply: {reason}.",
-                "Run residuum scan on the file, which says what its trees store.",
+                f"The attack 'forest' does not apply: {reason}.",
+                "To see what the trees in the file store, run `residuum scan FILE`.",
             )
         ranges = known_ranges(knowledge or Knowledge(), model.forest.columns)
-        start = time.monotonic()
+        start_time = time.monotonic()
         if model.forest.is_classifier:
             seconds = min(self.seconds, SECONDS) if self.rows else 0.0
             table = recover_labels(model, ranges, seconds, self.seed, progress)
         else:
             table = recover_regression(model, ranges, progress)
-        return table.replace(seconds=round(time.monotonic() - start, 3))
+        return table.replace(seconds=round(time.monotonic() - start_time, 3))
 
 
 def read_forest(target: Release | str | Path) -> NamedForest:
@@ -93,7 +93,7 @@ def read_forest(target: Release | str | Path) -> NamedForest:
     forests = read_forests(release)
     if not forests:
         raise InputError(
-            f"The attack forest needs decision trees; {release.path.name!r} holds none.",
+            f"The attack 'forest' needs decision trees; {release.path.name!r} holds none.",
             "Pass the file of a random forest, or use another attack.",
         )
     return forests[0]
@@ -125,14 +125,14 @@ def known_ranges(knowledge: Knowledge, columns: int) -> tuple[Floats, Floats] | 
         InputError: If the number of known ranges is not the number of columns.
     """
     if knowledge.column_ranges is not None:
-        ends = knowledge.column_ranges.double().numpy()
-        if ends.shape != (2, columns):
+        range_limits = knowledge.column_ranges.double().numpy()
+        if range_limits.shape != (2, columns):
             raise InputError(
                 f"The ranges of the columns must be two rows of {columns} numbers, as the forest has "
-                f"{columns} columns; got shape {ends.shape}.",
+                f"{columns} columns; got shape {range_limits.shape}.",
                 "Pass the smallest and the largest value of every column, in the order of the columns.",
             )
-        return ends[0], ends[1]
+        return range_limits[0], range_limits[1]
     if knowledge.value_range is not None:
         low, high = knowledge.value_range
         return np.full(columns, low), np.full(columns, high)

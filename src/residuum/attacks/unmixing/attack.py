@@ -35,11 +35,12 @@ SLACK = 0.05  # distance by which a value may leave the value range, as a share 
 # networks, two on 40 photos (3072-300-300-1) and two on 20 digits (64-200-200-1), with seven runs each. Of
 # candidates in at least half of the runs, 84% were training samples. Of candidates in one run, 56% were.
 CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
-# If the runs agree on fewer candidates than this share of the rank of the layer, the attack shows no
-# confidence (``runs_disagree``). The share was measured on images that appear in no published result. With
-# 400 images and 300 neurons, the runs agreed on 4.6% of the rank, and 2 of these 11 candidates were training
-# images. With 400 and 250 images and 150 neurons, the runs agreed on 6.2% and 7.9% of the rank, and 14 of
-# these 20 candidates were training images.
+# The rank of a layer is the number of singular values of its weight matrix that exceed the noise. If the runs
+# agree on fewer candidates than this share of the rank, the attack shows no confidence (``runs_disagree``).
+# The share was measured on images that appear in no published result. With 400 images and 300 neurons, the
+# runs agreed on 4.6% of the rank, and 2 of these 11 candidates were training images. With 400 and 250 images
+# and 150 neurons, the runs agreed on 6.2% and 7.9% of the rank, and 14 of these 20 candidates were training
+# images.
 AGREED = 0.055
 # Minimum number of values of a sample for which a confidence is shown.
 # On 20 and 60 digits of 64 values, 1 of 40 candidates was a training sample, although the confidence
@@ -50,9 +51,9 @@ SMALL = (
     "attack can agree on candidates that are no training samples"
 )
 DISAGREEING = (
-    "no confidence is shown. The runs agree on almost no source. This happens if a layer contains more "
-    "samples than singular directions above the noise. Agreement of runs may then not separate training "
-    "samples from false candidates"
+    "no confidence is shown. The runs of the attack agree on almost no candidate. This happens if a layer "
+    "contains more samples than its weight matrix has singular values above the noise. Agreement of runs may "
+    "then not separate training samples from false candidates"
 )
 ASSUMES = (
     "unmix assumes that the initial weights were small or are known, so that the rows of the input layer are "
@@ -70,7 +71,8 @@ def confidence_by_share(share: Tensor, runs: int, values: int, rank: int = 0) ->
         share: (k,) share of the runs that contain each distinct source.
         runs: Number of runs.
         values: Number of values of a sample.
-        rank: Number of singular directions of the layer above the noise, 0 if the number is not known.
+        rank: Number of singular values of the layer's weight matrix that exceed the noise, 0 if this number
+            is not known.
 
     Returns:
         (k,) probabilities. The probabilities are NaN if samples have few values, or if the runs agree on
@@ -86,14 +88,14 @@ def confidence_by_share(share: Tensor, runs: int, values: int, rank: int = 0) ->
 def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
     """Return True if the runs of the attack agree on almost no source (separated candidate).
 
-    The runs agree on a source if at least two runs, and at least a quarter of all runs, contain it. If the
-    number of agreed sources is below the share ``AGREED`` of the rank, the layer contains more samples than
-    can be separated.
+    The runs agree on a source if at least two runs, and at least a quarter of all runs, contain the source.
+    The runs disagree if they agree on fewer sources than the share ``AGREED`` of ``rank``. The layer then
+    contains more samples than can be separated.
 
     Args:
         share: (k,) share of the runs that contain each distinct source.
         runs: Number of runs.
-        rank: Number of singular directions of the layer above the noise.
+        rank: Number of singular values of the layer's weight matrix that exceed the noise.
 
     Returns:
         True if the runs disagree.
@@ -109,7 +111,7 @@ def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort
 
     Args:
         seconds: Time limit.
-        rank: Number of singular directions of the layer above the noise.
+        rank: Number of singular values of the layer's weight matrix that exceed the noise.
         values: Number of values of a source in the domain in which samples are sparse.
         device: Device of the attack.
 
@@ -129,12 +131,14 @@ def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort
 
 
 def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
-    """Apply the rank, the strength and the number of starts that a user has set.
+    """Apply the settings ``rank``, ``strength`` and ``starts`` that a user has set.
 
-    The value 0 means "not set". The attack usually makes one run for each rank and strength, and a source on
-    which several runs agree is reliable. If the user sets a single rank or strength, too few runs remain. The
-    attack then makes ``restarts`` runs with different random starts. If the time limit leaves no time for
-    clusters of neurons, the attack uses no clusters, even if the layer mixes too many samples.
+    ``rank`` is the number of separated sources in a run, as a share of the rank of the layer. ``strength`` is
+    the factor a of the contrast log cosh(a y). The value 0 means "not set". The attack usually makes one run
+    for each rank and strength, and a source on which several runs agree is reliable. If the user sets a
+    single rank or strength, too few runs remain. The attack then makes ``restarts`` runs with different
+    random starts. If the time limit leaves no time to separate clusters of neurons one by one, the attack
+    uses no clusters.
 
     Args:
         settings: Settings of the attack.
@@ -145,15 +149,15 @@ def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
     """
     ranks = (settings.rank,) if settings.rank else effort.ranks
     strengths = (settings.strength,) if settings.strength else effort.strengths
-    is_single = settings.rank or settings.strength
+    has_fixed_setting = settings.rank or settings.strength
     return replace(
         effort,
         ranks=ranks,
         strengths=strengths,
         starts=settings.starts or effort.starts,
-        repeats=settings.restarts if is_single else effort.repeats,
+        repeats=settings.restarts if has_fixed_setting else effort.repeats,
         overfull_partitions=effort.overfull_partitions
-        if effort.partitions or not is_single
+        if effort.partitions or not has_fixed_setting
         else (),
     )
 
@@ -163,16 +167,15 @@ def estimate_signs_and_sizes(
 ) -> tuple[Tensor, Tensor, str]:
     """Estimate the sign and the size of each source (separated candidate).
 
-    The separation into sources determines each source only up to its sign and its size.
-
-    The network, the bias and the known value range vote on the sign. The size follows from the value range,
-    or else from the bias.
+    The separation determines each source only up to its sign and its size. The network, the
+    bias and the known value range each suggest a sign. The function uses the sign with the larger total
+    weight. The size follows from the value range, or else from the bias.
 
     Args:
         sources: The sources, separated from the rows of the layer.
         layer: The layer that receives the input.
         knowledge: What the attacker knows.
-        centers: (groups,) index of the first version of each source. All versions of a source get
+        centers: (groups,) index of the first row of each group of similar sources. All sources of a group get
             consistent signs.
 
     Returns:
@@ -181,8 +184,8 @@ def estimate_signs_and_sizes(
     X = sources.x[centers].double()
     # The sources are in float32, so singular values below SOUND times the largest one are rounding errors.
     C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
-    weighted_activation = (C.square() * (layer.weight.double() @ X.T)).sum(0)
-    votes, voters = 1.5 * weighted_activation.sign(), ["the network"]
+    activation_of_neurons = (C.square() * (layer.weight.double() @ X.T)).sum(0)
+    votes, voters = 1.5 * activation_of_neurons.sign(), ["the network"]
     sizes = torch.ones(len(X), dtype=torch.float64)
     if layer.bias is not None:
         b = layer.bias.double()[:, None]
@@ -200,7 +203,7 @@ def estimate_signs_and_sizes(
         voters.append("the value range")
         size_note = "sizes from the value range"
     sign = torch.where(votes < 0, -1.0, 1.0)
-    # A version of a source gets the sign of the first version, times the sign of their inner product.
+    # Every source gets the sign of the first source of its group, times the sign of their inner product.
     sign_to_center = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
     evidence = f"signs from {', '.join(voters)}; {size_note}"
     return sign_to_center * sign[sources.group], sizes[sources.group], evidence
@@ -320,7 +323,7 @@ class Unmix(UnmixSettings, OneShotAttack):
     def _notes(
         self, layer: InputLayer, sources: Sources, domain: str, evidence: str
     ) -> tuple[str, ...]:
-        """Return a note on the assumption about the samples, and a note on the runs."""
+        """Return notes for users: what the attack assumes about samples, and how many runs it made."""
         assumption = f"{self.name} assumes that samples or patches are sparse in their {domain}"
         if len(layer.shape) == 1 and domain == "coordinates":
             assumption += (

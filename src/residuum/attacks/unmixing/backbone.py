@@ -1,4 +1,4 @@
-"""Trunk: recover training images whose features lie in the span of the first dense layer.
+"""The attack "trunk": recover training images whose features lie in the span of the first dense layer.
 
 Convolutions and pooling form the backbone t of a network. Behind the backbone, the rows of the first dense
 layer mix the features of training images, in the same way as the rows of an input layer mix samples
@@ -14,9 +14,9 @@ This identifies the training images:
     2. invert    minimize 1 - NCC(t(x), source) over x, with a sparse prior that fades out
     3. settle    minimize 1 - |V t(x)|^2 / |t(x)|^2, the share of the features outside the span
 
-The sources are only approximately right, but they are good starting points for the third step. That step
-uses no source and ends at training images. The share of the features that remains outside the span shows
-how reliable an image is.
+NCC is the normalized cross-correlation. The sources are only approximately right, but they are good starting
+points for the third step. That step uses no source and ends at training images. The share of the features
+that remains outside the span shows how reliable an image is.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
 
-# The attack unmixes the leading singular directions of the first dense layer.
-# Their singular values exceed this share of the largest singular value.
+# The attack separates the leading right singular vectors of the weight matrix of the first dense layer.
+# A singular vector is leading if its singular value exceeds this share of the largest singular value.
 LEADING = 0.03
 # The features of an image change during training, so the trained features lie in a wider span of directions.
 # The last step of the attack moves images onto this span.
-# The span contains the directions with singular values above this share of the largest singular value.
+# The span contains the singular vectors with singular values above this share of the largest singular value.
 DRIFT = 3e-4
-# Maximum number of leading singular directions, as a share of the number of neurons of the layer.
-# In layers with more leading directions, the samples cannot be separated.
+# Maximum number of leading singular vectors, as a share of the number of neurons of the layer.
+# In layers with more leading singular vectors, the samples cannot be separated.
 MAX_RANK_SHARE = 0.5
 CANDIDATES = 32  # maximum number of separated feature vectors that the attack inverts to images
 UNMIXING = 0.3  # share of the time limit that the attack spends on unmixing
@@ -102,8 +102,8 @@ class BackboneLayer:
         name: Name of the layer.
         rows: (h, D) rows of the weight matrix minus their initial weights.
         shape: Shape of the features that the layer receives: (channels, height, width) for feature maps.
-        rank: Number of leading singular directions of ``rows``.
-        span: (r, D) singular directions that span the features of training images.
+        rank: Number of leading right singular vectors of ``rows``.
+        span: (r, D) right singular vectors that span the features of training images.
         initial_share: Factor with which the initial weights were subtracted.
     """
 
@@ -212,8 +212,8 @@ def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer
     """Read the dense layer behind the backbone and subtract its initial weights.
 
     The layer must fit into memory, and its initial weights must be small or known. The number of leading
-    singular directions must be at most half the number of neurons. Only then do these directions span the
-    features of training images, and not noise.
+    right singular vectors must be at most half the number of neurons. Otherwise these vectors also span
+    noise, and not only the features of training images.
 
     Args:
         surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -303,13 +303,20 @@ def invert_features(
 
 
 def distance_from_source(source: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a distance function of features: 1 - NCC(f, source) for each pair of rows f and source."""
+    """Return a function from features to their distances from the sources.
+
+    The distance of each row of features from the same row of ``source`` is 1 minus their normalized
+    cross-correlation.
+    """
     unit_source = F.normalize(source - source.mean(1, keepdim=True))
     return lambda f: 1 - (F.normalize(f - f.mean(1, keepdim=True)) * unit_source).sum(1)
 
 
 def distance_from_span(V: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return a distance function of features f: the share 1 - |V f|^2 / |f|^2 outside the rows of V."""
+    """Return a function from features to their distances from the span of the rows of V.
+
+    The distance of features f is the share 1 - |V f|^2 / |f|^2 of their energy outside the span.
+    """
     return lambda f: 1 - (F.normalize(f) @ V.T).square().sum(1)
 
 
@@ -364,11 +371,11 @@ class BehindBackbone(OneShotAttack):
         effort = choose_effort(UNMIXING * self.seconds, layer.rank, value_count, device)
         separated = unmix(rows, layer.shape, effort, rank=layer.rank, seed=self.seed)
         centers = separated.centers
-        is_version = torch.ones(len(separated.x), dtype=torch.bool)
-        is_version[centers] = False
-        # Each source has several versions, one of them a mean.
-        # The means come first, and then the other versions.
-        order = torch.cat([centers, is_version.nonzero().flatten()])
+        is_group_member = torch.ones(len(separated.x), dtype=torch.bool)
+        is_group_member[centers] = False
+        # Similar sources of several runs form a group. The first source of every group is the mean of the
+        # group. The first sources of all groups come first, and then the other sources.
+        order = torch.cat([centers, is_group_member.nonzero().flatten()])
         sources = orient_sources(separated.x[order[:CANDIDATES]].to(device))
         model = surface.copy_module().to(device, torch.float32).requires_grad_(False)
         backbone = Backbone(model, layer.name)

@@ -1,4 +1,4 @@
-"""Unmix: recover training samples from one weight matrix by independent component analysis.
+"""The attack "unmix": recover training samples from one weight matrix by independent component analysis.
 
 Every step of gradient descent adds multiples of training samples to the rows of the input layer, whatever the
 loss, the labels and the layers above. Momentum and Adam store averages of such steps. If the initial weights
@@ -6,9 +6,10 @@ are small or known, the rows are therefore mixtures of samples:
 
     W - c W0 = C X,   b - c b0 = C 1       c = 1, or less if weight decay shrank the initial weights
 
-Images are sparse in their differences, so separating the mixtures is blind source separation. For single
-gradients in federated learning, see Kariyappa et al. 2023, "Cocktail Party Attack". For FastICA, see
-Hyvarinen 1999.
+W and b are the weights and biases of the layer, W0 and b0 their initial values. The rows of X are samples,
+and C holds the coefficients of the mixtures. Images are sparse in their differences, so separating the
+mixtures is blind source separation. For single gradients in federated learning, see Kariyappa et al. 2023,
+"Cocktail Party Attack". For FastICA, see Hyvarinen 1999.
 
     C X = U S V^T       r of the rows of V^T exceed the noise of the initial weights
     G = D V_r           differences of neighboring values (N, r), the domain in which samples are sparse
@@ -16,9 +17,10 @@ Hyvarinen 1999.
     Q <- polar(E[tanh(a y) z^T] - diag(E[a (1 - tanh^2(a y))]) Q),   y = Q z
     X^ = Q K V_r^T      the samples, up to their order and one factor for each row
 
-The attack assumes only the span of the rows and the sparse differences of the samples. If there are more
-samples than singular directions above the noise (*clean directions*), the rows separate incompletely or not
-at all. The attack then separates clusters of neurons one by one, because each cluster mixes fewer samples.
+The attack assumes only the span of the rows and the sparse differences of the samples. The rank of the layer
+is the number of singular values of C X that exceed the noise. If there are more samples than the rank, the
+rows separate incompletely or not at all. The attack then separates clusters of neurons one by one, because
+each cluster mixes fewer samples.
 
 ``estimate_signs_and_sizes`` chooses the sign and the size of each source. Three votes decide the sign: the
 network (a sample enters the rows of the neurons that it activates), the bias (C 1 contains positive multiples
@@ -59,7 +61,7 @@ SOUND = 1e-5
 SAME = 0.9  # minimum absolute cosine of two versions of the same sample
 COLUMNS = 1 << 16  # number of columns of a wide layer that are converted to float64 at a time
 Domain = Callable[[Tensor], Tensor]
-DISTINCT = 0.5  # maximum absolute cosine of two rows of a solution, after whitening
+DISTINCT = 0.5  # maximum absolute cosine of two whitened sources that count as different
 # Candidates with a roughness below this share of the median roughness are unseparated mixtures of samples.
 SMOOTH = 0.6
 
@@ -68,16 +70,21 @@ SMOOTH = 0.6
 class Effort:
     """The amount of computation of the unmixing attack, which makes several runs.
 
+    The rank of a layer is the number of singular values of its weight matrix that exceed the noise.
+
     Attributes:
-        ranks: Ranks of the runs, as shares of the number of singular directions above the noise.
-        strengths: Strengths a of the contrast log cosh(a y). Large values suit images with sharp edges.
+        ranks: Number of separated sources in the runs, as shares of the rank of the layer.
+        strengths: Strengths a of the contrast log cosh(a y) of a source y, which FastICA optimizes. Large
+            values suit images with sharp edges.
         starts: Number of starting points of a run.
         rounds: Number of rounds of a run. Each round after the first starts from combinations of the sources
             that the starting points of the previous round found.
         iterations: Number of FastICA iterations in each round.
-        partitions: Numbers of clusters into which the attack divides the neurons.
-        cluster_ranks: Ranks of the runs on clusters, as shares of the rank of the clusters. The attack uses
-            only the first rank, unless the layer is overfull.
+        partitions: Numbers of clusters into which the attack divides the neurons. The attack separates each
+            cluster on its own.
+        cluster_ranks: Number of separated sources in the runs on clusters, as shares of the rank of the
+            clusters. The attack uses only the first share, unless the layer mixes too many samples
+            (``overfull``).
         overfull: If the runs agree on less than this share of the sources, the layer counts as overfull,
             because it mixes too many samples. The attack then also uses ``overfull_partitions`` and all
             ``cluster_ranks``. The runs agree on a source if at least half of the runs contain it.
@@ -85,8 +92,7 @@ class Effort:
         lost: If the runs agree on less than this share of the sources, the attack uses every partition
             twice and with every strength. This requires ``partitions``.
         repeats: Number of runs for each rank. Repeated runs differ only in their random starting points.
-        max_sources: Maximum number of returned sources, as a multiple of the number of singular directions
-            above the noise.
+        max_sources: Maximum number of returned sources, as a multiple of the rank of the layer.
     """
 
     ranks: tuple[float, ...] = (0.8, 0.6, 1.0, 0.7, 0.5, 0.9)
@@ -108,14 +114,14 @@ class Sources:
     """The sources (samples up to sign and size) into which the attack separated the rows of a layer.
 
     Attributes:
-        x: (k, d) sources of length 1, with the signs that the neurons suggest. Sources on which most runs
-            agree come first.
+        x: (k, d) sources of length 1. Their signs are chosen so that the sources activate the neurons in
+            whose rows they appear. Sources on which most runs agree come first.
         support: (k,) share of the runs on the whole layer that contain the source.
         cluster_support: (k,) share of the runs on clusters of neurons that contain the source.
-        group: (k,) number of the distinct source to which each row of ``x`` belongs. Several rows can be
-            versions of one distinct source: a mean over runs, and the source of a single run.
+        group: (k,) number of the group of each row of ``x``. Similar sources of several runs form a group.
+            The rows of a group are the mean of the group and the source of a single run.
         runs: Number of runs on the whole layer, and number of runs on clusters.
-        rank: Number of singular directions of the layer above the noise.
+        rank: Number of singular values of the layer's weight matrix that exceed the noise.
         edge: Largest singular value of the noise, as a share of the largest singular value of the layer.
     """
 
@@ -129,7 +135,7 @@ class Sources:
 
     @property
     def centers(self) -> Tensor:
-        """Indices (groups,) of the first version of each distinct source: the mean of all its versions."""
+        """(groups,) index of the first source of each group of similar sources: the mean of the group."""
         group_numbers = range(int(self.group.max()) + 1)
         return torch.stack([(self.group == g).nonzero()[0, 0] for g in group_numbers])
 
@@ -154,8 +160,8 @@ def unmix(
         effort: Amount of computation. The default is the largest amount.
         domain: Name in ``DOMAINS`` of the domain in which samples are sparse. The default is "differences"
             if samples have more than one axis, and "coordinates" if samples are vectors.
-        rank: Number of singular directions above the noise. If the number is 0, it is estimated from the
-            singular values.
+        rank: Number of singular values of ``rows`` that exceed the noise. If ``rank`` is 0, this number is
+            estimated from the singular values.
         seed: Seed of the random starting points.
         seconds: Time limit. After the limit, no new run starts. The first run always starts.
 
@@ -163,7 +169,7 @@ def unmix(
         The sources.
 
     Raises:
-        InputError: If fewer than two singular directions of the layer exceed the noise.
+        InputError: If fewer than two singular values of the layer exceed the noise.
     """
     effort, end = effort or Effort(), time.monotonic() + seconds
     sparse_domain = DOMAINS[choose_domain(domain, shape)]
@@ -180,7 +186,7 @@ def unmix(
         if not sources_by_run or time.monotonic() < end:
             generator = stream("unmix", seed, str(share), *([repeat] if repeat else []))
             sources_by_run += separate([layer], share, effort.strengths, generator)
-    layer_runs = len(sources_by_run)
+    layer_run_count = len(sources_by_run)
     partitions, strengths = _choose_partitions(effort, sources_by_run)
     for share, k, repeat in partitions:
         if time.monotonic() < end:
@@ -206,19 +212,19 @@ def unmix(
     sparseness_ratios = sparseness(sparse_domain(versions.reshape(-1, *shape)))
     x, group = merge_sources(versions, run, sparseness_ratios, effort.max_sources * layer.rank)
     in_run = match_runs(x.to(versions), versions, run).cpu().float()
-    run_counts = layer_runs, len(sources_by_run) - layer_runs
-    support = in_run[:, :layer_runs].sum(1) / layer_runs
-    cluster_support = in_run[:, layer_runs:].sum(1) / max(1, run_counts[1])
+    run_counts = layer_run_count, len(sources_by_run) - layer_run_count
+    support = in_run[:, :layer_run_count].sum(1) / layer_run_count
+    cluster_support = in_run[:, layer_run_count:].sum(1) / max(1, run_counts[1])
     return Sources(x, support, cluster_support, group, run_counts, layer.rank, layer.edge)
 
 
 def _choose_partitions(
     effort: Effort, sources_by_run: list[Tensor]
 ) -> tuple[list[tuple[float, int, int]], tuple[float, ...]]:
-    """Choose how the attack divides the neurons into clusters, and the strengths of the contrast.
+    """Choose how the attack divides the neurons into clusters, and with which strengths it separates them.
 
-    A partition divides the neurons into clusters. The less the runs on the whole layer agree, the more
-    partitions and strengths are used.
+    A partition divides the neurons into clusters. A strength is the factor a of the contrast log cosh(a y) of
+    a source y. The less the runs on the whole layer agree, the more partitions and strengths are used.
 
     Args:
         effort: Amount of computation.
@@ -264,7 +270,7 @@ def _separate(
     domain: Domain,
     effort: Effort,
 ) -> list[Tensor]:
-    """Separate the rows of every layer with every strength of the contrast into sources of length 1.
+    """Separate the rows of every layer into sources of length 1, once with each strength of the contrast.
 
     All layers are separated in one batch, so all use the same rank r: a share of their median rank. Layers
     with fewer neurons than r are skipped.
@@ -275,7 +281,7 @@ def _separate(
     Args:
         layers: The layers, whose rows are mixtures of samples.
         share: Rank r as a share of the median rank of the layers.
-        strengths: Strengths a of the contrast log cosh(a y).
+        strengths: Strengths a of the contrast log cosh(a y) of a source y.
         generator: Random number generator.
         shape: Shape of a sample.
         domain: Domain in which samples are sparse.
@@ -358,11 +364,13 @@ class Layer:
             gram = gram.to(block) + (block @ block.T if h <= d else block.T @ block)
         squares, vectors = torch.linalg.eigh(gram)
         S, vectors = squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
-        inverse = torch.where(1e-8 * S[0] < S, 1 / S, 0.0)
+        inverse_values = torch.where(1e-8 * S[0] < S, 1 / S, 0.0)
         if h <= d:
-            V = [(inverse[:, None] * (vectors.T @ block.double())).float() for block in blocks]
+            V = [
+                (inverse_values[:, None] * (vectors.T @ block.double())).float() for block in blocks
+            ]
             return cls(vectors, S, torch.cat(V, 1), *estimate_clean_rank(S.cpu(), h, d))
-        U = torch.cat([(block.double() @ vectors) * inverse for block in blocks])
+        U = torch.cat([(block.double() @ vectors) * inverse_values for block in blocks])
         return cls(U, S, vectors.T.float(), *estimate_clean_rank(S.cpu(), h, d))
 
 
@@ -386,8 +394,8 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
     rank, edge = noise_edge(values, h, d)
     rounding_threshold = ROUNDING * float(values[0])
     rank = min(rank, int((values > rounding_threshold).sum()))
-    clamped = values.clamp(min=rounding_threshold)[1 : rank + 1]
-    ratios = clamped[:-1] / clamped[1:]
+    clamped_values = values.clamp(min=rounding_threshold)[1 : rank + 1]
+    ratios = clamped_values[:-1] / clamped_values[1:]
     if len(ratios) and float(ratios.max()) >= CLIFF:
         rank = 2 + int(ratios.argmax())
     return rank, edge
@@ -489,7 +497,9 @@ def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tenso
 
 
 def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float = 1e-4) -> Tensor:
-    """Run symmetric FastICA with the contrast log cosh(a y) from B starting points for each of P problems.
+    """Run symmetric FastICA from B starting points for each of P problems.
+
+    FastICA searches for sparse sources y, which have a small contrast E log cosh(a y).
 
     Args:
         Z: (P, N, r) whitened data of each problem.
@@ -536,7 +546,7 @@ def run_population(
 
     Args:
         Z: (P, N, r) whitened data of each problem.
-        a: (P,) strength a of the contrast log cosh(a y) in each problem.
+        a: (P,) strength a of the contrast log cosh(a y) of a source y in each problem.
         starts: Number of starting points.
         rounds: Number of rounds.
         iterations: Maximum number of iterations in each round.
@@ -611,7 +621,7 @@ def find_distinct(rows: Tensor, similarity: float) -> Tensor:
 def cluster_neurons(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
     """Divide the neurons of a layer into clusters with similar weight vectors.
 
-    If there are more samples than singular directions above the noise, the rows of the whole layer cannot be
+    If there are more samples than singular values above the noise, the rows of the whole layer cannot be
     separated. A cluster of neurons that are active on the same samples mixes fewer samples.
 
     Args:
@@ -652,7 +662,7 @@ def roughness(x: Tensor, domain: Domain) -> Tensor:
 
 
 def match_runs(x: Tensor, versions: Tensor, run: Tensor) -> Tensor:
-    """Find the runs of the attack that contain a version of each source (separated candidate).
+    """Find the runs of the attack that contain a source (separated candidate) similar to each given source.
 
     Args:
         x: (k, d) sources to look for.

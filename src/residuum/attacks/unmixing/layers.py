@@ -38,7 +38,7 @@ class InputLayer:
         weight: (h, d) weights of the layer in the network.
         shape: Shape of a sample, or of a patch of a sample.
         is_sample: Whether each row mixes samples. Otherwise each row mixes patches of samples.
-        rank: Number of singular directions of the rows above the noise.
+        rank: Number of singular values of ``rows`` that exceed the noise.
         initial_share: The share c of the initial weights that the trained weights still contain.
     """
 
@@ -56,8 +56,8 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     """Read the layer that receives the input and subtract its initial weights.
 
     The function checks four conditions, the cheapest first. The network has a layer that receives the input.
-    The layer fits into memory. Its initial weights are small or known. At least two singular directions
-    exceed the noise of the initial weights.
+    The layer fits into memory. Its initial weights are small or known. At least two singular values of the
+    weight matrix exceed the noise of the initial weights.
 
     Args:
         surface: The attack surface: the weights, the weight update or an optimizer state.

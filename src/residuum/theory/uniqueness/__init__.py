@@ -1,4 +1,4 @@
-"""Certify how unique a reconstruction is, and estimate how long the certificate takes."""
+"""Bound how different reconstructed images can be in other training sets that fit the same weights."""
 
 from residuum.theory.uniqueness.certificate import SHARE, Cost, estimate_cost, uniqueness
 

@@ -1,4 +1,4 @@
-"""Certify how unique each reconstructed image is, if other training sets fit the weights equally well.
+"""Bound how different a reconstructed image can be in other training sets that fit the weights equally well.
 
 The reconstructed images are called candidates. A training set fits the weights as well as the candidates if
 it has the same sum of gradients, weighted by multipliers. We consider all such sets whose samples lie in the
@@ -56,22 +56,26 @@ from residuum.theory.uniqueness.sums import Groups, Pinned, across_patterns, fin
 # By default, an image replaces a candidate if it has at least this share of the candidate's multiplier.
 SHARE = 0.1
 MIN_MULTIPLIER = 1e-9  # candidates with less than this share of the largest multiplier are ignored
-# An image lies on an activation boundary if the value of the boundary's function is at most this number times
-# the function's slope times (1 + norm of the image).
+# An activation boundary is the set of images at which a function, such as the input of a ReLU, is zero. An
+# image lies on the boundary if the function's value is at most this number times the function's slope times
+# (1 + norm of the image).
 KINK_TOLERANCE = 1e-10
-# A note counts the candidates whose best example has a relative energy that exceeds the proved lower bound by
-# more than this number.
+# The relative energy of an image is its squared norm over that of the candidate that it replaces. A note
+# counts the candidates for which the smallest relative energy that was found exceeds the proved lower bound
+# by more than this number.
 WIDE_GAP = 0.05
 # The output weights (covectors) of two candidates count as equal if they differ by less than this share of
 # their length.
 PROPORTIONAL = 1e-9
-ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # largest number of entries in the constraints of one batch
+# Largest number of entries in the constraint matrices of all candidates of one batch, by device.
+ENTRIES = {"cpu": 2**21, "cuda": 2**25}
 SIDE = 512  # number of rows of the square matrices whose product measures the speed of the machine
 REPEATS = 3  # number of products that are timed to measure the speed of the machine
-# Expected number of steps of the interior-point method per candidate. About 13 steps solve the problem
-# without constraints on margins, and 13 more steps solve the problem with these constraints.
+# Expected number of steps of the interior-point method per candidate. Two problems are solved, one with and
+# one without constraints on margins. Each problem takes about 13 steps.
 FACTORS = 26
-OVERHEAD = 0.01  # seconds per candidate for everything except products and factorizations
+# Seconds per candidate for everything except the products and factorizations of matrices.
+OVERHEAD = 0.01
 Watch = Callable[[int, int], None]
 Box = tuple[float | Tensor, float | Tensor]
 
@@ -86,7 +90,7 @@ def uniqueness(
     device: str = "cpu",
     watch: Watch | None = None,
 ) -> Uniqueness:
-    """Certify how much of each candidate image is common to all training sets that fit the weights as well.
+    """Bound how different each candidate image can be in other training sets that fit the weights as well.
 
     Args:
         kkt_set: Reconstructed images (candidates), multipliers and network. Candidates without a positive
@@ -96,8 +100,8 @@ def uniqueness(
         samples: Number of candidates to certify. The first candidates are chosen. By default all candidates.
         seconds: Time limit. No further batch starts after this time, and finished batches are kept.
         device: Device to compute on.
-        watch: Called before each batch with the number of finished candidates and the number of all
-            candidates.
+        watch: Function that is called before each batch with the number of finished candidates and the number
+            of all candidates.
 
     Returns:
         The certificate of the candidates that were finished.
@@ -109,28 +113,28 @@ def uniqueness(
     start_time = time.monotonic()
     if not 0 < share < 1:
         raise InputError(
-            "The share of a candidate's multiplier that an image must have to replace the candidate must lie "
-            f"between 0 and 1; got {share}.",
+            "'--share' is the share of a candidate's multiplier that an image must have to replace the "
+            f"candidate, so it must lie between 0 and 1; got {share}.",
             "Pass --share 0.1.",
         )
     if not norm(kkt_set.target):
         raise InconclusiveError(
-            "A certificate needs a network with nonzero weights; all weights are zero.",
+            "The network must have nonzero weights; got a network in which all weights are zero.",
             "Check that the file contains the trained weights.",
         )
     used, active_index = _select_active(_move_to_device(kkt_set, device))
-    cells = Cells.build(used, share, box)
+    constraints = Cells.build(used, share, box)
     requested_count = len(used) if samples is None else min(samples, len(used))
     batches: list[dict[str, Tensor]] = []
-    batch_size = max(1, ENTRIES[torch.device(device).type] // max(cells.entries, 1))
+    batch_size = max(1, ENTRIES[torch.device(device).type] // max(constraints.entries, 1))
     for indices in torch.arange(requested_count, device=used.x.device).split(batch_size):
         if batches and time.monotonic() - start_time > seconds:
             break
         if watch is not None:
             watch(int(indices[0]), requested_count)
-        batches.append(_certify(cells, indices, start_time + seconds))
-    certificate = _collect(cells, batches, active_index)
-    notes = _notes(kkt_set, certificate, cells, requested_count)
+        batches.append(_certify(constraints, indices, start_time + seconds))
+    certificate = _collect(constraints, batches, active_index)
+    notes = _notes(kkt_set, certificate, constraints, requested_count)
     return certificate.replace(notes=notes, seconds=time.monotonic() - start_time)
 
 
@@ -143,7 +147,7 @@ class Cells:
     multipliers).
 
     Attributes:
-        kkt_set: The candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
         groups: Candidates grouped by pattern and label.
         sums: Which sums of the groups are determined by the weights.
         pinned: (m,) whether the weights determine the sums of the candidate's group.
@@ -152,8 +156,8 @@ class Cells:
         values: (m, J) values at the candidates of J functions that must stay nonnegative. The first functions
             are the absolute values of pre-activations (and of differences in pooling windows). The other
             functions are margins minus the smallest margin.
-        moves_alone: (m,) whether the group has candidates with different covectors (weights of the outputs).
-            Then an example replaces only this candidate and not the group.
+        moves_alone: (m,) whether the candidate's group has candidates with different covectors (weights of
+            the outputs). Then an example replaces only the candidate and not its group.
         low: (m, d) lowest values of the pixels, widened to contain all candidates of the group.
         high: (m, d) highest values of the pixels, widened to contain all candidates of the group.
         beyond: Number of candidates outside the value range, for which the range was widened.
@@ -181,7 +185,7 @@ class Cells:
         replace a candidate that lies outside the range.
 
         Args:
-            kkt_set: The candidates.
+            kkt_set: The candidates (reconstructed images) with their multipliers.
             share: Share of a candidate's multiplier that an image must have to replace the candidate.
             box: Lowest and highest value of a pixel, or None.
 
@@ -190,11 +194,12 @@ class Cells:
         """
         groups, flat = Groups.build(kkt_set), kkt_set.x.flatten(1)
         sums = find_pinned_sums(kkt_set, groups)
-        value_blocks = [kkt_set.switches.values.abs()]
+        nonnegative_values = [kkt_set.switches.values.abs()]
         if kkt_set.margins is not None:
-            value_blocks.append(kkt_set.margins - kkt_set.margins.min())
+            nonnegative_values.append(kkt_set.margins - kkt_set.margins.min())
         covectors = kkt_set.covectors.flatten(1)
-        # If the covectors in a group differ, its weighted sum of gradients is not a multiple of one gradient.
+        # Covectors are the weights of the network's outputs. If the candidates of a group have different
+        # covectors, two images with the same covector cannot replace the whole group.
         covector_differences = (covectors - covectors[groups.first][groups.index]).norm(dim=1)
         differs_from_first = covector_differences > PROPORTIONAL * covectors.norm(dim=1)
         has_several_covectors = groups.total(differs_from_first.double()) > 0
@@ -207,18 +212,18 @@ class Cells:
             ]
             outside_count = int(((flat < range_ends[0]) | (flat > range_ends[1])).any(1).sum())
             index, first_rows = groups.index[:, None].expand_as(flat), flat[: len(groups)]
-            lowest = first_rows.scatter_reduce(0, index, flat, "amin", include_self=False)
-            highest = first_rows.scatter_reduce(0, index, flat, "amax", include_self=False)
-            low = torch.minimum(lowest, range_ends[0])[groups.index]
-            high = torch.maximum(highest, range_ends[1])[groups.index]
+            group_lowest = first_rows.scatter_reduce(0, index, flat, "amin", include_self=False)
+            group_highest = first_rows.scatter_reduce(0, index, flat, "amax", include_self=False)
+            low = torch.minimum(group_lowest, range_ends[0])[groups.index]
+            high = torch.maximum(group_highest, range_ends[1])[groups.index]
         return cls(
             kkt_set,
             groups,
             sums,
             sums.groups[groups.index],
             share,
-            value_blocks[0].shape[1],
-            torch.cat(value_blocks, 1),
+            nonnegative_values[0].shape[1],
+            torch.cat(nonnegative_values, 1),
             has_several_covectors[groups.index],
             low,
             high,
@@ -233,11 +238,13 @@ class Cells:
 
     def rows(self, indices: Tensor) -> Tensor:
         """Return the gradients of the J nonnegative functions in ``values`` at b candidates, (b, J, d)."""
-        signs = torch.where(self.kkt_set.switches.pattern[indices], 1.0, -1.0).to(self.values)
+        pattern_signs = torch.where(self.kkt_set.switches.pattern[indices], 1.0, -1.0).to(
+            self.values
+        )
         slopes = torch.stack(
             [compute_slope_matrix(self.kkt_set.models, x) for x in self.kkt_set.x[indices]]
         )
-        gradient_blocks = [signs[:, :, None] * slopes]
+        gradient_blocks = [pattern_signs[:, :, None] * slopes]
         if self.kkt_set.margins is not None:
             gradient_blocks.append(self.kkt_set.margin_slopes[indices])
         return torch.cat(gradient_blocks, 1)
@@ -252,39 +259,40 @@ class Cells:
             rows: (b, J, d) gradients of the functions that must stay nonnegative.
             free: (b,) whether the weights do not determine the sums (mass and moment) of the candidate's
                 group. Then only the activation pattern and the value range limit an image.
-            moves_alone: (b,) whether to use the mass and moment of the candidate instead of those of its
-                group.
+            moves_alone: (b,) whether an image replaces only the candidate and not its group. Then the mass
+                and the moment of the candidate are used instead of those of its group.
 
         Returns:
             A polytope for each candidate. Its points are differences between an image and the candidate.
         """
-        # An image x' with multiplier w must meet two conditions. First, 0 <= r(x') <= sum_j lam_j r(x_j) / w
-        # for every nonnegative function r and the candidates x_j of the group. Second, x' and the weighted
-        # mean of the rest of the group, (M - w x') / (L - w) with moment M and mass L, must lie in the value
-        # range.
+        # Let x' be an image with multiplier w that replaces a candidate. It must meet two conditions. First,
+        # let r be a function in ``values``, such as the absolute input of a ReLU, and let x_j be the
+        # candidates of the group. Then 0 <= r(x') <= sum_j lam_j r(x_j) / w. Second, x' and the weighted mean
+        # of the rest of the group must lie in the value range. This mean is (M - w x') / (L - w) with the
+        # moment M and the mass L of the group.
         count, lam = rows.shape[1], self.kkt_set.lam[:, None]
         r, x = self.values[indices, :count], self.kkt_set.x[indices].flatten(1)
-        g, w = self.groups.index[indices], self.share * lam[indices]
+        group_index, w = self.groups.index[indices], self.share * lam[indices]
 
         def total(values: Tensor) -> Tensor:
-            group_total = self.groups.total(lam * values)[g]
+            group_total = self.groups.total(lam * values)[group_index]
             return torch.where(moves_alone[:, None], lam[indices] * values[indices], group_total)
 
-        # Let a = x' - x be the difference of image and candidate. With rows of length 1, the value of a
-        # function is r(x') = r + <row, a>. So the first condition is -r <= <row, a> <= total / w - r. An
-        # activation boundary whose slope is zero gives no constraint.
+        # First condition: let a = x' - x be the difference of image and candidate. The function r has the
+        # value r + <row, a> at x', where the row is its gradient. So -r <= <row, a> <= total / w - r. Both
+        # sides are divided by the length of the row. A function whose gradient is zero gives no constraint.
         slopes = rows.norm(dim=2)
         has_slope = slopes > 0
         unit_lengths = torch.where(has_slope, slopes, 1.0)
         largest_values = torch.where(free[:, None], torch.inf, total(self.values[:, :count]) / w)
-        # The second condition, low <= (M - w x') / (L - w) <= high, is solved for x'. M is the moment, L is
-        # the mass of the group, and w is the multiplier of the image x'.
+        # Second condition: low <= (M - w x') / (L - w) <= high is solved for x'. M is the moment and L is the
+        # mass of the group, and w is the multiplier of the image x'.
         moment, remaining_weight = total(self.kkt_set.x.flatten(1)), total(torch.ones_like(lam)) - w
         low_x, high_x = self.low[indices], self.high[indices]
-        lower = torch.where(
+        lowest_image = torch.where(
             free[:, None], low_x, torch.maximum(low_x, (moment - remaining_weight * high_x) / w)
         )
-        upper = torch.where(
+        highest_image = torch.where(
             free[:, None], high_x, torch.minimum(high_x, (moment - remaining_weight * low_x) / w)
         )
         return Polytope(
@@ -292,18 +300,18 @@ class Cells:
             x,
             torch.where(has_slope, -r / unit_lengths, -torch.inf),
             torch.where(has_slope, (largest_values - r).clamp(min=0) / unit_lengths, torch.inf),
-            (lower - x).clamp(max=0),
-            (upper - x).clamp(min=0),
+            (lowest_image - x).clamp(max=0),
+            (highest_image - x).clamp(min=0),
         )
 
 
 def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
-    """Certify one batch of candidates.
+    """Compute bounds of the images that can replace each candidate, for one batch of candidates.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         indices: (b,) indices of the candidates in the batch.
-        end: Value of the monotonic clock after which the search for examples that change the sums of several
+        end: Value of ``time.monotonic()`` after which the search for examples that change the sums of several
             groups is skipped.
 
     Returns:
@@ -313,35 +321,40 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
     x = cells.kkt_set.x[indices].flatten(1)
     energy = x.square().sum(1).clamp(min=1e-300)
     free, moves_alone = ~cells.pinned[indices], cells.moves_alone[indices]
-    all_false = torch.zeros_like(free)
+    false_mask = torch.zeros_like(free)
 
     def solve(count: int) -> tuple[Tensor, Tensor]:
-        """Return a lower bound of the relative energy of images that can replace candidates, and examples.
+        """Return bounds of the relative energy of images that can replace the candidates, and examples.
 
-        Only the first ``count`` constraints are used. For each example, a training set exists that contains
-        it and fits the weights as well.
+        The relative energy of an image is its squared norm over that of the candidate. A bound is a lower
+        bound that holds for all such images. Only the first ``count`` columns of the constraints are used.
+        For each example, a training set exists that contains it and fits the weights as well.
         """
-        minimum = minimize_energy(cells.polytope(indices, rows[:, :count], free, all_false))
-        needs_example = (free | moves_alone).nonzero()[:, 0]
-        if len(needs_example):
+        minimum = minimize_energy(cells.polytope(indices, rows[:, :count], free, false_mask))
+        # If the weights do not determine the sums of a group, an image in this polytope may belong to no
+        # training set. Then a smaller polytope gives an example that belongs to a training set.
+        example_indices = (free | moves_alone).nonzero()[:, 0]
+        if len(example_indices):
             inner_polytope = cells.polytope(
-                indices[needs_example],
-                rows[needs_example, :count],
-                all_false[needs_example],
-                moves_alone[needs_example],
+                indices[example_indices],
+                rows[example_indices, :count],
+                false_mask[example_indices],
+                moves_alone[example_indices],
             )
-            minimum.example[needs_example] = minimize_energy(inner_polytope).example
+            minimum.example[example_indices] = minimize_energy(inner_polytope).example
         return minimum.bound / energy, x + minimum.example
 
     bound, images = solve(cells.switches)
-    widest_polytope = cells.polytope(indices, rows[:, :0], free, all_false).widened()
-    result_with_margins = (
+    pixel_limits = cells.polytope(indices, rows[:, :0], free, false_mask).widened()
+    bound_and_images_with_margins = (
         solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, images)
     )
     changes = [_relative_change(cells, int(i), x) for i, x in zip(indices, images, strict=True)]
     for k in free.nonzero()[:, 0].tolist():
-        remaining = end - time.monotonic()
-        example = across_patterns(cells, int(indices[k]), remaining) if remaining > 0 else None
+        seconds_left = end - time.monotonic()
+        example = (
+            across_patterns(cells, int(indices[k]), seconds_left) if seconds_left > 0 else None
+        )
         if example is not None and float(example[0].square().sum() - images[k].square().sum()) < 0:
             images[k], changes[k] = example
     slopes = rows[:, : cells.switches].norm(dim=2)
@@ -352,14 +365,14 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
     return {
         "determined_at_least": bound,
         "determined_energy": images.square().sum(1) / energy,
-        "full_at_least": result_with_margins[0],
-        "full_energy": result_with_margins[1].square().sum(1) / energy,
+        "full_at_least": bound_and_images_with_margins[0],
+        "full_energy": bound_and_images_with_margins[1].square().sum(1) / energy,
         "least": images,
         "change": x.new_tensor(changes),
         "radius": (images - x).norm(dim=1),
-        "radius_most": torch.maximum(-widest_polytope.lower, widest_polytope.upper).norm(dim=1),
-        "low": x + widest_polytope.lower,
-        "high": x + widest_polytope.upper,
+        "radius_most": torch.maximum(-pixel_limits.lower, pixel_limits.upper).norm(dim=1),
+        "low": x + pixel_limits.lower,
+        "high": x + pixel_limits.upper,
         "kinks": (is_kink & (slopes > 0)).sum(1),
     }
 
@@ -371,7 +384,7 @@ def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
     group.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         i: Index of the candidate.
         image: (d,) image that replaces the candidate.
 
@@ -385,8 +398,11 @@ def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
     w, lam = cells.share * kkt_set.lam[i], kkt_set.lam[members]
     mean_of_others = (lam @ kkt_set.x[members].flatten(1) - w * image) / (lam.sum() - w)
     images = torch.stack([image, mean_of_others]).reshape(2, *kkt_set.x.shape[1:])
-    new_u = torch.stack([w, lam.sum() - w])[:, None, None] * kkt_set.covectors[[i, i]]
-    samples, u = torch.cat([kkt_set.x[members], images]), torch.cat([-kkt_set.u[members], new_u])
+    replacement_u = torch.stack([w, lam.sum() - w])[:, None, None] * kkt_set.covectors[[i, i]]
+    samples, u = (
+        torch.cat([kkt_set.x[members], images]),
+        torch.cat([-kkt_set.u[members], replacement_u]),
+    )
     gradients = [
         weighted_gradient(model, samples, u[:, p]) for p, model in enumerate(kkt_set.models)
     ]
@@ -401,7 +417,8 @@ def _select_active(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
     )
     if not bool(is_active.any()):
         raise InputError(
-            "A uniqueness certificate needs candidates with positive multipliers; got no such candidate.",
+            "At least one candidate (reconstructed image) must have a positive multiplier; got candidates "
+            "without positive multipliers.",
             "Check that the reconstruction belongs to this network.",
         )
     active_index = is_active.nonzero()[:, 0]
@@ -426,8 +443,8 @@ def _notes(
     wide_gap_count = int(
         (certificate.determined_energy - certificate.determined_at_least > WIDE_GAP).sum()
     )
-    unpinned_count = int((~certificate.pinned).sum())
-    kink_count = int((certificate.kinks > 0).sum())
+    undetermined_count = int((~certificate.pinned).sum())
+    boundary_count = int((certificate.kinks > 0).sum())
     counts_by_note = {
         f"{ignored_count} candidates without a positive multiplier were ignored": ignored_count,
         f"time budget exhausted: {len(certificate)} of {requested} candidates certified": len(
@@ -436,9 +453,10 @@ def _notes(
         < requested,
         "no value range was given: only activation boundaries bound an image": not cells.boxed,
         f"{cells.beyond} candidates are outside the value range, which was widened": cells.beyond,
-        f"{unpinned_count} candidates may exchange parts with other activation patterns: the bound only uses "
-        "pattern and value range": unpinned_count,
-        f"{kink_count} candidates lie on an activation boundary: rounding decides on which side": kink_count,
+        f"{undetermined_count} candidates may exchange parts with other activation patterns: the bound only "
+        "uses pattern and value range": undetermined_count,
+        f"{boundary_count} candidates lie on an activation boundary: rounding decides on which "
+        "side": boundary_count,
         f"the bound and the best example of {wide_gap_count} candidates differ by more than "
         f"{WIDE_GAP:g}": wide_gap_count,
     }
@@ -446,7 +464,7 @@ def _notes(
 
 
 def _collect(cells: Cells, batches: list[dict[str, Tensor]], active_index: Tensor) -> Uniqueness:
-    """Concatenate the results of all batches to one certificate on the CPU."""
+    """Return the certificate of all finished batches, with all tensors on the CPU."""
     kkt_set, groups = cells.kkt_set, cells.groups
     fields: dict[str, Any] = {
         name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]
@@ -478,7 +496,7 @@ def _collect(cells: Cells, batches: list[dict[str, Tensor]], active_index: Tenso
 
 @dataclass(frozen=True)
 class Cost:
-    """Estimated cost of a uniqueness certificate.
+    """Estimated cost of a uniqueness certificate (bounds of how different reconstructed images can be).
 
     Attributes:
         samples: Number of candidates to certify.
@@ -512,7 +530,7 @@ def estimate_cost(
     in every step if a value range limits the pixels, and once otherwise.
 
     Args:
-        kkt_set: The candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
         box: Lowest and highest value of a pixel, or None.
         samples: Number of candidates to certify, by default all candidates.
         device: Device to compute on.
@@ -535,9 +553,9 @@ def estimate_cost(
     gradient_operations = (
         2.0 * d * sum(a * b for layer_widths in widths for a, b in itertools.pairwise(layer_widths))
     )
-    are_rows_eliminated = eliminates_rows(rows, movable_pixels, walled=box is not None)
+    factorizes_row_matrix = eliminates_rows(rows, movable_pixels, walled=box is not None)
     side, bases = (
-        (rows, 2 if box is None else FACTORS) if are_rows_eliminated else (movable_pixels, 0)
+        (rows, 2 if box is None else FACTORS) if factorizes_row_matrix else (movable_pixels, 0)
     )
     step_operations = (
         FACTORS * (2.0 * rows * side**2 + side**3) + bases * 4.0 * rows**2 * movable_pixels
@@ -554,7 +572,7 @@ def estimate_cost(
 
 
 def _speed(device: str) -> float:
-    """Time float64 matrix products for a few milliseconds, and return the operations per second."""
+    """Measure the speed of float64 matrix products, and return the operations per second."""
     matrix = torch.rand(SIDE, SIDE, dtype=torch.float64, device=device)
     least_seconds = float("inf")
     for _ in range(REPEATS):

@@ -34,10 +34,12 @@ GAP = 1e-6
 # A step is idle if it reduces the difference between example and bound by less than this share of the energy.
 STALL_TOLERANCE = 1e-8
 PATIENCE = 8  # the method stops after this number of idle steps in a row
-# A wall is a linear inequality of the polytope. At the beginning, the distance from each wall times the
-# wall's multiplier has this value.
+# A wall is a linear inequality of the polytope. At the start of the interior-point method, the distance from
+# each wall times the wall's multiplier has this value.
 START_COMPLEMENTARITY = 1e-2
-STEP_FRACTION = 0.995  # share of the longest step that keeps all distances and multipliers positive
+# In each step, the distances from the walls and the walls' multipliers must stay positive. This share of the
+# longest step that keeps them nonnegative is taken.
+STEP_FRACTION = 0.995
 # Rounding errors may move a linear inequality of the polytope by this share of the image's norm.
 WALL_ROUNDING = 1e-12
 # Rounding errors may change a bound by this share of the sum of its absolute terms.
@@ -48,7 +50,8 @@ PINNED_TOLERANCE = 1e-9
 # Examples are moved towards the inside of the polytope by this factor, because a rounding error could move a
 # point on the boundary to the outside.
 INSIDE_FRACTION = 1 - 1e-9
-# Largest ratio of a multiplier and a distance. The limit keeps matrices finite if a distance becomes zero.
+# Largest ratio of a wall's multiplier and the distance from the wall. The limit keeps matrices finite if a
+# distance becomes zero.
 MAX_STIFFNESS = 1e20
 
 
@@ -79,29 +82,46 @@ class Polytope:
 
     def widened(self) -> Polytope:
         """Return a polytope with slightly wider limits, which contains this one despite rounding errors."""
-        margin = WALL_ROUNDING * self.size
+        rounding_margin = WALL_ROUNDING * self.size
         return Polytope(
             self.rows,
             self.x0,
-            self.low - margin,
-            self.high + margin,
-            self.lower - margin,
-            self.upper + margin,
+            self.low - rounding_margin,
+            self.high + rounding_margin,
+            self.lower - rounding_margin,
+            self.upper + rounding_margin,
         )
 
     def bound(self, nu: Tensor) -> Tensor:
-        """Return (b,) lower bounds of the energy |x|^2 of all images, for any dual vectors nu (b, K)."""
-        linear_terms = _back(self.rows, nu)
-        a = torch.minimum(torch.maximum(-linear_terms - self.x0, self.lower), self.upper)
+        """Return (b,) lower bounds of the energy |x|^2 of all images x in each polytope.
+
+        Args:
+            nu: (b, K) dual vectors, one entry for each linear inequality. Every dual vector gives a valid
+                bound.
+
+        Returns:
+            The lower bounds.
+        """
+        linear_coefficients = _apply_transposed_rows(self.rows, nu)
+        a = torch.minimum(torch.maximum(-linear_coefficients - self.x0, self.lower), self.upper)
         x = self.x0 + a
-        terms = torch.cat([x.square() / 2, linear_terms * a, -_support(nu, self.low, self.high)], 1)
-        rounding_scale = nu.abs().sum(1) * (a.norm(dim=1) + self.size[:, 0]) + terms.abs().sum(1)
-        return 2 * (terms.sum(1) - ROUNDING * rounding_scale)
+        terms = torch.cat(
+            [x.square() / 2, linear_coefficients * a, -_maximize_product(nu, self.low, self.high)],
+            1,
+        )
+        rounding_error_scale = nu.abs().sum(1) * (
+            a.norm(dim=1) + self.size[:, 0]
+        ) + terms.abs().sum(1)
+        return 2 * (terms.sum(1) - ROUNDING * rounding_error_scale)
 
     def room(self, a: Tensor) -> Tensor:
-        """Return the (b,) largest factors s for which x0 + s a lies in the polytope, may be infinite."""
+        """Return the (b,) largest factors s for which the image x0 + s a lies in the polytope.
+
+        The factor is infinite if the polytope does not limit it.
+        """
         return torch.minimum(
-            _room(_ahead(self.rows, a), self.low, self.high), _room(a, self.lower, self.upper)
+            _find_largest_factor(_apply_rows(self.rows, a), self.low, self.high),
+            _find_largest_factor(a, self.lower, self.upper),
         )
 
 
@@ -142,12 +162,12 @@ def minimize_energy(polytope: Polytope) -> EnergyMinimum:
         bound = widened_polytope.bound(solver.nu)
         # A comparison with NaN is False, so this line ignores bounds that are NaN.
         best_bound = torch.where(bound > best_bound, bound, best_bound)
-        a = solver.point()
-        a = a * (INSIDE_FRACTION * polytope.room(a).clamp(max=1))[:, None]
-        energies = (polytope.x0 + a).square().sum(1)
+        change = solver.point()
+        change = change * (INSIDE_FRACTION * polytope.room(change).clamp(max=1))[:, None]
+        energies = (polytope.x0 + change).square().sum(1)
         is_better = energies < least_energy
         least_energy = torch.where(is_better, energies, least_energy)
-        best_example = torch.where(is_better[:, None], a, best_example)
+        best_example = torch.where(is_better[:, None], change, best_example)
         gap, previous_gap = least_energy - best_bound, gap
         idle_steps = (
             0 if bool((previous_gap - gap > STALL_TOLERANCE * energy).any()) else idle_steps + 1
@@ -210,35 +230,39 @@ class InteriorPoint:
         )
         self.end_count = (self.has_low.sum(1) + self.has_high.sum(1)).clamp(min=1)[:, None]
         self.is_moving = torch.ones_like(self.end_count, dtype=torch.bool)
-        k, pixels = self.rows.shape[1:]
-        self.has_pixel_walls = bool((self.has_low | self.has_high)[:, k:].any())
-        self.eliminates_rows = eliminates_rows(k, pixels, walled=self.has_pixel_walls)
+        row_count, pixels = self.rows.shape[1:]
+        self.has_pixel_walls = bool((self.has_low | self.has_high)[:, row_count:].any())
+        self.eliminates_rows = eliminates_rows(row_count, pixels, walled=self.has_pixel_walls)
 
     @property
     def nu(self) -> Tensor:
-        """The (b, K) dual vectors of the rows, which prove a lower bound."""
+        """The (b, K) dual vectors of the linear inequalities, which prove a lower bound of the energy."""
         return (self.beta - self.alpha)[:, : self.rows.shape[1]] * self.polytope.size
 
     def point(self) -> Tensor:
-        """Return the (b, d) current differences of the images from x0."""
-        a = torch.zeros_like(self.polytope.x0)
-        a[:, self.columns] = self.a * self.polytope.size
-        return a.masked_fill(self.is_pinned, 0.0)
+        """Return the (b, d) differences between the current images and the images x0."""
+        change = torch.zeros_like(self.polytope.x0)
+        change[:, self.columns] = self.a * self.polytope.size
+        return change.masked_fill(self.is_pinned, 0.0)
 
     def step(self) -> None:
         """Take one predictor-corrector step of the interior-point method (Mehrotra)."""
-        # At the solution, a + x0 = G'(alpha - beta), p = G a - low and q = high - G a. The differences of
-        # both sides are the errors that the step reduces.
-        constraint_values = self._ahead(self.a)
-        self.stationarity_error = self.x0 + self.a - self._back(self.alpha - self.beta)
+        # The matrix G maps the change a of the image to the constraint values. The solution meets three
+        # equations: a + x0 = G'(alpha - beta), p = G a - low and q = high - G a. The step reduces the errors
+        # in these equations.
+        constraint_values = self._apply_rows(self.a)
+        self.stationarity_error = (
+            self.x0 + self.a - self._apply_transposed_rows(self.alpha - self.beta)
+        )
         self.p_error = self.has_low * (constraint_values - self.low - self.p)
         self.q_error = self.has_high * (self.high - constraint_values - self.q)
         failures = self.factorize(
             (self.alpha / self.p + self.beta / self.q).clamp(max=MAX_STIFFNESS)
         )
-        # Complementarity is the mean product of a distance and its multiplier, which is zero at the solution.
-        # The predictor step aims at zero. The value that it reaches sets the target of the corrector step.
-        # The corrector step also compensates the second-order term of the predictor step.
+        # Complementarity is the mean product of the distance from a wall and the wall's multiplier. It is
+        # zero at the solution. A predictor step aims at complementarity 0. The complementarity that this step
+        # would reach determines the target of the corrector step. The corrector step also compensates the
+        # second-order error of the predictor step.
         complementarity = self._complementarity(0, (self.a,) * 5)
         direction = self._solve(0.0, 0.0)
         predicted_complementarity = self._complementarity(self._longest(direction), direction)
@@ -269,14 +293,25 @@ class InteriorPoint:
         alpha_change = self.has_low * ((alpha_p - self.alpha * self.p) / self.p)
         beta_change = self.has_high * ((beta_q - self.beta * self.q) / self.q)
         by_p, by_q = self.alpha / self.p, self.beta / self.q
-        right_side = (
-            self._back(alpha_change - by_p * self.p_error - beta_change + by_q * self.q_error)
+        newton_right_side = (
+            self._apply_transposed_rows(
+                alpha_change - by_p * self.p_error - beta_change + by_q * self.q_error
+            )
             - self.stationarity_error
         )
-        a = self.apply_inverse(right_side)
-        z = self._ahead(a)
-        p, q = self.has_low * (z + self.p_error), self.has_high * (self.q_error - z)
-        return a, p, q, alpha_change - by_p * p, beta_change - by_q * q
+        a_change = self.apply_inverse(newton_right_side)
+        constraint_changes = self._apply_rows(a_change)
+        p_change, q_change = (
+            self.has_low * (constraint_changes + self.p_error),
+            self.has_high * (self.q_error - constraint_changes),
+        )
+        return (
+            a_change,
+            p_change,
+            q_change,
+            alpha_change - by_p * p_change,
+            beta_change - by_q * q_change,
+        )
 
     def factorize(self, stiff: Tensor) -> Tensor:
         """Factorize the matrix H = D + R'SR of a Newton step.
@@ -294,15 +329,15 @@ class InteriorPoint:
         Returns:
             (b,) numbers that are not zero if a factorization failed.
         """
-        k = self.rows.shape[1]
-        self.row_stiffness, self.diagonal = stiff[:, :k], 1 + stiff[:, k:]
-        # If no value range limits the pixels, D is the identity in every step. Then the basis Q never
-        # changes.
+        row_count = self.rows.shape[1]
+        self.row_stiffness, self.diagonal = stiff[:, :row_count], 1 + stiff[:, row_count:]
+        # If no value range limits the pixels, the matrix D is the identity in every step. Then the
+        # orthonormal basis Q of the scaled rows never changes.
         if self.eliminates_rows and (self.has_pixel_walls or not hasattr(self, "basis")):
             scaled_rows = (self.rows * self.diagonal.rsqrt()[:, None]).mT
             self.basis, self.triangular = torch.linalg.qr(scaled_rows)
-        reduced_rows = self.triangular.mT if self.eliminates_rows else self.rows
-        matrix = reduced_rows.mT @ (self.row_stiffness[..., None] * reduced_rows)
+        rows_to_multiply = self.triangular.mT if self.eliminates_rows else self.rows
+        matrix = rows_to_multiply.mT @ (self.row_stiffness[..., None] * rows_to_multiply)
         matrix.diagonal(dim1=1, dim2=2).add_(1.0 if self.eliminates_rows else self.diagonal)
         self.factor, failures = torch.linalg.cholesky_ex(matrix)
         return failures
@@ -311,20 +346,20 @@ class InteriorPoint:
         """Return the (b, d) solutions a of the factorized equations H a = ``target``."""
         if not self.eliminates_rows:
             return torch.cholesky_solve(target[..., None], self.factor)[..., 0]
-        solution = self._through_rows(target)
-        # If pixels have a large stiffness, the basis has large rounding errors. So the error of the solution
-        # is computed, and a second solve corrects it.
-        product = self.diagonal * solution + _back(
-            self.rows, self.row_stiffness * _ahead(self.rows, solution)
+        solution = self._solve_by_row_matrix(target)
+        # If pixels are very close to their limits, the solution has large rounding errors. So its error,
+        # ``target - matrix_times_solution``, is computed, and a second solve corrects it.
+        matrix_times_solution = self.diagonal * solution + _apply_transposed_rows(
+            self.rows, self.row_stiffness * _apply_rows(self.rows, solution)
         )
-        return solution + self._through_rows(target - product)
+        return solution + self._solve_by_row_matrix(target - matrix_times_solution)
 
-    def _through_rows(self, target: Tensor) -> Tensor:
-        outside_span = (target * self.diagonal.rsqrt())[..., None]
-        inside_coordinates = self.basis.mT @ outside_span
-        outside_span = outside_span - self.basis @ inside_coordinates
-        # If rows have a large stiffness, this difference consists mostly of rounding errors. So it is
-        # projected again.
+    def _solve_by_row_matrix(self, target: Tensor) -> Tensor:
+        scaled_target = (target * self.diagonal.rsqrt())[..., None]
+        inside_coordinates = self.basis.mT @ scaled_target
+        outside_span = scaled_target - self.basis @ inside_coordinates
+        # The part outside the span of the basis may be small and consist mostly of rounding errors. A second
+        # projection removes what these errors add inside the span.
         second_projection = self.basis.mT @ outside_span
         outside_span = outside_span - self.basis @ second_projection
         solution = outside_span + self.basis @ torch.cholesky_solve(
@@ -333,9 +368,12 @@ class InteriorPoint:
         return solution[..., 0] * self.diagonal.rsqrt()
 
     def _longest(self, move: tuple[Tensor, ...]) -> Tensor:
-        """Return the (b, 1) step lengths, at most 1, that keep all distances and multipliers nonnegative."""
-        pairs = zip((self.p, self.q, self.alpha, self.beta), move[1:], strict=True)
-        longest_steps = [torch.where(d < 0, -v / d, 1.0).amin(1, keepdim=True) for v, d in pairs]
+        """Return the (b, 1) step lengths, at most 1, that keep wall distances and multipliers >= 0."""
+        values_with_changes = zip((self.p, self.q, self.alpha, self.beta), move[1:], strict=True)
+        longest_steps = [
+            torch.where(change < 0, -value / change, 1.0).amin(1, keepdim=True)
+            for value, change in values_with_changes
+        ]
         return torch.cat(longest_steps, 1).amin(1, keepdim=True).clamp(max=1)
 
     def _complementarity(self, length: Tensor | float, move: tuple[Tensor, ...]) -> Tensor:
@@ -347,27 +385,30 @@ class InteriorPoint:
             products = products + (self.beta + beta) * (self.q + q) * self.has_high
         return products.sum(1, keepdim=True) / self.end_count
 
-    def _ahead(self, a: Tensor) -> Tensor:
-        return torch.cat([_ahead(self.rows, a), a], 1)
+    def _apply_rows(self, a: Tensor) -> Tensor:
+        return torch.cat([_apply_rows(self.rows, a), a], 1)
 
-    def _back(self, y: Tensor) -> Tensor:
-        k = self.rows.shape[1]
-        return _back(self.rows, y[:, :k]) + y[:, k:]
+    def _apply_transposed_rows(self, y: Tensor) -> Tensor:
+        row_count = self.rows.shape[1]
+        return _apply_transposed_rows(self.rows, y[:, :row_count]) + y[:, row_count:]
 
 
-def _ahead(rows: Tensor, a: Tensor) -> Tensor:
+def _apply_rows(rows: Tensor, a: Tensor) -> Tensor:
     return (rows @ a[..., None])[..., 0]
 
 
-def _back(rows: Tensor, y: Tensor) -> Tensor:
+def _apply_transposed_rows(rows: Tensor, y: Tensor) -> Tensor:
     return (rows.mT @ y[..., None])[..., 0]
 
 
-def _support(nu: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the (b, K) maxima of nu_k z_k over low_k <= z_k <= high_k. If nu_k is 0, the maximum is 0."""
+def _maximize_product(nu: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Return the (b, K) largest products nu_k z_k of a dual vector with constraint values in [low_k, high_k].
+
+    If nu_k is 0, the product is 0, even if a limit is infinite.
+    """
     return torch.where(nu > 0, nu * high, torch.where(nu < 0, nu * low, 0.0))
 
 
-def _room(z: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    distance = torch.where(z > 0, high / z, torch.where(z < 0, low / z, torch.inf))
-    return distance.amin(1) if z.shape[1] else z.new_full((len(z),), torch.inf)
+def _find_largest_factor(z: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    largest_factors = torch.where(z > 0, high / z, torch.where(z < 0, low / z, torch.inf))
+    return largest_factors.amin(1) if z.shape[1] else z.new_full((len(z),), torch.inf)

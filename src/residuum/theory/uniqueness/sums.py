@@ -87,18 +87,23 @@ class Groups:
         If multipliers may be negative, candidates are grouped only by pattern.
 
         Args:
-            kkt_set: The candidates.
+            kkt_set: The candidates (reconstructed images) with their multipliers.
 
         Returns:
             The groups.
         """
         labels = kkt_set.y if kkt_set.task in NONNEGATIVE_TASKS else torch.zeros_like(kkt_set.lam)
-        keys = torch.cat([kkt_set.switches.pattern.double(), labels[:, None].double()], 1)
-        index = torch.unique(keys, dim=0, return_inverse=True)[1]
+        pattern_and_label = torch.cat(
+            [kkt_set.switches.pattern.double(), labels[:, None].double()], 1
+        )
+        index = torch.unique(pattern_and_label, dim=0, return_inverse=True)[1]
         group_count = int(index.max()) + 1
-        descending = torch.arange(len(index) - 1, -1, -1, device=index.device)
+        descending_indices = torch.arange(len(index) - 1, -1, -1, device=index.device)
         return cls(
-            index, descending.new_zeros(group_count).scatter(0, index[descending], descending)
+            index,
+            descending_indices.new_zeros(group_count).scatter(
+                0, index[descending_indices], descending_indices
+            ),
         )
 
     def __len__(self) -> int:
@@ -144,16 +149,16 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
     no sums count as fixed, because samples with multipliers of opposite signs can cancel.
 
     Args:
-        kkt_set: The candidates.
-        groups: The groups of the candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
+        groups: The candidates, grouped by activation pattern and label.
 
     Returns:
         The groups with fixed sums.
     """
     group_count = len(groups)
     if kkt_set.task not in NONNEGATIVE_TASKS:
-        none_pinned = torch.zeros(group_count, dtype=torch.bool, device=kkt_set.x.device)
-        return Pinned(none_pinned, Sums(group_count, 0, None, None, "multipliers of either sign"))
+        nothing_fixed = torch.zeros(group_count, dtype=torch.bool, device=kkt_set.x.device)
+        return Pinned(nothing_fixed, Sums(group_count, 0, None, None, "multipliers of either sign"))
     rows = _rows(kkt_set, groups)
     is_fixed, least_singular_value = _by_first_layer(kkt_set, groups, rows)
     if bool(is_fixed.all()):
@@ -169,10 +174,10 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
             rows,
         )
     null_basis, least_singular_value = null_space(kkt_set, groups, rows)
-    null_by_row = null_basis.reshape(len(rows), kkt_set.x[0].numel() + 1, null_basis.shape[1])
-    group_changes = null_by_row.new_zeros(group_count, *null_by_row.shape[1:]).index_add(
-        0, rows.index, null_by_row
-    )
+    null_basis_by_row = null_basis.reshape(len(rows), kkt_set.x[0].numel() + 1, null_basis.shape[1])
+    group_changes = null_basis_by_row.new_zeros(
+        group_count, *null_basis_by_row.shape[1:]
+    ).index_add(0, rows.index, null_basis_by_row)
     is_fixed = group_changes.flatten(1).norm(dim=1) <= FIXED_TOLERANCE
     determined_sums = Sums(
         group_count, int(is_fixed.sum()), null_basis.shape[1], least_singular_value, "dense"
@@ -181,7 +186,7 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
 
 
 def _rows(kkt_set: KKTSet, groups: Groups) -> Rows:
-    """Return a constraint for each group (and rival class). The index of a constraint is the group."""
+    """Return one constraint for each group, or for each pair of a group and a rival class (another class)."""
     y, outputs = kkt_set.y[groups.first], kkt_set.outputs.shape[1]
     if kkt_set.task == "binary":
         return Rows(torch.arange(len(groups), device=y.device), y[:, None])
@@ -200,8 +205,8 @@ def _by_first_layer(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor
     lies in the range of this matrix.
 
     Args:
-        kkt_set: The candidates.
-        groups: The groups of the candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
+        groups: The candidates, grouped by activation pattern and label.
         rows: A constraint for each group and rival class.
 
     Returns:
@@ -217,7 +222,8 @@ def _by_first_layer(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor
         chain.signals(activations, rows.covectors, rows.index)[0].detach(), full_matrices=False
     )
     is_nonzero = singular_values > RANK_TOLERANCE * singular_values[0]
-    if not bool(is_nonzero.any()):  # No neuron is active for any candidate.
+    # If no neuron is active for any candidate, all backward signals are zero.
+    if not bool(is_nonzero.any()):
         return torch.zeros(len(groups), dtype=torch.bool, device=kkt_set.x.device), None
     range_basis = left_vectors[:, is_nonzero]
     indicators = torch.nn.functional.one_hot(rows.index, len(groups)).to(range_basis)
@@ -237,8 +243,8 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
     candidate of the group, and then L.
 
     Args:
-        kkt_set: The candidates.
-        groups: The groups of the candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
+        groups: The candidates, grouped by activation pattern and label.
         rows: Q constraints, one for each group and rival class.
 
     Returns:
@@ -257,14 +263,15 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
 
     unit_multipliers = torch.ones(len(rows), 1, dtype=x.dtype, device=x.device)
     unit_moves = torch.eye(x.numel() + len(x), dtype=x.dtype, device=x.device)
-    # Each unit change has d entries for the moment and one entry for the mass of every constraint.
-    moves = unit_moves.reshape(len(unit_moves), len(x), -1)
+    # Each row of ``unit_moves`` changes one entry of the sums. Every constraint has d entries for the moment
+    # and one entry for the mass.
+    moves_by_constraint = unit_moves.reshape(len(unit_moves), len(x), -1)
 
     def parameter_change(move: Tensor) -> Tensor:
         return jvp(weighted_gradients, (x, unit_multipliers), (move[:, :-1], move[:, -1:]))[1]
 
     # The linear map from sums to weights, (P, Q (d + 1)) for P weights and Q constraints.
-    linear_map = vmap(parameter_change, chunk_size=64)(moves).T
+    linear_map = vmap(parameter_change, chunk_size=64)(moves_by_constraint).T
     # The triangular factor is smaller than the linear map, and has the same singular values and right
     # vectors.
     triangular_factor = torch.linalg.qr(linear_map, mode="r")[1]
@@ -294,7 +301,7 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
     its norm is not the smallest.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         i: Index of the candidate.
         seconds: Time limit of the solver.
 
@@ -306,69 +313,77 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
     if null_basis is None or rows is None or not null_basis.shape[1]:
         return None
     d = cells.low.shape[1]
-    basis_by_row = null_basis.reshape(len(rows), d + 1, -1).cpu().numpy()
+    null_basis_by_row = null_basis.reshape(len(rows), d + 1, -1).cpu().numpy()
     group_of_row = rows.index.cpu().numpy()
     own_group = int(cells.groups.index[i])
-    moved_rows = np.flatnonzero(
-        (np.abs(basis_by_row).max((1, 2)) > TOUCHED_TOLERANCE) | (group_of_row == own_group)
+    changing_rows = np.flatnonzero(
+        (np.abs(null_basis_by_row).max((1, 2)) > TOUCHED_TOLERANCE) | (group_of_row == own_group)
     )
     cones_by_group = {
-        int(row_group): _cone(cells, int(row_group))
-        for row_group in np.unique(group_of_row[moved_rows])
+        int(group_index): _cone(cells, int(group_index))
+        for group_index in np.unique(group_of_row[changing_rows])
     }
-    k = basis_by_row.shape[2]
+    change_count = null_basis_by_row.shape[2]
     if (
-        sum(len(cones_by_group[int(row_group)]) for row_group in group_of_row[moved_rows]) * (d + k)
+        sum(len(cones_by_group[int(group_index)]) for group_index in group_of_row[changing_rows])
+        * (d + change_count)
         > MAX_MATRIX_ENTRIES
     ):
         return None
     first_images = {
-        row_group: cells.kkt_set.x[cells.groups.first[row_group]].flatten().cpu().numpy()
-        for row_group in cones_by_group
+        group_index: cells.kkt_set.x[cells.groups.first[group_index]].flatten().cpu().numpy()
+        for group_index in cones_by_group
     }
-    # The multiplier of the image for each constraint of its group: a share of the multiplier of candidate i.
+    # For each constraint of its group, the image has a share of the multiplier of candidate i.
     image_multipliers = {
         int(q): cells.share * float(_row_multipliers(cells.kkt_set, i, rows.covectors[q]))
         for q in np.flatnonzero(group_of_row == own_group)
     }
     unchanged_image = cells.kkt_set.x[i].flatten().cpu().numpy() - first_images[own_group]
     constraint_blocks, constant_blocks, row_sums = [], [], {}
-    for q in moved_rows.tolist():
-        row_group = int(group_of_row[q])
-        cone, total = cones_by_group[row_group], _total(cells, row_group, rows.covectors[q])
-        row_sums[q] = total
-        # The image has a multiplier only for the constraints of its own group.
-        image_weight = image_multipliers[q] if row_group == own_group else 0.0
-        constraint_blocks.append(
-            np.concatenate([-image_weight * cone[:, :-1], cone @ basis_by_row[q]], 1)
+    for q in changing_rows.tolist():
+        group_index = int(group_of_row[q])
+        inequalities, total = (
+            cones_by_group[group_index],
+            _total(cells, group_index, rows.covectors[q]),
         )
-        constant_blocks.append(cone @ total - image_weight * cone[:, -1])
-    # The image must have the activation pattern of its group.
-    cone = cones_by_group[own_group]
-    constraint_blocks.append(np.concatenate([cone[:, :-1], np.zeros((len(cone), k))], 1))
-    constant_blocks.append(cone[:, -1])
+        row_sums[q] = total
+        # Only the constraints of the image's own group contain the image, so it has no multiplier for others.
+        image_weight = image_multipliers[q] if group_index == own_group else 0.0
+        constraint_blocks.append(
+            np.concatenate(
+                [-image_weight * inequalities[:, :-1], inequalities @ null_basis_by_row[q]], 1
+            )
+        )
+        constant_blocks.append(inequalities @ total - image_weight * inequalities[:, -1])
+    # These inequalities (the group's cone) keep the image in the activation pattern of its group.
+    inequalities = cones_by_group[own_group]
+    constraint_blocks.append(
+        np.concatenate([inequalities[:, :-1], np.zeros((len(inequalities), change_count))], 1)
+    )
+    constant_blocks.append(inequalities[:, -1])
     solution = _solve(
         np.concatenate(constraint_blocks),
         np.concatenate(constant_blocks),
         first_images[own_group],
         unchanged_image,
-        k,
+        change_count,
         seconds,
     )
     images, u = (
         [first_images[own_group] + solution[:d]],
         [sum(image_multipliers[q] * rows.covectors[q] for q in image_multipliers)],
     )
-    for q in moved_rows.tolist():
-        row_group = int(group_of_row[q])
-        image_weight = image_multipliers[q] if row_group == own_group else 0.0
+    for q in changing_rows.tolist():
+        group_index = int(group_of_row[q])
+        image_weight = image_multipliers[q] if group_index == own_group else 0.0
         remaining_sums = (
             row_sums[q]
-            + basis_by_row[q] @ solution[d:]
+            + null_basis_by_row[q] @ solution[d:]
             - image_weight * np.append(solution[:d], 1.0)
         )
         if remaining_sums[-1] > EMPTY_TOLERANCE * float(cells.kkt_set.lam.max()):
-            images.append(first_images[row_group] + remaining_sums[:-1] / remaining_sums[-1])
+            images.append(first_images[group_index] + remaining_sums[:-1] / remaining_sums[-1])
             u.append(remaining_sums[-1] * rows.covectors[q])
     return _check_example(cells, np.array(sorted(cones_by_group)), images, u)
 
@@ -383,27 +398,27 @@ def _cone(cells: Cells, g: int) -> Array:
     and the inequalities hold. Rows are scaled to length 1 to suit the tolerances of the solver.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         g: Index of the group.
 
     Returns:
         (c, d + 1) rows H with H (M - L x, L) >= 0.
     """
-    member = cells.groups.first[g : g + 1]
-    rows = cells.rows(member)[0, : cells.switches].cpu().numpy()
-    boundary_values = cells.values[member][0, : cells.switches].cpu().numpy()
-    x = cells.kkt_set.x[member].flatten().cpu().numpy()
+    first_member = cells.groups.first[g : g + 1]
+    rows = cells.rows(first_member)[0, : cells.switches].cpu().numpy()
+    boundary_values = cells.values[first_member][0, : cells.switches].cpu().numpy()
+    x = cells.kkt_set.x[first_member].flatten().cpu().numpy()
     inequality_blocks = [np.concatenate([rows, boundary_values[:, None]], 1)]
     for sign, end in ((1, cells.low), (-1, cells.high)):
         if cells.boxed:
-            distances_from_limit = sign * (x - end[member][0].cpu().numpy())
+            distances_from_limit = sign * (x - end[first_member][0].cpu().numpy())
             inequality_blocks.append(
                 np.concatenate([sign * np.eye(len(x)), distances_from_limit[:, None]], 1)
             )
     inequality_blocks.append(np.append(np.zeros(len(x)), 1.0)[None])
-    cone = np.concatenate(inequality_blocks)
-    row_lengths = np.linalg.norm(cone, axis=1)
-    return cone[row_lengths > 0] / row_lengths[row_lengths > 0, None]
+    inequalities = np.concatenate(inequality_blocks)
+    row_lengths = np.linalg.norm(inequalities, axis=1)
+    return inequalities[row_lengths > 0] / row_lengths[row_lengths > 0, None]
 
 
 def _total(cells: Cells, g: int, covector: Tensor) -> Array:
@@ -414,8 +429,10 @@ def _total(cells: Cells, g: int, covector: Tensor) -> Array:
     """
     members, kkt_set = cells.groups.members(g), cells.kkt_set
     lam = _row_multipliers(kkt_set, members, covector)
-    offsets = kkt_set.x[members].flatten(1) - kkt_set.x[cells.groups.first[g]].flatten()
-    return torch.cat([lam @ offsets, lam.sum()[None]]).cpu().numpy()
+    differences_from_first = (
+        kkt_set.x[members].flatten(1) - kkt_set.x[cells.groups.first[g]].flatten()
+    )
+    return torch.cat([lam @ differences_from_first, lam.sum()[None]]).cpu().numpy()
 
 
 def _row_multipliers(kkt_set: KKTSet, samples: Tensor | int, covector: Tensor) -> Tensor:
@@ -425,7 +442,7 @@ def _row_multipliers(kkt_set: KKTSet, samples: Tensor | int, covector: Tensor) -
     rival class.
 
     Args:
-        kkt_set: The candidates.
+        kkt_set: The candidates (reconstructed images) with their multipliers.
         samples: Indices of the candidates.
         covector: (C,) covector of the constraint, which is negative at the rival class.
 
@@ -468,13 +485,20 @@ def _solve(a: Array, b: Array, x: Array, start: Array, k: int, seconds: float) -
     solver = clarabel.DefaultSolver(
         quadratic_term, linear_term, sparse.csc_matrix(-a), b, cones, settings
     )
-    origin = np.concatenate([start, np.zeros(k)])
-    full_step = np.nan_to_num(np.asarray(solver.solve().x)) - origin
-    distances_from_walls, rates = np.maximum(a @ origin + b, 0) + WALL_TOLERANCE, a @ full_step
-    longest_step = float(
-        np.where(rates < 0, distances_from_walls / np.maximum(-rates, 1e-300), np.inf).min()
+    unchanged_unknowns = np.concatenate([start, np.zeros(k)])
+    full_step = np.nan_to_num(np.asarray(solver.solve().x)) - unchanged_unknowns
+    distances_from_walls, distance_changes = (
+        np.maximum(a @ unchanged_unknowns + b, 0) + WALL_TOLERANCE,
+        a @ full_step,
     )
-    return origin + STEP_FRACTION * min(longest_step, 1.0) * full_step
+    longest_step = float(
+        np.where(
+            distance_changes < 0,
+            distances_from_walls / np.maximum(-distance_changes, 1e-300),
+            np.inf,
+        ).min()
+    )
+    return unchanged_unknowns + STEP_FRACTION * min(longest_step, 1.0) * full_step
 
 
 def _check_example(
@@ -483,7 +507,7 @@ def _check_example(
     """Check an example: a training set in which new images replace all candidates of some groups.
 
     Args:
-        cells: The constraints of all candidates.
+        cells: The constraints that an image must meet to replace each candidate (reconstructed image).
         groups: Indices of the groups whose candidates are replaced.
         images: (d,) new images.
         u: (C,) products of multiplier and covector of each new image.
