@@ -271,7 +271,7 @@ def damage_attribute(attribute: Any, rng: np.random.Generator) -> None:
 def test_damaged_onnx_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     if name == "new":
-        from tests.unit.trees.test_onnx import new_operator
+        from tests.integration.io.test_onnx_forests import new_operator
 
         model, _ = new_operator(0, missing_true=True, is_average=True)
     else:
