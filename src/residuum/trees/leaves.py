@@ -18,6 +18,9 @@ from residuum.trees.forest import Floats, Forest, Integers
 ROUNDING = 256 * np.finfo(np.float64).eps
 # A leaf is pure if its impurity is at most this share of the variance of all leaf values.
 PURE = 1e-12
+# The impurity of a pure leaf is the difference of two sums over the records of its parent, divided by the
+# weight of the leaf. So its rounding error grows with the squares of the targets and the number of records.
+IMPURITY_ROUNDING = 8 * np.finfo(np.float64).eps
 MIXED = -1  # group number of a leaf whose records have different targets
 
 
@@ -116,6 +119,11 @@ def group_leaves(forest: Forest) -> Leaves:
     is_pure = np.ones(len(value), dtype=bool)
     if impurity is not None:
         is_pure = impurity <= PURE * max(float(value.var(0).mean()), np.finfo(float).tiny)
+        if weight is not None:
+            largest_sum = float(np.square(value).max()) * _largest_root_weight(forest)
+            is_pure |= impurity * weight <= IMPURITY_ROUNDING * largest_sum
+        if count is not None:
+            is_pure |= count == 1
     group = np.full(len(value), MIXED)
     pure_leaves = np.flatnonzero(is_pure)
     group[pure_leaves] = _number_groups(value[pure_leaves], ROUNDING * np.abs(value).max(0))
@@ -154,6 +162,10 @@ def _number_groups(value: Floats, tolerance: Floats) -> Integers:
     if len(columns) == 1:
         return columns[0]
     return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].ravel()
+
+
+def _largest_root_weight(forest: Forest) -> float:
+    return max(float(tree.weight[0]) for tree in forest.trees if tree.weight is not None)
 
 
 def _gather(forest: Forest, name: str) -> Floats | None:

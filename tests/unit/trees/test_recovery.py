@@ -318,3 +318,17 @@ def test_predictions_are_those_of_scikit_learn(classifier: bool, tmp_path: Path)
     model = kind(10, random_state=0).fit(x[:80], (y > y.mean())[:80] if classifier else y[:80])
     expected = model.predict_proba(x) if classifier else model.predict(x)[:, None]
     assert np.allclose(predict(forest_of(model, tmp_path), x), expected)
+
+
+def test_targets_far_from_zero_are_found_too(tmp_path: Path) -> None:
+    """The impurity of a leaf with one record is not exactly zero if the targets are large."""
+    x, y = friedman()
+    y = np.round(y, 1) + 1000.7
+    model = RandomForestRegressor(TREES, random_state=0).fit(x, y)
+    leaf_impurities = [t.tree_.impurity[t.tree_.children_left == -1] for t in model.estimators_]
+    assert max(impurity.max() for impurity in leaf_impurities) > 1e-12 * y.var()
+    table = recover_table(forest_of(model, tmp_path), ranges(x))
+    stated = ~np.isnan(table.y)
+    assert stated.mean() > 0.9
+    assert np.array_equal(table.y[stated], y[stated])
+    assert matches(table, x).sum() == table.is_exact.sum()
