@@ -18,15 +18,17 @@ from residuum.auditing.plan import Batch
 from residuum.auditing.power import PositiveControls
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import Verdict
+from residuum.evaluation.targets import TargetTest
 from residuum.records import Exposure, Record, Scores
 from residuum.records.base import plain
 from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
+from residuum.records.recovered_table import TableSummary
 from residuum.risk.membership import LossSeparation, MembershipTest
 
 # If fields are added that older readers may ignore, the minor version grows. After any other change of the
 # fields, the major version grows.
-SCHEMA_VERSION = "6.0"
+SCHEMA_VERSION = "6.1"
 # Largest number of candidates and of exposed samples in result.json. Other files of the run list all of them.
 MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
@@ -182,6 +184,8 @@ class PublishedAudit(Record):
     """Everything that ``result.json`` holds.
 
     Attributes:
+        table: what was recovered of the training table of a forest; null if the release holds no forest
+        targets: the test whether recovered values are those of the training samples; null if not run
         membership: the test whether training samples can be told from non-members; null if not run
         applies: measured properties of the network, and for each attack and check, whether it was tried and
             why
@@ -203,6 +207,8 @@ class PublishedAudit(Record):
     controls: Controls
     checks: ChecksSummary
     membership: MembershipSummary | None
+    table: TableSummary | None
+    targets: TargetTest | None
     exposure: Annotated[
         dict[str, Any] | None,
         SchemaRule(
@@ -256,6 +262,7 @@ def publish(
             result.checks, displayed_attack=result.displayed_attack
         ),
         membership=_membership(result.membership),
+        table=None if result.table is None else result.table.summary(),
         exposure=_exposure(result.exposure),
         knowledge=result.knowledge.known_facts,
         scores=_counts(result.scores),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from residuum.records.base import Record
+from residuum.records.published import Count, SchemaRule, Share
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,3 +126,53 @@ class RecoveredTable(Record):
                 f"{total} rows are {self.certainty} in every column."
             )
         return tuple(sentences)
+
+    def summary(self) -> TableSummary:
+        """Return the counts of the table, without its values."""
+        return TableSummary(
+            model=self.model,
+            trees=self.trees,
+            records=self.records_in_file or self.records,
+            columns=self.columns,
+            targets=self.known_targets,
+            in_row_order=self.has_row_order,
+            certainty=self.certainty,
+            stated_cells=round(self.stated_share, 6),
+            whole_rows=self.whole_rows,
+            missing_cells=int(self.is_missing.sum()),
+            seconds=self.seconds,
+            notes=self.notes,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TableSummary(Record):
+    """What an attack on a forest recovered, without any value of the training table.
+
+    Attributes:
+        model: class of the model
+        trees: number of trees
+        records: number of training records
+        columns: number of columns
+        targets: number of records whose target or label is determined
+        in_row_order: whether the recovered records are in the order of the training table
+        certainty: "exact", or "likely" for a file without seeds and counts
+        stated_cells: share of all cells whose value is determined with this certainty
+        whole_rows: number of records of which all columns are determined
+        missing_cells: number of cells that are missing in the training table
+        seconds: run time of the attack in seconds
+        notes: remarks for the reader
+    """
+
+    model: str
+    trees: Count
+    records: Count
+    columns: Count
+    targets: Count
+    in_row_order: bool
+    certainty: Annotated[str, SchemaRule(enum=["exact", "likely"])]
+    stated_cells: Share
+    whole_rows: Count
+    missing_cells: Count
+    seconds: float
+    notes: tuple[str, ...] = ()

@@ -7,7 +7,6 @@ import io
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -51,7 +50,10 @@ def attack_forest(
     write_atomic(out / ".gitignore", "*\n")
     table.save(out / RECORD)
     write_atomic(out / TABLE, to_csv(table))
-    write_json(out / SUMMARY, {**attack.to_json(), **summarize(table), "sha256": release.sha256})
+    write_json(
+        out / SUMMARY,
+        {**attack.to_json(), "attack": NAME, **table.summary().to_json(), "sha256": release.sha256},
+    )
     return table
 
 
@@ -80,25 +82,6 @@ def forest_exposure(release: Release, data: Path, out: Path | None) -> ForestExp
         write_atomic(out / EXPOSURE_TABLE, ranking.to_csv())
         write_json(out / EXPOSURE, ranking.to_json())
     return ranking
-
-
-def summarize(table: RecoveredTable) -> dict[str, Any]:
-    """Return what was recovered as plain values."""
-    return {
-        "attack": NAME,
-        "model": table.model,
-        "trees": table.trees,
-        "records": table.records_in_file or table.records,
-        "columns": table.columns,
-        "targets": table.known_targets,
-        "in_row_order": table.has_row_order,
-        "certainty": table.certainty,
-        "stated_cells": round(table.stated_share, 6),
-        "whole_rows": table.whole_rows,
-        "missing_cells": int(table.is_missing.sum()),
-        "seconds": table.seconds,
-        "notes": list(table.notes),
-    }
 
 
 def to_csv(table: RecoveredTable) -> str:

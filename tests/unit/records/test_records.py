@@ -296,6 +296,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "ScannedFile": lambda: ScannedFile("m.pt", "torch", 3, (), None, "no weights"),
     "UnreadFile": lambda: UnreadFile("m.h5", "an HDF5 file", 2),
     "Scan": lambda: Scan("m.pt", (ScannedFile("m.pt", "torch", 3, ()),), notes=("a",)),
+    "TableSummary": lambda: RECORDS["RecoveredTable"]().summary(),
     "RecoveredTable": lambda: RecoveredTable(
         "RandomForestRegressor", 9, TABLE, TABLE, FLAGS, ~FLAGS, ~FLAGS, TABLE[:, :1], True
     ),
