@@ -17,6 +17,7 @@ from typing import Annotated
 
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
 from residuum.io.checkpoints import load_checkpoint
+from residuum.io.forests import read_forests
 from residuum.io.inert import Block
 from residuum.io.release import (
     ADAPTER_CONFIG,
@@ -198,10 +199,19 @@ def _measure_network(release: Release, weight_budget: int) -> tuple[Inspection |
     if (weights := _count_weights(release)) > weight_budget:
         limit_text = f"a scan measures at most {MAX_MEASURED_WEIGHTS} weights"
         return None, f"{limit_text}, and this file has {weights}"
+    if _holds_trees(release):
+        return None, "the file holds decision trees and no network. residuum audit tests the trees"
     try:
         return inspect_network(load_checkpoint(release)), ""
     except ResiduumError as problem:
         return None, printable(problem.message)
+
+
+def _holds_trees(release: Release) -> bool:
+    try:
+        return bool(read_forests(release))
+    except CheckpointError:
+        return False
 
 
 def _count_weights(release: Release) -> int:
