@@ -23,7 +23,9 @@ from residuum.errors import InputError
 from residuum.records import Record
 from residuum.similarity import chunks, cosine
 
-LEVEL = 0.99  # quantile of the similarities within the pool that a match must exceed
+# The nearest record of a candidate counts as a match if its similarity exceeds this quantile. The quantile is
+# taken over the similarities of each record of the pool and the nearest other record of the pool.
+LEVEL = 0.99
 
 
 @dataclass(frozen=True, eq=False)
