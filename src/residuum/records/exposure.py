@@ -1,4 +1,7 @@
-"""Exposure: which training records and groups of records are at risk, and what canaries prove."""
+"""Exposure: the risk of each training record and group of records, and the bound on epsilon from canaries.
+
+Canaries are records that were inserted into the training set to test the privacy of the training.
+"""
 
 from __future__ import annotations
 
@@ -116,7 +119,8 @@ class GroupExposure(Record):
 class ExposedRecord(Record):
     """The exposure of one record: a row of the table and of the CSV file.
 
-    A number that does not apply is null, and a note of the exposure gives the reason.
+    A number that does not apply is null, and a note of the exposure gives the reason. The weights of the
+    network are fitted by a weighted sum of the records' gradients. The residual is the error of this fit.
 
     Attributes:
         index: Index of the record in the data, counted from 0.
@@ -206,7 +210,7 @@ class PublishedExposure(ExposureSummary):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputFigures(Record):
-    """Baselines of exposure: the margin (NaN for regression) and the loss of n records, each (n,)."""
+    """Margin (NaN for regression) and loss of n records, each (n,), as simple baselines for the scores."""
 
     margin: Tensor
     loss: Tensor
@@ -214,14 +218,15 @@ class OutputFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FitFigures(Record):
-    """How well the records fit the weights of the release.
+    """How well a weighted sum of the records' gradients fits the weights of the released network.
+
+    The multipliers are the weights of this sum. The residual is the error of the fit.
 
     Attributes:
         multiplier: Sum of the multipliers of each record, (n,).
         own_over_misfit: Signal-to-residual ratio, (n,): the norm of the record's term in the weighted sum of
             gradients, divided by the norm of the residual.
-        misfit: Norm of the residual over the norm of the vector that the weighted sum of gradients must
-            equal.
+        misfit: Norm of the residual over the norm of the vector that the weighted sum is fitted to.
         gap: Largest violation of the optimality conditions by the fitted multipliers, relative to the
             violation at zero multipliers.
         informed_ncc: NCC between each record and the estimate of an attacker who knows all other records,
@@ -237,11 +242,11 @@ class FitFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowSpaceFigures(Record):
-    """How much of each of n records the row space of the first layer contains.
+    """How much of each of n records the row space of the first layer's weight contains.
 
     Attributes:
-        rank: Number of singular vectors of the row space whose singular value exceeds the noise of the
-            initial weights, or None without a row space.
+        rank: Number of right singular vectors of the first layer's weight whose singular value exceeds the
+            noise that random initial weights cause. None if the row space was not measured.
         heard: Signal share, (n,): how much of each record the row space contains, from 0 to 1.
         reach: Largest cosine with each record that a candidate in the row space can have, (n,).
         reach_ncc: Largest NCC with each record that a candidate in the row space can have, (n,).

@@ -205,14 +205,14 @@ class Reconstruction(Record):
                 name: plain(self.layers[:, -1:, i].flatten())
                 for i, name in enumerate(self.layer_names)
             },
-            "runs": [self._run(i) for i in range(self.restarts)],
+            "runs": [self._summarize_restart(i) for i in range(self.restarts)],
             "selected": 0 if selection is None else len(selection),
             "consensus": 0 if selection is None else int((selection.support > 1).sum()),
             "knowledge": dict(self.knowledge.provenance),
         }
 
-    def _run(self, i: int) -> dict[str, Any]:
-        """Return the last loss of restart ``i``, and its best loss with step and residuals."""
+    def _summarize_restart(self, i: int) -> dict[str, Any]:
+        """Return the last loss of restart ``i``, its best loss, and the step and residuals of this loss."""
         losses = plain(self.loss[i])
         finite_losses = [(value, t) for t, value in enumerate(losses) if value is not None]
         best_loss, t = min(finite_losses) if finite_losses else (None, None)

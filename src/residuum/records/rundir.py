@@ -100,7 +100,7 @@ class RunDir:
         return True
 
     def expected_files(self) -> Collection[str]:
-        """Return names of files of which a directory of this kind of run holds at least one."""
+        """Return names of files of this kind of run. A run that has started has at least one of the files."""
         return self.files
 
     def begin(self, request: dict[str, Any]) -> None:

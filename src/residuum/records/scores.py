@@ -38,7 +38,7 @@ class MetricScore(Record):
             set as large as the training set. This is the chance level of ``above_published_threshold``.
     """
 
-    # In the JSON, the name is the key of the metric.
+    # ``Scores.metrics`` maps names to metrics, so the JSON of a metric does not repeat the name.
     unpublished = ("name",)
 
     name: str
@@ -172,7 +172,10 @@ class Scores(Record):
 
     @property
     def expected_by_chance(self) -> float | None:
-        """Number of samples expected to be recovered by chance, by the deciding metric, or None."""
+        """Number of samples expected to be recovered by chance, by the deciding metric.
+
+        None without a held-out set.
+        """
         return self.metrics[self.deciding].expected_by_chance
 
     @property
@@ -181,7 +184,11 @@ class Scores(Record):
         return self.metrics[self.deciding].p_value
 
     def table(self) -> str:
-        """Return a text table with a row per metric: counts compared with chance, and published counts."""
+        """Return a text table with a row per metric.
+
+        The first columns compare the number of recovered samples with chance. The last columns use
+        the threshold and the matching of the paper that introduced the metric.
+        """
         table_lines = [HEAD]
         for name, metric in self.metrics.items():
             comparison_sign = ">" if metric.higher_is_better else "<"
