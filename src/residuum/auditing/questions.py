@@ -25,7 +25,9 @@ QUESTIONS = {
     RECONSTRUCTION: "Can attacks reconstruct training samples?",
     MEMBERSHIP: "Can training samples be told from non-members?",
 }
-TREES = "trees"  # attack surface of a forest, whose table is stated even if there are no samples
+# Attack surface (part of the release) of the attack on a forest. The answer says what this attack recovered,
+# even if there are no samples to compare with.
+TREES = "trees"
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 # Statistical tests answer two of the questions: reconstruction and membership. Each test uses half of the
 # significance level (Bonferroni).
@@ -76,7 +78,7 @@ def answer_questions(
 
     Args:
         stored: The search for stored records, None if the file stores none.
-        findings: The tests of the attacks, None if no attack was tested.
+        findings: The tests of the attacks, None if the candidates of no attack were tested.
         membership: The test of membership, None if it was not run.
         controls: The positive controls of each question.
         is_member_finding: Whether the membership test shows a leak.
@@ -90,20 +92,20 @@ def answer_questions(
     Returns:
         Three answers, in the order of ``QUESTIONS``.
     """
-    by_question = {control.question: control for control in controls}
-    reconstruction = _reconstruction(findings, why_not_compared, attacks, why_no_attack)
+    controls_by_question = {control.question: control for control in controls}
+    reconstruction_answer = _reconstruction(findings, why_not_compared, attacks, why_no_attack)
     if targets is not None and not why_not_compared:
-        reconstruction = _with_targets(reconstruction, targets, is_target_finding)
-    member = _membership(membership, is_member_finding, why_not_compared)
+        reconstruction_answer = _with_targets(reconstruction_answer, targets, is_target_finding)
+    membership_answer = _membership(membership, is_member_finding, why_not_compared)
     return (
         _stored(stored),
-        _judged(reconstruction, by_question.get(RECONSTRUCTION), has_failures),
-        _judged(member, by_question.get(MEMBERSHIP), has_failures),
+        _judged(reconstruction_answer, controls_by_question.get(RECONSTRUCTION), has_failures),
+        _judged(membership_answer, controls_by_question.get(MEMBERSHIP), has_failures),
     )
 
 
 def _judged(answer: Answer, controls: PositiveControls | None, has_failures: bool) -> Answer:
-    """Return the answer to a question, or "unknown" if a control shows that the answer is not reliable.
+    """Return the answer to a question, or "unknown" if a control shows that the tests are not reliable.
 
     "yes" becomes "unknown" if a negative control fails, because the samples then cannot be compared. "no"
     becomes "unknown" if the tests do not detect a leak in the positive controls.
@@ -114,7 +116,7 @@ def _judged(answer: Answer, controls: PositiveControls | None, has_failures: boo
         has_failures: Whether a negative control fails.
 
     Returns:
-        The corrected answer, with the power of the test.
+        The corrected answer, with a sentence about how large a leak the tests detect.
     """
     if answer.answer == YES:
         return answer.replace(answer=UNKNOWN) if has_failures else answer
@@ -169,8 +171,8 @@ def _reconstruction(
     if why_no_attack:
         return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {why_no_attack}.")
     if why_not:
-        recovered = [row.reason for row in attacks if row.ran and row.surface == TREES]
-        reason = " ".join((*recovered, f"Not tested: {why_not}."))
+        recovery_texts = [row.reason for row in attacks if row.ran and row.surface == TREES]
+        reason = " ".join((*recovery_texts, f"Not tested: {why_not}."))
         return _answer(RECONSTRUCTION, UNKNOWN, reason)
     if findings is None or findings.reason:
         has_run_attack = any(row.decides and row.ran and not row.is_stored for row in attacks)
@@ -202,9 +204,12 @@ def _reconstruction(
 
 
 def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answer:
-    """Add the test of recovered targets to the answer about reconstruction."""
-    untested = is_finding and answer.answer == UNKNOWN
-    evidence = targets.line if untested else f"{answer.evidence} {targets.line}"
+    """Return the answer about reconstruction, with the test of recovered targets as further evidence.
+
+    If the test of the recovered targets shows a leak, the answer becomes "yes".
+    """
+    replaces_evidence = is_finding and answer.answer == UNKNOWN
+    evidence = targets.line if replaces_evidence else f"{answer.evidence} {targets.line}"
     answer = answer.replace(evidence=evidence)
     if not is_finding or answer.answer == YES:
         return answer
@@ -260,11 +265,11 @@ def grade_split(findings: Findings) -> str:
 
 
 def plural(count: int, grade: str) -> str:
-    """Return the number of recovered samples of one grade in words.
+    """Return a number of recovered samples with their grade in words, in singular or plural.
 
     Args:
         count: Number of samples.
-        grade: Grade of the leak.
+        grade: Grade of these samples, such as "near-copy".
 
     Returns:
         Text such as "2 near-copies".
