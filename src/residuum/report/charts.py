@@ -39,7 +39,9 @@ BINS = 36  # bins of a histogram, which are a few pixels wide
 MAX_POINTS = 1500  # largest number of points in a scatter plot; more points would cover each other
 MAX_STEPS = 240  # largest number of points of a curve over the steps of an attack
 STOPS = 200  # number of positions of the slider for the threshold
-WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # layout of parallel coordinates
+# Layout of parallel coordinates, in units of the view box: width and height of the drawing, left and right
+# margin, and the heights at which the vertical axes begin and end.
+WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300
 # Largest number of lines in parallel coordinates. More lines would only cover each other.
 MAX_LINES = 400
 BEST_SHARE = 0.1  # share of the trials of a sweep that is drawn in color
@@ -127,20 +129,28 @@ def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
         axes.stairs(share, bin_edges, fill=True, gid=css_class)
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
-    threshold_line = _threshold_line(axes, threshold, "x")
+    threshold_for_script = _threshold_line(axes, threshold, "x")
     marks = (Mark("area k1", "held-out samples (chance)"), Mark("area k0", "training samples"))
     title = f"{metric.name} of training samples and held-out samples"
-    medians = f"{_format_median(train)} on training samples and {_format_median(null)} by chance"
-    summary = f"The median is {medians}."
+    medians_text = (
+        f"{_format_median(train)} on training samples and {_format_median(null)} by chance"
+    )
+    summary = f"The median is {medians_text}."
     return Chart(
-        title, render_svg(figure), metric.name, "share", marks, summary, threshold=threshold_line
+        title,
+        render_svg(figure),
+        metric.name,
+        "share",
+        marks,
+        summary,
+        threshold=threshold_for_script,
     )
 
 
 def membership_chart(test: MembershipTest) -> Chart | None:
-    """Draw the distribution of the membership statistic T of training samples and held-out samples."""
-    # A line marks the 99th percentile of the held-out samples. The membership test of the whole training set
-    # counts the training samples above the line.
+    """Draw histograms of the statistic T of the membership test for training samples and held-out samples."""
+    # The chart has a line at the 99th percentile of T over the held-out samples. The membership test counts
+    # the training samples above this percentile.
     train, holdout = select_finite(test.statistic), select_finite(test.holdout_statistic)
     if not len(train) or not len(holdout):
         return None
@@ -204,7 +214,7 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
         css_class = "dot k0" if len(label_names) > MAX_KINDS else f"dot k{k}"
         axes.plot(outputs[indices_of_label], scores[indices_of_label], "o", gid=css_class)
         marks += [Mark(css_class, name)] if name and len(label_names) <= MAX_KINDS else []
-    threshold_line = _threshold_line(axes, threshold, "y")
+    threshold_for_script = _threshold_line(axes, threshold, "y")
     return Chart(
         f"{metric.name} against the {evidence.output_name}",
         render_svg(figure),
@@ -215,7 +225,7 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
         f"{len(drawn_indices)} of {len(finite_indices)} points drawn."
         if len(drawn_indices) < len(finite_indices)
         else "",
-        threshold_line,
+        threshold_for_script,
     )
 
 
@@ -274,7 +284,7 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         return None
     sign = 1 if metric.higher_is_better else -1
     slider_values = make_slider_stops([*train, *null], threshold)
-    # At the strictest end of the slider, no sample counts.
+    # At the strictest position of the slider, no score is better than the threshold.
     strictest_position = len(slider_values) - 1 if sign > 0 else 0
     start_position = (
         slider_values.index(threshold) if math.isfinite(threshold) else strictest_position
@@ -404,26 +414,35 @@ def render_svg(figure: Figure) -> Markup:
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    # With font type "none", the page draws text in its own font. The salt fixes the names of markers and clip
-    # paths.
+    # With font type "none", matplotlib writes text as characters, and the page chooses the font. The salt is
+    # hashed into the names of markers and clip paths, so that each run gives the same names.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "residuum"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return Markup("\n").join(_elements(ElementTree.fromstring(buffer.getvalue())))
 
 
 def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Markup]:
-    """Yield paths, marks and texts of an element. ``css_class`` is the class of the group around them."""
-    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name. Such a name
-    # is not used as a class. A marker refers to a shape that the page defines.
+    """Yield the paths, markers and texts within an SVG element, with classes in place of styles.
+
+    Args:
+        parent: The element of the SVG that matplotlib wrote.
+        css_class: Class of the innermost group around the element that has a class, or "".
+
+    Yields:
+        SVG elements.
+    """
+    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name, and it is not
+    # used as a class. A marker (tag "use") refers to a shape that the page defines.
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
         # One decimal is enough, because nobody sees a tenth of a unit of the view box.
         x, y, d = (re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd")
-        if tag == "g" and not name.startswith("patch"):  # Groups with this name are backgrounds.
+        # Groups whose names start with "patch" are backgrounds, which are left out.
+        if tag == "g" and not name.startswith("patch"):
             yield from _elements(element, css_class if "_" in name else name or css_class)
         elif tag == "path":
-            path = re.sub(r"\s*([A-Z])\s*", r"\1", d)
-            yield Markup('<path class="{}" d="{}"/>').format(css_class, path)
+            path_data = re.sub(r"\s*([A-Z])\s*", r"\1", d)
+            yield Markup('<path class="{}" d="{}"/>').format(css_class, path_data)
         elif tag == "use":
             template = Markup('<use class="{}" href="#mark{}" x="{}" y="{}"/>')
             yield template.format(css_class, css_class[-1], x, y)

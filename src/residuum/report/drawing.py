@@ -133,8 +133,8 @@ def _blend(share: Array, none: Color, full: Color) -> Array:
 
 def _format_values(values: Array) -> tuple[str, ...]:
     flat_values = values.ravel()
-    ending = (f"… {flat_values.size} values",) if flat_values.size > MAX_VALUES else ()
-    return (*(f"{value:.3f}" for value in flat_values[:MAX_VALUES]), *ending)
+    count_text = (f"… {flat_values.size} values",) if flat_values.size > MAX_VALUES else ()
+    return (*(f"{value:.3f}" for value in flat_values[:MAX_VALUES]), *count_text)
 
 
 @dataclass(frozen=True)
