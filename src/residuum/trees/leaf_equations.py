@@ -31,7 +31,7 @@ MAX_STEPS = 1000  # maximum number of steps of the iterative solver LSMR
 
 
 def starts_in_first_tree(forest: Forest) -> bool:
-    """Return whether the first prediction is added to the leaf values of the first tree, as in LightGBM files."""
+    """Return whether the leaf values of the first tree include the first prediction, as in LightGBM files."""
     has_no_offset = forest.offset is None or not np.any(forest.offset)
     return forest.library.lower() == "lightgbm" and has_no_offset
 
@@ -61,7 +61,7 @@ class Equations:
 
 
 def build_equations(forest: Forest, x: Floats) -> Equations:
-    """Return the equations of all leaves whose stored number of records is the number of known rows in the leaf.
+    """Return the equations of the leaves whose stored number of records is the number of known rows there.
 
     Args:
         forest: Boosted trees.
