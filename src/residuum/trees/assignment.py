@@ -46,7 +46,8 @@ def import_solver() -> Any:
         from ortools.sat.python import cp_model
     except ImportError:
         raise MissingExtraError(
-            "The rows of a classification forest need the extra 'trees', which is not installed.",
+            "To estimate the rows of a classification forest, the extra 'trees' (or-tools) must be "
+            "installed; it is not installed.",
             'In a clone of residuum, run pip install ".[trees]".',
         ) from None
     return cp_model

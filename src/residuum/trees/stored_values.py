@@ -107,22 +107,23 @@ class StoredValues:
                 for values, flag in zip(self.thresholds, self.holds_values, strict=True)
                 if flag == is_value and len(values)
             ]
+            column_count = len(thresholds_by_column)
             threshold_count = sum(map(len, thresholds_by_column))
             if threshold_count and is_value:
                 sentences.append(
-                    f"The file stores about {threshold_count:,} values of {len(thresholds_by_column)} columns of the training "
-                    "table, because these thresholds are copied from the table by default."
+                    f"The file stores about {threshold_count:,} values of {column_count} columns of the "
+                    "training table, because by default the library uses values of the table as thresholds."
                 )
             elif threshold_count:
-                position = "the midpoint of" if self.has_midpoints else "a number between"
-                position = (
+                relation = "the midpoint of" if self.has_midpoints else "a number between"
+                relation = (
                     "a value or the midpoint of two values"
                     if self.has_bins
-                    else f"{position} two values"
+                    else f"{relation} two values"
                 )
                 sentences.append(
-                    f"The file stores {threshold_count:,} thresholds of {len(thresholds_by_column)} columns. Each one is {position} "
-                    "of the training table."
+                    f"The file stores {threshold_count:,} thresholds of {column_count} columns. Each "
+                    f"threshold is {relation} of the training table."
                 )
         if ranges := int(np.isfinite(self.lowest).sum()):
             sentences.append(
@@ -131,12 +132,13 @@ class StoredValues:
         if len(self.leaf_sums):
             sentences.append(
                 f"The first tree stores the sum of the targets of {len(self.leaf_sums)} groups of records, "
-                f"and {len(self.targets)} of these groups are a single record."
+                f"and {len(self.targets)} of these groups have a single record."
             )
             if self.has_assumed_settings:
                 sentences.append(
-                    f"These sums assume the learning rate {self.learning_rate:g} and the regularization "
-                    f"{self.regularization:g}, which the file does not state."
+                    "The sums were computed under the assumption that the learning rate is "
+                    f"{self.learning_rate:g} and the regularization {self.regularization:g}, because the "
+                    "file does not state both of them."
                 )
         if self.smallest_leaf is not None:
             sentences.append(f"The smallest leaf of all trees has {self.smallest_leaf} records.")

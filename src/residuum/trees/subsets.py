@@ -1,4 +1,4 @@
-"""Find the targets of two records, or two or three records, from a leaf that holds them with different targets.
+"""Find the targets of records, or the records themselves, from leaves with two or three different records.
 
 The count of a record in a tree is how often the bootstrap sample of the tree contains the record. The weight
 of a leaf is the sum of the counts of its records. A leaf with weight w, mean target m and variance v may hold
