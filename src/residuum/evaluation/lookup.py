@@ -60,7 +60,7 @@ def lookup(candidates: Tensor, pool: Tensor) -> Lookup:
     """
     if len(pool) < 2 or candidates.shape[1:] != pool.shape[1:]:
         raise InputError(
-            "A pool of records needs at least two embeddings of the candidates' shape "
+            "The argument 'pool' must have at least two embeddings of the candidates' shape "
             f"{tuple(candidates.shape[1:])}; got {len(pool)} of shape {tuple(pool.shape[1:])}.",
             "Embed the records with the frozen encoder of the network.",
         )

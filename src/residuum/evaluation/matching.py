@@ -145,8 +145,9 @@ def _preferences(gain: Array, depth: int) -> tuple[Array, Array]:
 def _match_if_fewer_candidates(gain: Array, sets: Array, floor: float) -> Array:
     """Compute the greedy matching within sets of samples if there are fewer candidates than samples.
 
-    In deferred acceptance, the candidates propose to samples. Each candidate ranks all N samples once, and
-    this ranking is used for all sets. A sample outside the set refuses every proposal.
+    The result is the same as in :func:`match_greedily_in_sets`, but here the candidates propose to samples.
+    Each candidate ranks all N samples once, and this ranking is used for all sets. A sample that does not
+    belong to a set refuses every proposal.
 
     Args:
         gain: (m, N) similarities of m candidates and N samples. Higher is better.
@@ -269,8 +270,8 @@ class ScoringData:
         candidates: (m, *shape) candidates.
         samples: (n + N, *shape) training samples, followed by N held-out samples.
         mean: Mean of the training set that was subtracted from all samples, or None.
-        strata: (n + N,) labels of the samples, or None. Random subsets have the label counts of the training
-            set.
+        strata: (n + N,) labels of the samples, or None. If there are labels, random subsets are drawn with
+            the label counts of the training set.
         reason: Why held-out samples cannot be used, or "" if they can.
     """
 
@@ -301,7 +302,7 @@ class ScoringData:
             column: (k,) indices of the samples.
 
         Returns:
-            (k,) scores. The sign of a metric is changed if its lower values are better.
+            (k,) scores. If lower values of the metric are better, the scores have the opposite sign.
         """
         a, b = self.displayed_images if metric.needs_images else (self.candidates, self.samples)
         pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(a.device)

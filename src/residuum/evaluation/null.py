@@ -179,8 +179,9 @@ def calibrate(
 def step_down(excess: Array) -> Array:
     """Return p-values that are valid over several tests together.
 
-    This is the step-down max-T procedure of Westfall and Young. The strongest test is compared with the
-    strongest test of every random set, the next test with the strongest of the remaining tests, and so on.
+    This is the step-down max-T procedure of Westfall and Young. Statistics are standardized over the sets.
+    The test with the largest statistic on the training set is compared with the largest statistic of any test
+    on each random set. The next test is compared with the largest statistic of the remaining tests, etc.
 
     Args:
         excess: (tests, B + 1) test statistics of the training set (first column) and of B random sets.
@@ -206,7 +207,7 @@ def step_down(excess: Array) -> Array:
 def fewest_beyond_chance(
     excess: Array, own_excess: Array, test: int, level: float = SIGNIFICANCE
 ) -> int:
-    """Return a lower confidence limit of the number of training samples that leak.
+    """Return a lower confidence limit of the number of training samples that leak into the candidates.
 
     The test statistic is a sum of contributions of the training samples. We remove the largest contributions
     one by one until the test no longer rejects. The number of removed contributions is the limit. If at most
@@ -389,10 +390,9 @@ class _MatchValues:
     def _percentiles(self, excluded: Array) -> Array:
         """Return the 99th percentiles of the values of all samples except the excluded samples.
 
-        Values are sorted once for all rows of ``excluded``. The rank of the percentile from the top, among
-        the values of the samples that are not excluded, is known for each row. We count these values from the
-        largest down to this rank. The count covers a prefix of the sorted values. The prefix grows until the
-        rank of every row is reached.
+        For each row of ``excluded``, the percentile is the value with a known rank (from the largest) among
+        the values of the samples that are not excluded. To find this value, we count the values that are not
+        excluded in a prefix of the sorted values. The prefix grows until every row has reached its rank.
 
         Args:
             excluded: Array of k rows. Each row has the samples that are excluded for one percentile.

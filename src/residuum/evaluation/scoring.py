@@ -423,9 +423,9 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
     outputs, y = outputs.detach().cpu().double(), y.cpu()
     if len(outputs) != len(y):
         raise DataError(
-            "The argument outputs needs one row for each training sample; "
+            "The argument 'outputs' must have one row for each training sample; "
             f"got {len(outputs)} rows for {len(y)} samples.",
-            "Pass the network's outputs for train.x.",
+            "Pass the outputs of the network for 'train.x'.",
         )
     if not are_class_labels(y):
         return None
@@ -435,8 +435,8 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
         return signs * outputs[:, 0] if len(y.unique()) <= 2 else None
     if y.min() < 0 or y.max() >= outputs.shape[1]:
         raise DataError(
-            f"Labels must be numbers of the network's {outputs.shape[1]} outputs, counted from 0; got labels "
-            f"from {int(y.min())} to {int(y.max())}.",
+            f"Labels must be class numbers from 0 to {outputs.shape[1] - 1}, one for each output of the "
+            f"network; got labels from {int(y.min())} to {int(y.max())}.",
             "Number the classes from 0 in the order of the outputs.",
         )
     is_own_class = torch.zeros_like(outputs, dtype=torch.bool)

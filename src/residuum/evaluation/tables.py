@@ -96,7 +96,7 @@ def column_ranges(*tables: Dataset | None) -> tuple[Tensor, Tensor]:
 
 
 def mean_error(a: Tensor, b: Tensor) -> Array:
-    """Return the mean absolute error of each pair of rows. An error counts as at most the range.
+    """Return the mean absolute error of each pair of rows. Errors are limited to the range of the column.
 
     Args:
         a: (m, columns) rows, scaled by the ranges of the columns.

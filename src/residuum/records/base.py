@@ -22,8 +22,8 @@ from residuum.errors import InputError, ResiduumError
 from residuum.records.rundir import write_atomic
 
 METADATA_KEY = "residuum"
-# Length of JSON text that is read from any file. Parsed JSON takes about forty times its length in memory, so
-# longer text is read only if the tensors take at least half of the file.
+# JSON text of at most this length is read from any file. Parsed JSON takes about forty times its length in
+# memory, so longer text is read only if the tensors take at least half of the file.
 SMALL_TEXT = 4 << 20
 # Metadata of a dataclass field that ``save`` does not write. After ``load``, the field has its default value.
 UNSAVED = {"saved": False}

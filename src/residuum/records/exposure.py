@@ -93,7 +93,7 @@ class CanaryBound(Record):
 
 @dataclass(frozen=True, eq=False)
 class GroupExposure(Record):
-    """The exposure of a class, or of the records that share a value of a column.
+    """The exposure (risk of being recovered) of a class, or of the records that share a value of a column.
 
     Attributes:
         name: Name of the group.
@@ -117,7 +117,7 @@ class GroupExposure(Record):
 
 @dataclass(frozen=True, eq=False)
 class ExposedRecord(Record):
-    """The exposure of one record: a row of the table and of the CSV file.
+    """The exposure (risk of being recovered) of one record: a row of the table and of the CSV file.
 
     A number that does not apply is null, and a note of the exposure gives the reason. The weights of the
     network are fitted by a weighted sum of the records' gradients. The residual is the error of this fit.
@@ -267,6 +267,8 @@ class RowSpaceFigures(Record):
 class KinkFigures(Record):
     """Numbers of activation boundaries (kinks) that pass through each of n records.
 
+    The boundary of a ReLU passes through a record if the input of the ReLU is zero at the record.
+
     Attributes:
         kinks: Number of boundaries through each record by layer, (n, layers).
         kink_p: p-value of the number of boundaries by rank among held-out records, (n,).
@@ -280,13 +282,13 @@ class KinkFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
-    """The exposure of n training records of a network.
+    """The exposure (risk of being recovered by attacks) of n training records of a network.
 
     Numbers that do not apply are NaN, and a note gives the reason.
 
     Attributes:
         arch: Architecture string.
-        surface: The attack surface.
+        surface: The attack surface (the released tensors that are attacked, such as the final weights).
         task: Task of the network.
         holdout: Number of held-out records.
         layers: Layers in which the weighted sum of the records' gradients is fitted to the weights.
@@ -429,7 +431,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         writer.writeheader()
         for row in self.rows():
             group = str(row["group"] or "")
-            # The quote stops a spreadsheet from computing a formula. A number such as -1 is no formula.
+            # A leading quote makes a spreadsheet read a formula as text. A number such as -1 is no formula.
             if group.startswith(FORMULAS) and not NUMBER.fullmatch(group):
                 row["group"] = f"'{group}"
             writer.writerow(row)

@@ -100,7 +100,7 @@ class Dataset(Record):
             )
         if len(self.x) != len(self.y):
             raise DataError(
-                f"x and y must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
+                f"'x' and 'y' must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
                 "Save one label per sample.",
             )
         column_count = self.x[0].numel()
@@ -398,7 +398,7 @@ def find_samples_file(path: Path, name: str) -> Path:
     if not (path / "private" / name).is_file():
         raise DataError(
             f"A training directory must hold private/{name}; {str(path)!r} does not.",
-            "Pass an .npz file with x and y.",
+            "Pass an .npz file with the arrays 'x' and 'y'.",
         )
     return path / "private" / name
 

@@ -161,7 +161,7 @@ def refuse_other_run(path: Path, what: str, difference: str) -> NoReturn:
         InputError: Always.
     """
     raise InputError(
-        f"{str(path)!r} holds {what} with other {difference}.",
+        f"A folder can hold only one run; {str(path)!r} holds {what} with other {difference}.",
         "Choose another folder with --out, or remove that folder.",
     )
 

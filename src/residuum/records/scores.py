@@ -95,8 +95,9 @@ class SampleScore(Record):
     Attributes:
         index: Row of the sample in the user's file, counted from 0.
         label: Label of the sample.
-        margin: Margin of the sample.
-        multiplier: Multiplier of the candidate that matches the sample.
+        margin: Margin of the sample: how clearly the network decides its class.
+        multiplier: Multiplier of the candidate that matches the sample: the weight of the candidate's
+            gradient in the sum that equals the network's weights.
         recovered: Whether the sample is recovered according to the deciding metric.
         matches: Matches of the sample by metric.
         id: Identifier of the sample from an ID column, or "" without such a column.

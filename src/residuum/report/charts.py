@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from residuum.risk.membership import MembershipTest
 
 WIDTH, HEIGHT = 480, 280  # units of the SVG view box, equal to matplotlib's points
-LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes
+LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes, in units of the view box
 TEXT = 11.5  # font size in points
 BINS = 36  # bins of a histogram, which are a few pixels wide
 MAX_POINTS = 1500  # largest number of points in a scatter plot; more points would cover each other
@@ -230,7 +230,16 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
 
 
 def residual_chart(reconstruction: Reconstruction) -> Chart | None:
-    """Draw median and range over restarts of each layer's relative residual at each step, on a log scale."""
+    """Draw the relative residual of each layer over the steps of an attack, on a log scale.
+
+    A line shows the median over the restarts, and a band shows the range.
+
+    Args:
+        reconstruction: The candidates of the attack, with the residuals at each recorded step.
+
+    Returns:
+        The chart, None without finite residuals.
+    """
     # The reconstruction stores squared residuals, and the chart shows their roots.
     residuals = mask_nonpositive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
     steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
@@ -262,11 +271,12 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
 
 
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
-    """Return how many samples count at each position of the slider for the threshold.
+    """Return how many samples count as recovered at each position of the slider for the threshold.
 
-    A sample counts if its score is strictly better than the threshold. The count of held-out samples is a
-    mean over sets of the size of the training set. One position is the threshold of the permutation test. At
-    this position, both counts are taken from the test, which uses more held-out sets than this chart.
+    A sample counts as recovered if its score is strictly better than the threshold. The count of held-out
+    samples is a mean over sets of the size of the training set. One position is the threshold of the
+    permutation test. At this position, both counts are taken from the test, which uses more held-out sets
+    than this chart.
 
     Args:
         evidence: The scores of both kinds of samples.
@@ -360,7 +370,10 @@ def draw_parallel_coordinates(coordinates: Sequence[Coordinate]) -> Markup:
 
 
 def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str]]]:
-    """Return the heights of the values on an axis, and the ticks at its ends and in its middle."""
+    """Return the heights at which the values of a setting lie on its axis, and three ticks of the axis.
+
+    The ticks are at the ends and in the middle of the axis.
+    """
     values = np.array(coordinate.values, float)  # None becomes NaN
     values[~np.isfinite(values) | (coordinate.log and values <= 0)] = np.nan
     low = coordinate.low if coordinate.low is not None else min(select_finite(values), default=0.0)
@@ -381,7 +394,7 @@ def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str
 
 
 def _axes() -> tuple[Figure, Axes]:
-    """Return an empty figure with a grid in the background, a base line and few round ticks."""
+    """Return an empty figure with a grid in the background, a base line and a few ticks at round numbers."""
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(WIDTH / POINTS_PER_INCH, HEIGHT / POINTS_PER_INCH, automatic=False)

@@ -697,7 +697,7 @@ def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def _matched(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per training sample with a match, best first."""
+    """Yield one item per training sample that a candidate of the displayed attack matches, best first."""
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
