@@ -116,9 +116,11 @@ class ClassLeaves:
             high[first:middle, f] = np.minimum(high[first:middle, f], threshold_number)
             low[middle:last, f] = np.maximum(low[middle:last, f], threshold_number + 1)
         nodes = list(zip(structure.leaf_tree.tolist(), structure.leaf_node.tolist(), strict=True))
-        trees = forest.trees
-        leaf_weights = [0.0 if (w := trees[t].weight) is None else float(w[v]) for t, v in nodes]
-        class_shares = np.stack([trees[t].value[v] for t, v in nodes])
+        forest_trees = forest.trees
+        leaf_weights = [
+            0.0 if (w := forest_trees[t].weight) is None else float(w[v]) for t, v in nodes
+        ]
+        class_shares = np.stack([forest_trees[t].value[v] for t, v in nodes])
         with np.errstate(invalid="ignore", divide="ignore"):
             class_weight = (
                 class_shares
@@ -128,7 +130,7 @@ class ClassLeaves:
         is_whole = np.abs(class_weight - np.rint(class_weight)) <= ROUNDING  # False for NaN
         if not is_whole.all():
             return None
-        sizes = [-1 if (c := trees[t].count) is None else int(c[v]) for t, v in nodes]
+        sizes = [-1 if (c := forest_trees[t].count) is None else int(c[v]) for t, v in nodes]
         return cls(
             thresholds=thresholds,
             low=low,
@@ -389,16 +391,22 @@ class Segments:
         member, column, cut = cuts
         members, columns = choices.low.shape
         every_member, every_column = (index.ravel() for index in np.indices((members, columns)))
-        first = np.concatenate([choices.low.ravel(), cut + 1])
+        first_interval = np.concatenate([choices.low.ravel(), cut + 1])
         member = np.concatenate([every_member, member])
         column = np.concatenate([every_column, column])
-        segment_order = np.lexsort((first, column, member))
-        member, column, first = member[segment_order], column[segment_order], first[segment_order]
-        is_last_of_value = np.ones(len(first), dtype=bool)
+        segment_order = np.lexsort((first_interval, column, member))
+        member, column, first_interval = (
+            member[segment_order],
+            column[segment_order],
+            first_interval[segment_order],
+        )
+        is_last_of_value = np.ones(len(first_interval), dtype=bool)
         is_last_of_value[:-1] = (np.diff(member) != 0) | (np.diff(column) != 0)
-        last = np.append(first[1:] - 1, 0)
-        last[is_last_of_value] = choices.high[member[is_last_of_value], column[is_last_of_value]]
-        return cls(member, column, first, last)
+        last_interval = np.append(first_interval[1:] - 1, 0)
+        last_interval[is_last_of_value] = choices.high[
+            member[is_last_of_value], column[is_last_of_value]
+        ]
+        return cls(member, column, first_interval, last_interval)
 
 
 @dataclass(frozen=True)

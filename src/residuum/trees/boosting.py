@@ -135,7 +135,7 @@ def recover_targets(
     """
     if reason := why_not(forest):
         raise InputError(
-            f"Targets cannot be recovered from known rows: {reason}.",
+            f"The targets of known rows cannot be recovered from these trees: {reason}.",
             "Pass a regressor that was boosted with squared error.",
         )
     if x.ndim != 2 or not len(x) or x.shape[1] != forest.columns:
@@ -158,9 +158,9 @@ def why_not(forest: Forest) -> str:
     if forest.kind != BOOSTING:
         return f'the trees must be boosted; these trees have the kind "{forest.kind}"'
     if not is_squared_error(forest):
-        loss = forest.objective or "that of a classifier"
+        loss_name = forest.objective or "that of a classifier"
         return (
-            f"the loss must be the squared error, and the loss of this model is {loss}, for which "
+            f"the loss must be the squared error, and the loss of this model is {loss_name}, for which "
             "leaf values are not linear in the targets"
         )
     if forest.outputs is not None and len(set(forest.outputs.tolist())) > 1:
@@ -211,7 +211,7 @@ def _fit(
     unknown_settings = setting_residuals.shape[1]
     spare_equations = len(residual) - solution.rank - unknown_settings
     rate_size = np.linalg.norm(equations.sides[:, 1]) / max(len(solution.y), 1)
-    settings = np.zeros(unknown_settings)
+    fitted_settings = np.zeros(unknown_settings)
     variance = solution.deviation**2
     can_be_solved = spare_equations >= MIN_SPARE and bool(
         (setting_norms > MIN_TRACE * rate_size).all()
@@ -220,21 +220,22 @@ def _fit(
         q, r = np.linalg.qr(setting_residuals / setting_norms)
         can_be_solved = bool(np.abs(np.diag(r)).min() > MIN_TRACE)
     if can_be_solved and unknown_settings:
-        settings = -np.linalg.solve(r, q.T @ residual[:, 0]) / setting_norms
+        fitted_settings = -np.linalg.solve(r, q.T @ residual[:, 0]) / setting_norms
         variance = variance + (
             np.linalg.solve(r.T, (effects_of_settings / setting_norms).T) ** 2
         ).sum(0)
-    targets = y[:, 0] + effects_of_settings @ settings
+    targets = y[:, 0] + effects_of_settings @ fitted_settings
     error = np.full(len(targets), np.inf)
     misfit = np.inf
     if can_be_solved:
         misfit = float(
-            np.linalg.norm(residual[:, 0] + setting_residuals @ settings) / np.sqrt(spare_equations)
+            np.linalg.norm(residual[:, 0] + setting_residuals @ fitted_settings)
+            / np.sqrt(spare_equations)
         )
         error = np.where(solution.has_freedom, np.inf, misfit * np.sqrt(variance))
     unique_targets = targets[~solution.has_freedom]
     target_range = float(np.ptp(unique_targets)) if len(unique_targets) else 0.0
-    a, c = choices[1:, 0] + choices[1:, 1:] @ settings
+    a, c = choices[1:, 0] + choices[1:, 1:] @ fitted_settings
     return RecoveredTargets(
         y=targets if can_be_solved else np.full(len(targets), np.nan),
         is_determined=DEVIATIONS * error <= tolerance * target_range,

@@ -101,17 +101,17 @@ def why_no_rows(forest: Forest, labels: Integers) -> str:
         return "the file does not say which records each tree drew"
     if (labels < 0).any():
         return "the file does not determine all labels"
-    assignments = len(labels) * len(forest.trees)
-    if assignments > MAX_ASSIGNMENTS:
+    draw_pairs = len(labels) * len(forest.trees)
+    if draw_pairs > MAX_ASSIGNMENTS:
         return (
             f"the search handles at most {MAX_ASSIGNMENTS} pairs of a record and a tree; this forest has "
-            f"{assignments}"
+            f"{draw_pairs}"
         )
-    sides = sum(len(tree.left) for tree in forest.trees) * forest.columns
-    if sides > MAX_BOX_SIDES:
+    node_column_pairs = sum(len(tree.left) for tree in forest.trees) * forest.columns
+    if node_column_pairs > MAX_BOX_SIDES:
         return (
             f"the search handles at most {MAX_BOX_SIDES} pairs of a node and a column; this forest has "
-            f"{sides}"
+            f"{node_column_pairs}"
         )
     return ""
 
@@ -203,7 +203,7 @@ class Scales:
             The intervals of all columns with their coordinates.
         """
         shape = len(thresholds), max((len(t) for t in thresholds), default=0) + 1
-        u = np.ones((shape[0], shape[1] + 1))
+        coordinates = np.ones((shape[0], shape[1] + 1))
         value, low, high = (np.zeros(shape) for _ in range(3))
         is_binary = np.zeros(shape[0], dtype=bool)
         for f, cuts in enumerate(thresholds):
@@ -211,8 +211,8 @@ class Scales:
             known_range = None if ranges is None else (float(ranges[0][f]), float(ranges[1][f]))
             lower, upper = _ends(cuts, known_range)
             mass, value[f, :interval_count] = _interval_masses(cuts, lower, upper)
-            u[f, : interval_count + 1] = np.concatenate([[0.0], np.cumsum(mass)])
-            u[f, interval_count] = 1.0
+            coordinates[f, : interval_count + 1] = np.concatenate([[0.0], np.cumsum(mass)])
+            coordinates[f, interval_count] = 1.0
             value_limits = (-np.inf, np.inf) if known_range is None else (lower, upper)
             low[f, :interval_count] = np.concatenate([value_limits[:1], cuts])
             high[f, :interval_count] = np.concatenate([cuts, value_limits[1:]])
@@ -222,7 +222,7 @@ class Scales:
             if is_binary[f]:
                 for array in (value, low, high):
                     array[f, :2] = 0.0, 1.0
-        return cls(u, value, low, high, is_binary)
+        return cls(coordinates, value, low, high, is_binary)
 
     def interval(self, column: Integers, u: Floats) -> Integers:
         """Return the interval of a column in which each of m coordinates lies.
@@ -462,8 +462,10 @@ class Walk:
     def _move(self, members: Integers, intervals: Integers) -> None:
         """Give the values of some records new intervals, and update their leaves and the densities."""
         columns = np.arange(self.leaves.columns)
-        u = (self.scales.u[columns, intervals] + self.scales.u[columns, intervals + 1]) / 2
-        bins = np.minimum((u * BINS).astype(np.int64), BINS - 1)
+        coordinates = (
+            self.scales.u[columns, intervals] + self.scales.u[columns, intervals + 1]
+        ) / 2
+        bins = np.minimum((coordinates * BINS).astype(np.int64), BINS - 1)
         for i, new_bins in zip(members, bins, strict=True):
             label = self.leaves.labels[i]
             if self.places[i, 0] != UNPLACED:

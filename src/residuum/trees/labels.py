@@ -66,8 +66,10 @@ def find_labels(forest: Forest, counts: Integers) -> Integers:
     if exceeds_linear_program or len(counts) < MIN_LINEAR_SHARE * records:
         return undetermined
     equations = Equations.build(draw_counts, np.rint(class_weights))
-    objective = np.random.default_rng(SEED).normal(size=equations.shape)
-    first, second = (equations.solve_linear_program(sign * objective) for sign in (1.0, -1.0))
+    random_objective = np.random.default_rng(SEED).normal(size=equations.shape)
+    first, second = (
+        equations.solve_linear_program(sign * random_objective) for sign in (1.0, -1.0)
+    )
     if first is not None and second is not None and np.abs(first - second).max() <= WHOLE:
         return _rounded(first, np.ones(records, dtype=bool))
     can_solve_integer_program = (

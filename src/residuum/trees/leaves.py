@@ -25,7 +25,8 @@ MIXED = -1  # group number of a leaf whose records have different targets
 class Leaves:
     """The leaves of all trees of a regression forest, grouped by the target that they store.
 
-    A leaf is pure if all its training records have the same target. Otherwise it is mixed.
+    A leaf is pure if all its training records have the same target. Otherwise the leaf is mixed. All pure
+    leaves that store the same target form a group. Mixed leaves belong to no group.
 
     Attributes:
         value: (leaves,) mean target of each leaf.
@@ -56,7 +57,7 @@ class Leaves:
 
     @property
     def has_mixed(self) -> bool:
-        """Whether a leaf has records with different targets."""
+        """Whether at least one leaf is mixed, i.e. has records with different targets."""
         return bool((self.group == MIXED).any())
 
     @cached_property
@@ -125,11 +126,11 @@ def group_leaves(forest: Forest) -> Leaves:
     is_pure = np.ones(len(value), dtype=bool)
     if impurity is not None:
         is_pure = impurity <= PURE * max(float(value.var(0).mean()), np.finfo(float).tiny)
-    group = np.full(len(value), MIXED)
+    group_of_leaf = np.full(len(value), MIXED)
     pure_leaves = np.flatnonzero(is_pure)
-    group[pure_leaves] = _number_groups(value[pure_leaves], ROUNDING * np.abs(value).max(0))
-    leaves_by_group = pure_leaves[np.argsort(group[pure_leaves], kind="stable")]
-    group_starts = np.flatnonzero(np.diff(group[leaves_by_group], prepend=MIXED))
+    group_of_leaf[pure_leaves] = _number_groups(value[pure_leaves], ROUNDING * np.abs(value).max(0))
+    leaves_by_group = pure_leaves[np.argsort(group_of_leaf[pure_leaves], kind="stable")]
+    group_starts = np.flatnonzero(np.diff(group_of_leaf[leaves_by_group], prepend=MIXED))
     targets = np.stack(
         [_most_common(column, group_starts) for column in value[leaves_by_group].T], 1
     )
@@ -137,7 +138,7 @@ def group_leaves(forest: Forest) -> Leaves:
         value=value[:, 0],
         tree=forest.structure.leaf_tree,
         values=targets[:, 0],
-        group=group,
+        group=group_of_leaf,
         weight=None if weight is None else np.rint(weight).astype(np.int64),
         count=None if count is None else count.astype(np.int64),
         impurity=impurity,

@@ -219,7 +219,7 @@ class Search:
         return np.flatnonzero(has_no_common_value)
 
     def _narrow(self, column: int, nodes: ColumnNodes, unknown: int) -> None:
-        """Narrow the intervals of a column by its nodes, until nothing changes.
+        """Narrow the intervals of the values of a column with the nodes that split it, until nothing changes.
 
         Args:
             column: Number of the column.

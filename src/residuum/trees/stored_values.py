@@ -320,11 +320,16 @@ def _settings(
 def settings_of_inner_nodes(forest: Forest) -> tuple[float, float] | None:
     """Compute the learning rate and the regularization from the values of inner nodes.
 
+    The residuals of two children add up to those of their parent. This gives one linear equation per inner
+    node.
+
     Args:
-        forest: Boosted trees. Files of XGBoost store the values of inner nodes without the learning rate.
+        forest: Boosted trees whose inner nodes store values that are not multiplied by the learning rate, as
+            in files of XGBoost.
 
     Returns:
-        Learning rate and regularization. None if the inner nodes store no values, or do not determine them.
+        Learning rate and regularization. None if the inner nodes store no values, or if their values do not
+        determine the learning rate and the regularization.
     """
     rows, sides = [], []
     for tree in forest.trees[1:] if starts_in_first_tree(forest) else forest.trees:
