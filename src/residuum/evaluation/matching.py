@@ -304,9 +304,11 @@ class ScoringData:
         Returns:
             (k,) scores. If lower values of the metric are better, the scores have the opposite sign.
         """
-        a, b = self.displayed_images if metric.needs_images else (self.candidates, self.samples)
-        pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(a.device)
-        scores = as_array(metric.pairs(a, b, pairs))
+        candidates, samples = (
+            self.displayed_images if metric.needs_images else (self.candidates, self.samples)
+        )
+        pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(candidates.device)
+        scores = as_array(metric.pairs(candidates, samples, pairs))
         return scores if metric.higher_is_better else -scores
 
     def value_of(self, metric: Metric) -> Callable[[Array, Array], Array] | None:

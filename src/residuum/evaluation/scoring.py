@@ -502,7 +502,7 @@ def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, .
 
 def _slice(name: str, rows: list[SampleScore], metric: str) -> ScoreSlice:
     recovered_flags = [row.recovered for row in rows if row.recovered is not None]
-    scores = [m.score for row in rows if (m := row.matches[metric]).score is not None]
+    scores = [match.score for row in rows if (match := row.matches[metric]).score is not None]
     count, rate = (
         (sum(recovered_flags), sum(recovered_flags) / len(rows))
         if recovered_flags

@@ -300,7 +300,9 @@ def _check_members(
     archive: zipfile.ZipFile, stream: BinaryIO, path: str | Path, max_bytes: int
 ) -> dict[str, zipfile.ZipInfo]:
     """Check the sizes that an archive claims, and return its members by the names of the arrays."""
-    members_by_name = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+    members_by_name = {
+        member.filename.removesuffix(".npy"): member for member in archive.infolist()
+    }
     if not len(members_by_name) == len(archive.infolist()) <= MAX_ARRAYS:
         raise ValueError(f"an archive must hold at most {MAX_ARRAYS} arrays, with different names")
     file_bytes = stream.seek(0, io.SEEK_END)

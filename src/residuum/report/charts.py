@@ -300,9 +300,9 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         slider_values.index(threshold) if math.isfinite(threshold) else strictest_position
     )
     set_count = max(evidence.null_sets, 1)
-    train_counts = [int((sign * train > sign * v).sum()) for v in slider_values]
+    train_counts = [int((sign * train > sign * stop).sum()) for stop in slider_values]
     chance_counts = [
-        round(float((sign * null > sign * v).sum() / set_count), 4) for v in slider_values
+        round(float((sign * null > sign * stop).sum() / set_count), 4) for stop in slider_values
     ]
     if metric.recovered is not None:
         train_counts[start_position] = metric.recovered
@@ -385,8 +385,8 @@ def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str
     end = end if end > start else start + 1.0
     middle = (start + end) / 2
     scaled_values = np.log(values) if is_log else values
-    tick_values = [math.exp(v) if is_log else v for v in (start, middle, end)]
-    tick_texts = [f"{v:.0f}" if abs(v) >= 100 else f"{v:.2g}" for v in tick_values]
+    tick_values = [math.exp(tick) if is_log else tick for tick in (start, middle, end)]
+    tick_texts = [f"{tick:.0f}" if abs(tick) >= 100 else f"{tick:.2g}" for tick in tick_values]
     tick_heights = np.interp([start, middle, end], (start, end), (LOWER, UPPER))
     return np.interp(scaled_values, (start, end), (LOWER, UPPER)), list(
         zip(tick_heights, tick_texts, strict=True)
@@ -449,12 +449,14 @@ def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Mark
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
         # One decimal is enough, because nobody sees a tenth of a unit of the view box.
-        x, y, d = (re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd")
+        x, y, path_text = (
+            re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd"
+        )
         # Groups whose names start with "patch" are backgrounds, which are left out.
         if tag == "g" and not name.startswith("patch"):
             yield from _elements(element, css_class if "_" in name else name or css_class)
         elif tag == "path":
-            path_data = re.sub(r"\s*([A-Z])\s*", r"\1", d)
+            path_data = re.sub(r"\s*([A-Z])\s*", r"\1", path_text)
             yield Markup('<path class="{}" d="{}"/>').format(css_class, path_data)
         elif tag == "use":
             template = Markup('<use class="{}" href="#mark{}" x="{}" y="{}"/>')

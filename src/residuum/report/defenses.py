@@ -152,13 +152,17 @@ def _draw_band(axes: Any, attacked: Attacked, x: float, y: float, size: float, g
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    attackers = (outcome.unaware, adaptive := outcome.adaptive)
-    expected_counts = " / ".join(_format(a.expected_by_chance if a else None, 2) for a in attackers)
-    p_values = " / ".join(_format(a.p_value if a else None, 2) for a in attackers)
+    attacked_pair = (outcome.unaware, adaptive := outcome.adaptive)
+    expected_counts = " / ".join(
+        _format(attacked.expected_by_chance if attacked else None, 2) for attacked in attacked_pair
+    )
+    p_values = " / ".join(
+        _format(attacked.p_value if attacked else None, 2) for attacked in attacked_pair
+    )
     determined_text = "-"
     if (proved := outcome.determined_at_least) is not None:
         determined_text = f"≥ {_format(proved)} ({_format(outcome.determined_energy)})"
-    count_texts = [_count(attacker, outcome.n) for attacker in attackers]
+    count_texts = [_count(attacked, outcome.n) for attacked in attacked_pair]
     attack_cells = [
         outcome.label,
         *count_texts,

@@ -114,7 +114,10 @@ def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -
         for matched, (candidates, _) in zip(best_matches, attacks.values(), strict=True)
         for cell in _cells(candidates, train, matched[:columns], train.mean)
     ]
-    count_texts = [f"{name}, {s.recovered} of {s.n} ({s.rule})" for name, (_, s) in attacks.items()]
+    count_texts = [
+        f"{name}, {scores.recovered} of {scores.n} ({scores.rule})"
+        for name, (_, scores) in attacks.items()
+    ]
     title = f"Best {columns}; framed: recovered. From the top: {'; '.join(count_texts)}"
     return drawing.draw_image_grid(title, cells, ("found", "training"), columns)
 
@@ -304,14 +307,16 @@ def identified_figure(identification: Identification, truth: Tensor | None = Non
     vectors, captions, subject = _vectors_to_draw(identification)
     if vectors is None or not len(vectors):
         return None
-    vector_pairs = [(v,) if truth is None else _pair_with_nearest(v, truth) for v in vectors]
+    vector_pairs = [
+        (vector,) if truth is None else _pair_with_nearest(vector, truth) for vector in vectors
+    ]
     rank_text = f"rank K {identification.rank_k} of {identification.n_r}"
     title = f"{subject}; degree {identification.order - 1}, {rank_text}"
     dimension = vectors.shape[1]
     shape = next(
         s for s in (identification.input_shape, (dimension,)) if math.prod(s or (0,)) == dimension
     )
-    shaped_pairs = (tuple(v.reshape(shape) for v in pair) for pair in vector_pairs)
+    shaped_pairs = (tuple(vector.reshape(shape) for vector in pair) for pair in vector_pairs)
     cells = [Cell(pair, text) for pair, text in zip(shaped_pairs, captions, strict=True)]
     row_names = ("found", "truth")
     return drawing.draw_cells(title, cells, ("",) if truth is None else row_names, row_names)
@@ -415,15 +420,25 @@ def _selected_points(reconstruction: Reconstruction, title: str) -> bytes:
 def _matched_points(candidates: Tensor, matches: Tensor, samples: Tensor, title: str) -> bytes:
     figure = drawing.new_figure(4.8, 4.8)
     axes = figure.subplots()
-    other, a, b = (
+    candidate_points, match_points, sample_points = (
         points.double().unbind(1) for points in (candidates.reshape(-1, 2), matches, samples)
     )
-    axes.scatter(other[0], other[1], s=8, color=drawing.GREY, lw=0, label="candidates")
+    axes.scatter(
+        candidate_points[0], candidate_points[1], s=8, color=drawing.GREY, lw=0, label="candidates"
+    )
     rings: dict[str, Any] = {"facecolors": "none", "edgecolors": drawing.BLUE}
-    axes.scatter(b[0], b[1], s=46, label="training samples", **rings)
+    axes.scatter(sample_points[0], sample_points[1], s=46, label="training samples", **rings)
     for line in torch.stack([matches, samples], 1):
         axes.plot(line[:, 0], line[:, 1], color=drawing.ORANGE, lw=0.8)
-    axes.scatter(a[0], a[1], s=24, color=drawing.ORANGE, marker="x", lw=1.2, label="matches")
+    axes.scatter(
+        match_points[0],
+        match_points[1],
+        s=24,
+        color=drawing.ORANGE,
+        marker="x",
+        lw=1.2,
+        label="matches",
+    )
     return _plane(figure, axes, title)
 
 
@@ -448,7 +463,7 @@ def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
 def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[Tensor, Tensor]:
     """Return k matched candidates and the k training samples that they match, each (k, *shape)."""
     matched_candidates = candidates.reshape(-1, *train.shape).double()[
-        [m.candidate for _, m in matched]
+        [match.candidate for _, match in matched]
     ]
     position_by_row = {number: i for i, number in enumerate(train.rows)}
     return matched_candidates, train.x[[position_by_row[row.index] for row, _ in matched]].double()

@@ -369,8 +369,8 @@ def _tables(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dic
     """
     identifier_by_title = {"SHA-256": "hashes"}
     return [
-        (identifier_by_title.get(t, t.lower()), t, _flatten(rows))
-        for t, rows in tables.items()
+        (identifier_by_title.get(title, title.lower()), title, _flatten(rows))
+        for title, rows in tables.items()
         if rows
     ]
 
