@@ -113,10 +113,12 @@ def write_artifacts(
 def read_result(path: Path) -> dict[str, Any]:
     """Return the content of ``result.json`` of a finished audit."""
     try:
-        values: dict[str, Any] = json.loads((path / RESULT).read_text())
+        result_content: dict[str, Any] = json.loads((path / RESULT).read_text())
     except (OSError, ValueError, RecursionError) as problem:
         raise InputError(DAMAGED.format(str(path), RESULT), RUN_AUDIT) from problem
-    schema_version = values.get("schema_version") if isinstance(values, dict) else None
+    schema_version = (
+        result_content.get("schema_version") if isinstance(result_content, dict) else None
+    )
     if isinstance(schema_version, str) and schema_version != SCHEMA_VERSION:
         raise InputError(
             f"{str(path)!r} holds an audit of schema version {schema_version[:20]}; this version of residuum "
@@ -124,8 +126,8 @@ def read_result(path: Path) -> dict[str, Any]:
             "Run the audit again.",
         )
     try:
-        published_form(PublishedAudit).model_validate(values)
-        return values
+        published_form(PublishedAudit).model_validate(result_content)
+        return result_content
     except (ValueError, RecursionError) as problem:
         raise InputError(DAMAGED.format(str(path), RESULT), RUN_AUDIT) from problem
 

@@ -57,15 +57,17 @@ def describe_case(case: Case) -> tuple[Applies, ...]:
     If the first layers were frozen in training, only the layers above them are audited. The row "layers that
     moved" (layers whose weights changed in training) still counts all layers of the network in the file.
     """
-    rows = describe_network(case.audited, case.inspection, case.knowledge, case.fit)
+    rows_of_audited_network = describe_network(
+        case.audited, case.inspection, case.knowledge, case.fit
+    )
     if case.head is None or case.full_inputs is None:
-        return rows
+        return rows_of_audited_network
     rows_of_full_network = describe_network(
         case.full_inputs.network, case.inspection, case.full_inputs.knowledge, case.fit
     )
     return tuple(
         full if row.what == MOVED else row
-        for row, full in zip(rows, rows_of_full_network, strict=True)
+        for row, full in zip(rows_of_audited_network, rows_of_full_network, strict=True)
     )
 
 
@@ -147,7 +149,7 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
 
 
 def _assemble_for_records(audit: Audit) -> AuditResult:
-    """Return the result of an audit of a file that stores data records and holds no model."""
+    """Return the result of an audit of a file with data records and without a model that can be evaluated."""
     case, row = audit.case, audit.stored_records
     assert case.stored is not None
     assert row is not None
@@ -241,10 +243,10 @@ def describe_predictor(case: Case) -> tuple[Applies, ...]:
     model_text = (
         f"{case.predictor.name}, which predicts {case.predictor.kind}, evaluated from {source}"
     )
-    rows = (Applies("model", MEASURED, model_text),)
+    model_rows = (Applies("model", MEASURED, model_text),)
     if case.forest is None:
-        return rows
-    return (*rows, Applies("trees", MEASURED, describe_forest(case.forest.forest)))
+        return model_rows
+    return (*model_rows, Applies("trees", MEASURED, describe_forest(case.forest.forest)))
 
 
 def describe_losses(case: Case, status: str = TRIED) -> Applies:

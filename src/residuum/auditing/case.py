@@ -766,7 +766,7 @@ def _digest_predictions(
     predictor: Predictor, samples: tuple[Dataset | None, Dataset | None]
 ) -> str:
     """Return a hash of the predictions of a live model that cannot be pickled."""
-    outputs = []
+    predictions = []
     with suppress(ResiduumError):
-        outputs = [torch.from_numpy(predictor.outputs(s)) for s in samples if s is not None]
-    return digest(predictor.name, *outputs)
+        predictions = [torch.from_numpy(predictor.outputs(s)) for s in samples if s is not None]
+    return digest(predictor.name, *predictions)

@@ -109,10 +109,14 @@ def kkt_certificate(
     if train is not None:
         x, y, subject = train.x, train.y, TRAINING
     else:
-        rows = select_best_rows(reconstructions[0]) if reconstructions else None
-        if rows is None:
+        best_rows = select_best_rows(reconstructions[0]) if reconstructions else None
+        if best_rows is None:
             return None, NOT_CONVERGED
-        x, y, subject = reconstructions[0].x[rows], reconstructions[0].labels[rows], CANDIDATES
+        x, y, subject = (
+            reconstructions[0].x[best_rows],
+            reconstructions[0].labels[best_rows],
+            CANDIDATES,
+        )
     if len(x) > MAX_SAMPLES:
         return None, f"not computed for more than {MAX_SAMPLES} samples; there are {len(x)} samples"
     model = network.module

@@ -62,21 +62,21 @@ def knowledge_options(knowledge: Knowledge, files: dict[str, str]) -> list[str]:
     Returns:
         Names and values of the options, as words of a command line.
     """
-    texts: dict[str, str] = {}
+    text_by_fact: dict[str, str] = {}
     for name in knowledge.known_names:
         fact_value = getattr(knowledge, name)
         if name == "theta0" and files.get("base"):
             continue
         if name == "mean" and fact_value.numel() == 1:
-            texts["mean"] = repr(float(fact_value))
-            texts["mean_provenance"] = knowledge.provenance["mean"]
+            text_by_fact["mean"] = repr(float(fact_value))
+            text_by_fact["mean_provenance"] = knowledge.provenance["mean"]
         elif name in ("shape", "value_range", "label_balance"):
-            texts[name] = ",".join(f"{number:g}" for number in fact_value)
+            text_by_fact[name] = ",".join(f"{number:g}" for number in fact_value)
         elif name in ("sample_count", "loss", "weight_decay", "columns"):
-            texts[name] = str(fact_value)
+            text_by_fact[name] = str(fact_value)
         else:
             return ["--knowledge", str(Path(files["out"]) / KNOWLEDGE_FILE)]
-    return [word for name, text in texts.items() for word in (_option(name), text)]
+    return [word for name, text in text_by_fact.items() for word in (_option(name), text)]
 
 
 def setting_options(settings: dict[str, Any]) -> list[str]:

@@ -137,8 +137,10 @@ def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
     """Return one row of the comparison for every result that at least one of the two audits has."""
     attack_names = [row.name for x in (a, b) for row in x.attacks if row.recovered is not None]
     before, after = (_figures(x, tuple(dict.fromkeys(attack_names))) for x in (a, b))
-    rows = [Row(name, before.get(name) or "–", after.get(name) or "–") for name in before | after]
-    return tuple(row for row in rows if (row.before, row.after) != ("–", "–"))
+    comparison_rows = [
+        Row(name, before.get(name) or "–", after.get(name) or "–") for name in before | after
+    ]
+    return tuple(row for row in comparison_rows if (row.before, row.after) != ("–", "–"))
 
 
 def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:

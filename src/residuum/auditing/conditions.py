@@ -56,8 +56,8 @@ class Comparison:
 
     def holds(self, verdict: Verdict) -> bool:
         """Return True if the comparison holds for the verdict."""
-        value = QUANTITIES[self.name](verdict)
-        return value is not None and self.compare(value, self.bound)
+        audit_value = QUANTITIES[self.name](verdict)
+        return audit_value is not None and self.compare(audit_value, self.bound)
 
 
 def read_conditions(texts: Sequence[str]) -> tuple[str, list[Comparison]]:

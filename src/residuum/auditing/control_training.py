@@ -47,7 +47,7 @@ FASTER, SLOWER = 1.05, 0.5
 
 @dataclass(frozen=True)
 class TrainedControl:
-    """A trained positive control.
+    """A trained positive control: a network that memorizes its training samples.
 
     Attributes:
         theta: Trained weights, by parameter name.
@@ -64,7 +64,7 @@ class TrainedControl:
 
 @dataclass(frozen=True)
 class ControlTraining:
-    """The settings with which a positive control is trained.
+    """The settings with which a positive control (a network that memorizes its samples) is trained.
 
     Attributes:
         network: The audited network.
@@ -156,9 +156,9 @@ class ControlTraining:
             seconds=max(self.seconds, MIN_SECONDS),
             stop_loss=VANISHED,
         )
-        state = train(self.network.arch, data, config, task=self.task)
-        loss = state.history[-1]["loss"] if state.history else math.nan
-        return TrainedControl(state.theta, state.theta0, loss, description)
+        training_state = train(self.network.arch, data, config, task=self.task)
+        loss = training_state.history[-1]["loss"] if training_state.history else math.nan
+        return TrainedControl(training_state.theta, training_state.theta0, loss, description)
 
     def _initial_model(self, dtype: torch.dtype) -> nn.Module:
         """Return the network with the initial weights that the attacker knows, or with random weights."""
@@ -180,11 +180,11 @@ class ControlTraining:
     def _descend(self, model: nn.Module, data: Dataset, optimizer: str) -> float:
         """Train the model in place with the optimizer, and return the training loss at the end."""
         dtype = dtype_of(optimizer)
-        y = normalize_labels(data.y, self.task, self.network.architecture.outputs)
+        targets = normalize_labels(data.y, self.task, self.network.architecture.outputs)
         return descend(
             model,
             data.x.to(dtype),
-            y.to(dtype) if y.is_floating_point() else y,
+            targets.to(dtype) if targets.is_floating_point() else targets,
             loss=choose_loss("", self.task),
             recipe=self._complete_recipe(optimizer),
             target_loss=0.0 if optimizer in IN_BATCHES else VANISHED,
@@ -214,10 +214,10 @@ class ControlTraining:
         Returns:
             The estimated seconds per training sample.
         """
-        x = samples.x[:BATCH].float()
+        batch = samples.x[:BATCH].float()
         initial_model = self._initial_model(torch.float32)
-        counted_operations = count_work(lambda: initial_model(x).sum().backward())
-        return EPOCHS * counted_operations.seconds(REFERENCE["cpu"]) / len(x)
+        counted_operations = count_work(lambda: initial_model(batch).sum().backward())
+        return EPOCHS * counted_operations.seconds(REFERENCE["cpu"]) / len(batch)
 
 
 def dtype_of(optimizer: str) -> torch.dtype:

@@ -386,10 +386,10 @@ def make_holdout_control(
     candidate_count = min(len(train), len(holdout) // CANDIDATE_SHARE, max_candidates)
     if candidate_count < 1:
         return []
-    order = torch.from_numpy(rng.permutation(len(holdout)))
+    shuffled_rows = torch.from_numpy(rng.permutation(len(holdout)))
     candidates, remaining = (
-        holdout.x[order[:candidate_count]],
-        holdout.take(order[candidate_count:]),
+        holdout.x[shuffled_rows[:candidate_count]],
+        holdout.take(shuffled_rows[candidate_count:]),
     )
     return [Control("held-out samples as candidates", candidates, remaining)]
 
@@ -467,29 +467,29 @@ def run_control(
     similarities = scoring_data.gain(metric)
 
     def draw(count: int) -> ControlRow:
-        test = calibrate_metric(metric, scoring_data, similarities, seed, count)
-        samples = tuple(train.rows[i] for i in np.flatnonzero(test.recovered))
+        calibration = calibrate_metric(metric, scoring_data, similarities, seed, count)
+        recovered_rows = tuple(train.rows[i] for i in np.flatnonzero(calibration.recovered))
         return ControlRow(
             name=control.name,
             candidates=len(control.candidates),
-            recovered=len(samples),
-            expected_by_chance=test.expected_by_chance,
-            p_value=test.p_value,
-            samples=samples,
+            recovered=len(recovered_rows),
+            expected_by_chance=calibration.expected_by_chance,
+            p_value=calibration.p_value,
+            samples=recovered_rows,
             granted=control.granted,
             subsets=count,
         )
 
-    row = draw(min(FIRST_DRAWS, subsets))
+    control_row = draw(min(FIRST_DRAWS, subsets))
     seconds_left = deadline.seconds_left
-    seconds = seconds_at_start - seconds_left if seconds_at_start < np.inf else 0.0
+    elapsed_seconds = seconds_at_start - seconds_left if seconds_at_start < np.inf else 0.0
     if (
-        row.is_undecided
-        and row.subsets < subsets
-        and seconds * subsets / row.subsets < seconds_left
+        control_row.is_undecided
+        and control_row.subsets < subsets
+        and elapsed_seconds * subsets / control_row.subsets < seconds_left
     ):
-        row = draw(subsets)
-    return row
+        control_row = draw(subsets)
+    return control_row
 
 
 def explain_by_knowledge(controls: Controls, samples: tuple[int, ...]) -> tuple[str, ...]:
@@ -560,27 +560,29 @@ def compare_distributions(
     chosen_rows = rng.permutation(len(train))[: min(MAX_CLASSIFIED, len(holdout))]
     if len(chosen_rows) < MIN_CLASSIFIED or deadline.seconds_left < MIN_CLASSIFIER_SECONDS:
         return None, None
-    a, b = (as_array(samples.x.double()).reshape(len(samples), -1) for samples in (train, holdout))
+    train_values, holdout_values = (
+        as_array(samples.x.double()).reshape(len(samples), -1) for samples in (train, holdout)
+    )
     labels = _strata_or_one(train, holdout)
     train_labels, holdout_labels = labels[: len(train)][chosen_rows], labels[len(train) :]
-    values, counts = np.unique(train_labels, return_counts=True)
+    label_values, label_counts = np.unique(train_labels, return_counts=True)
     holdout_per_training_sample = [
-        (holdout_labels == v).sum() // k for v, k in zip(values, counts, strict=True)
+        (holdout_labels == v).sum() // k for v, k in zip(label_values, label_counts, strict=True)
     ]
     holdout_multiple = max(
         1, min(min(holdout_per_training_sample), MAX_CLASSIFIED // len(chosen_rows))
     )
-    subset = draw_sets(holdout_labels, np.tile(train_labels, holdout_multiple), 1, rng)[0]
-    x = np.concatenate([a[chosen_rows], b[subset]])
-    is_training = np.repeat([1, 0], [len(chosen_rows), len(subset)])
+    holdout_rows = draw_sets(holdout_labels, np.tile(train_labels, holdout_multiple), 1, rng)[0]
+    all_samples = np.concatenate([train_values[chosen_rows], holdout_values[holdout_rows]])
+    is_training = np.repeat([1, 0], [len(chosen_rows), len(holdout_rows)])
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
-    distance = as_array(similarity.l2(torch.from_numpy(x), torch.from_numpy(x)))
-    kernel = np.exp(-(distance**2) / max(x.shape[1] * x.var(), 1e-300))
+    distance = as_array(similarity.l2(torch.from_numpy(all_samples), torch.from_numpy(all_samples)))
+    kernel = np.exp(-(distance**2) / max(all_samples.shape[1] * all_samples.var(), 1e-300))
     classifier = svm.SVC(kernel="precomputed", class_weight="balanced")
-    scores = model_selection.cross_val_score(
+    fold_aucs = model_selection.cross_val_score(
         classifier, kernel, is_training, cv=folds, scoring="roc_auc"
     )
-    auc = Auc(float(scores.mean()), _auc_error(len(chosen_rows), len(subset)))
+    auc = Auc(float(fold_aucs.mean()), _auc_error(len(chosen_rows), len(holdout_rows)))
     return auc, _energy_p_value(distance, is_training, rng) if deadline.seconds_left > 0 else None
 
 
@@ -631,20 +633,20 @@ def compare_losses(
     """
     if holdout is None or why_not_calibrated(len(train), len(holdout)):
         return None
-    loss = compute_losses(network, train, holdout, task)
-    if loss is None:
+    losses = compute_losses(network, train, holdout, task)
+    if losses is None:
         return None
     labels = _strata_or_one(train, holdout)
     n, rng = len(train), np.random.default_rng((seed, 6))
-    subsets = draw_sets(labels, labels[:n], SUBSETS - 1, rng)
-    subset_rows = np.concatenate([np.arange(n)[None], subsets])
-    loss_ranks = np.argsort(np.argsort(loss, kind="stable"), kind="stable")
-    empirical_cdf = np.sort(loss_ranks[subset_rows], axis=1) / len(loss)
+    random_subsets = draw_sets(labels, labels[:n], SUBSETS - 1, rng)
+    subset_rows = np.concatenate([np.arange(n)[None], random_subsets])
+    loss_ranks = np.argsort(np.argsort(losses, kind="stable"), kind="stable")
+    empirical_cdf = np.sort(loss_ranks[subset_rows], axis=1) / len(losses)
     uniform_cdf = np.arange(n) / n
     distance = np.maximum(
         np.abs(empirical_cdf - uniform_cdf), np.abs(empirical_cdf - uniform_cdf - 1 / n)
     ).max(1)
-    return float(step_down(np.stack([-loss[subset_rows].mean(1), distance])).min())
+    return float(step_down(np.stack([-losses[subset_rows].mean(1), distance])).min())
 
 
 def _outputs(network: Network, train: Dataset, holdout: Dataset) -> Tensor:

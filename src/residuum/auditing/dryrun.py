@@ -103,12 +103,12 @@ def dry_run(
             exit_code=obstacles.exit_code,
         )
     if case.network is not None:
-        plan = _plan(case, request, obstacles)
+        preview = _plan(case, request, obstacles)
     elif case.predictor is not None:
-        plan = _plan_without_network(case, request, obstacles)
+        preview = _plan_without_network(case, request, obstacles)
     else:
-        plan = _dry_run_of_records(case, obstacles)
-    return plan if case.stored is None else _with_stored_records(plan, case)
+        preview = _dry_run_of_records(case, obstacles)
+    return preview if case.stored is None else _with_stored_records(preview, case)
 
 
 def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:

@@ -105,18 +105,18 @@ def recover_tables(audit: Audit) -> Audit:
     """
     case = audit.case
     assert case.forest is not None
-    row = plan_attack(case.forest)
-    if not row.ran:
-        return replace(audit, attacks=AttackResults((row,)))
+    outcome = plan_attack(case.forest)
+    if not outcome.ran:
+        return replace(audit, attacks=AttackResults((outcome,)))
     attack = ForestAttack(seed=audit.request.seed, rows=False)
     table = attack.run(case.forest, case.knowledge, audit.listener.message)
-    row = row.replace(
+    outcome = outcome.replace(
         reason=" ".join(table.lines),
         restarts=1,
         candidates=table.records,
         seconds=table.seconds,
     )
-    return replace(audit, attacks=AttackResults((row,)), table=table)
+    return replace(audit, attacks=AttackResults((outcome,)), table=table)
 
 
 def run_negative_controls(audit: Audit) -> Audit:
@@ -141,11 +141,11 @@ def score_table(audit: Audit) -> Audit:
     target_test = compare_with_targets(audit, table)
     audit = replace(audit, targets=target_test)
     if table.is_classifier or not table.records or table.columns != sets.train.x[0].numel():
-        rows = audit.attacks.outcomes
+        outcomes = audit.attacks.outcomes
         reason = CLASSIFIER_ROWS if table.is_classifier else "no row was recovered"
         train_count = len(sets.train)
         return replace(
-            audit, scores=AttackScores(rows, Findings(train_count, reason, metric=DIGITS.name))
+            audit, scores=AttackScores(outcomes, Findings(train_count, reason, metric=DIGITS.name))
         )
     comparison = RowComparison(table, _limited(sets), audit.request.seed, audit.request.subsets)
     reconstruction = comparison.reconstruction(audit.case.knowledge)
@@ -481,15 +481,18 @@ def test_positive_controls(audit: Audit) -> Audit:
 
 
 def _test_controls(audit: Audit, holdout: Dataset, samples: int) -> ControlSize:
-    counts, detected = [], 0
+    recovered_counts, detected_count = [], 0
     for number in range(NETWORKS["reconstruction"]):
         generator = torch.Generator().manual_seed(1000 * audit.request.seed + number)
-        order = torch.randperm(len(holdout), generator=generator)
-        members, outsiders = holdout.take(order[:samples]), holdout.take(order[samples:])
+        shuffled_rows = torch.randperm(len(holdout), generator=generator)
+        members, outsiders = (
+            holdout.take(shuffled_rows[:samples]),
+            holdout.take(shuffled_rows[samples:]),
+        )
         count, is_leak = _test_control(audit, members, outsiders, number)
-        counts.append(count)
-        detected += is_leak
-    return ControlSize(samples, tuple(counts), detected, 0.0)
+        recovered_counts.append(count)
+        detected_count += is_leak
+    return ControlSize(samples, tuple(recovered_counts), detected_count, 0.0)
 
 
 def _test_control(

@@ -82,9 +82,9 @@ def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledg
     mean = knowledge.mean
     if mean is None or train is None or knowledge.provenance.get("mean", "user") != "user":
         return knowledge
-    samples = train.images.double()
-    means = [samples.mean(0)] + ([] if train.mean is None else [train.mean.double()])
-    if not any(_same_values(mean.double(), other) for other in means):
+    train_images = train.images.double()
+    train_means = [train_images.mean(0)] + ([] if train.mean is None else [train.mean.double()])
+    if not any(_same_values(mean.double(), other) for other in train_means):
         return knowledge
     return knowledge.replace(provenance={**knowledge.provenance, "mean": "train"})
 
@@ -125,9 +125,9 @@ def adapt_samples(
     notes: list[str] = []
     datasets = [train] if holdout is None else [train, holdout]
     datasets = _move_channels_first(network, datasets, notes)
-    outputs = network.architecture.outputs
+    output_count = network.architecture.outputs
     if resolve_task(network, task) != "regression":
-        datasets = [_class_indices(dataset, outputs, notes) for dataset in datasets]
+        datasets = [_class_indices(dataset, output_count, notes) for dataset in datasets]
     datasets = _rescale(network, datasets, knowledge, resolve_task(network, task), notes)
     is_flat_table = datasets[0].x.ndim == 2 and not datasets[0].features and knowledge.shape is None
     if is_flat_table and (image_shape := IMAGE_SHAPES.get(datasets[0].shape[0])):
@@ -318,14 +318,14 @@ def check_inputs(
     if train is None:
         return
     model = network.module
-    outputs = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
-    if choose_task(resolve_task(network, task), outputs) != "regression" and not train.y.any():
+    output_count = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
+    if choose_task(resolve_task(network, task), output_count) != "regression" and not train.y.any():
         raise DataError(
             f"Training samples need the labels they were trained with. All {len(train)} labels are 0, "
             "as if none were passed.",
             "Pass audit(model, data=(x, y)), or save 'y' in the same file as 'x'.",
         )
-    normalize_labels(train.y, choose_task(resolve_task(network, task), outputs), outputs)
+    normalize_labels(train.y, choose_task(resolve_task(network, task), output_count), output_count)
     prepare_scoring_data(torch.zeros_like(train.x[:1]), train, holdout, [])
 
 
@@ -402,7 +402,11 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     )
     remedy = "Pass the range of the data before a mean was subtracted, and that mean (--mean)."
     if excess > MAX_EXCESS:
-        raise DataError(f"{range_sentence}, by more than the width of this range.", remedy)
+        raise DataError(
+            "Training samples must not exceed the known value range by more than its width. "
+            f"{range_sentence}.",
+            remedy,
+        )
     outside_share = float(((train_values < low) | (train_values > high)).double().mean())
     return (
         f"{range_sentence} ({outside_share:.0%} of the values). Attacks cannot reconstruct such values. "
@@ -499,16 +503,18 @@ def measure_fit(
     model = network.double_module
     outputs = evaluate(model, train.x.double())
     task = choose_task(task, outputs.shape[1])
-    y = normalize_labels(train.y, task, outputs.shape[1])
+    train_targets = normalize_labels(train.y, task, outputs.shape[1])
     holdout_fit = None
     # If held-out samples have no labels, all their labels were set to 0 when the samples were read. The
     # accuracy on these samples says nothing.
     if holdout is not None and (len(holdout.y.unique()) > 1 or task == "regression"):
         has_known_labels = task == "regression" or set(holdout.y.tolist()) <= set(train.y.tolist())
         if has_known_labels and holdout.y.shape[1:] == train.y.shape[1:]:
-            targets = normalize_labels(holdout.y, task, outputs.shape[1])
-            holdout_fit = accuracy(evaluate(model, holdout.x.double()), targets, task)
+            holdout_targets = normalize_labels(holdout.y, task, outputs.shape[1])
+            holdout_fit = accuracy(evaluate(model, holdout.x.double()), holdout_targets, task)
     if task == "regression":
-        return Fit("R^2", accuracy(outputs, y, task), holdout_fit, 0.0)
-    constant_accuracy = float(y.unique(return_counts=True)[1].max()) / len(y)
-    return Fit("accuracy", accuracy(outputs, y, task), holdout_fit, constant_accuracy)
+        return Fit("R^2", accuracy(outputs, train_targets, task), holdout_fit, 0.0)
+    constant_accuracy = float(train_targets.unique(return_counts=True)[1].max()) / len(
+        train_targets
+    )
+    return Fit("accuracy", accuracy(outputs, train_targets, task), holdout_fit, constant_accuracy)

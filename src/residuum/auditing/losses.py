@@ -111,12 +111,12 @@ def losses(predictor: Predictor, samples: Dataset) -> Array:
         errors: Array = np.square(outputs - targets).mean(1)
         return errors
     labels = class_numbers(predictor, samples, outputs.shape[1])
-    rows = np.arange(len(labels))
-    score_of_true_class = outputs[rows, labels]
+    sample_rows = np.arange(len(labels))
+    score_of_true_class = outputs[sample_rows, labels]
     if predictor.kind == SHARES:
         shares: Array = -np.log(np.maximum(score_of_true_class, SMALLEST_SHARE))
         return shares
-    outputs[rows, labels] = -np.inf
+    outputs[sample_rows, labels] = -np.inf
     margins: Array = outputs.max(1) - score_of_true_class
     return margins
 

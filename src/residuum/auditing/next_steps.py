@@ -74,7 +74,7 @@ def next_step(result: AuditResult) -> NextStep:
     """Return what to do after an audit, by the first row of the table whose condition holds."""
     row = next(row for row in TABLE[result.verdict.outcome] if row.applies(result))
     commands = tuple(filter(None, (command(result) for command in row.commands)))
-    text = row.text.format(
+    advice = row.text.format(
         budget=duration(result.checks.budget_needed or 600.0),
         needed=_holdout_needed(result),
         holdout=_holdout_count(result),
@@ -82,7 +82,7 @@ def next_step(result: AuditResult) -> NextStep:
         larger_budget=duration(_budget_for_larger_controls(result)),
     )
     is_shareable = redacted_report in row.commands and redacted_report(result)
-    return NextStep(text + (REDACTED_NOTE if is_shareable else ""), commands)
+    return NextStep(advice + (REDACTED_NOTE if is_shareable else ""), commands)
 
 
 def strip_file(result: AuditResult) -> str:

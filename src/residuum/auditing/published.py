@@ -302,8 +302,12 @@ def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
     """Return the content of ``exposure.json``, but only for the samples with the largest risk of a leak."""
     if exposure is None:
         return None
-    rows = exposure.rows(MAX_EXPOSED)
-    return {**exposure.summary().to_json(), "lines": list(exposure.lines), "per_record": rows}
+    riskiest_rows = exposure.rows(MAX_EXPOSED)
+    return {
+        **exposure.summary().to_json(),
+        "lines": list(exposure.lines),
+        "per_record": riskiest_rows,
+    }
 
 
 def _candidates(result: AuditResult) -> tuple[Candidate, ...]:

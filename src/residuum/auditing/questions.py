@@ -154,12 +154,12 @@ def _stored(row: AttackOutcome | None) -> Answer:
             f"The file stores {row.candidates or 'some'} records ({row.reason}), none of which is one of "
             "your training samples."
         )
-    counts = {
+    count_fields = {
         "count": row.recovered,
         "n": row.sample_count,
         "expected_by_chance": row.expected_by_chance,
     }
-    return _answer(STORED, YES if row.is_stored else NO, evidence, **counts)
+    return _answer(STORED, YES if row.is_stored else NO, evidence, **count_fields)
 
 
 def _reconstruction(
@@ -183,14 +183,14 @@ def _reconstruction(
             reason = "the candidates could not be compared"
         return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {reason}.")
     chance_text = f"{findings.expected_by_chance:.2g} expected by chance"
-    counts = {"n": findings.n, "expected_by_chance": findings.expected_by_chance}
+    count_fields = {"n": findings.n, "expected_by_chance": findings.expected_by_chance}
     if findings.survivors:
         grade_text = grade_split(findings)
         evidence = (
             f"{findings.recovered} of {findings.n} training samples were reconstructed ({grade_text}; "
             f"{chance_text}, {format_p(findings.p_value)})."
         )
-        return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **counts)
+        return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **count_fields)
     attack_text = f"{findings.tests} attack{'' if findings.tests == 1 else 's'}"
     largest_count = max((row.recovered or 0 for row in attacks if row.decides), default=0)
     chance_text = (
@@ -200,7 +200,7 @@ def _reconstruction(
         f"{attack_text} reconstructed no more of the {findings.n} training samples than chance does "
         f"({chance_text}, {format_p(findings.p_value)})."
     )
-    return _answer(RECONSTRUCTION, NO, evidence, count=0, **counts)
+    return _answer(RECONSTRUCTION, NO, evidence, count=0, **count_fields)
 
 
 def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answer:
@@ -226,13 +226,13 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
         why_not_tested = why_not or "no test of membership applies to this file"
         return _answer(MEMBERSHIP, UNKNOWN, f"Not tested: {why_not_tested}.")
     loss_text = "" if test.loss is None else f" {test.loss.line}"
-    counts = {"n": test.records, "count": len(test.named)}
+    count_fields = {"n": test.records, "count": len(test.named)}
     if is_finding:
         evidence = (
             f"{len(test.named)} of {test.records} training samples are named, at a false discovery rate of "
             f"5%, because activation boundaries pass through them ({format_p(test.adjusted_p)})."
         )
-        return _answer(MEMBERSHIP, YES, evidence + loss_text, **counts)
+        return _answer(MEMBERSHIP, YES, evidence + loss_text, **count_fields)
     if test.reason:
         evidence = f"Membership could not be tested: {test.reason.rstrip('.')}."
         if not test.holdout and len(test.decoy_named):
@@ -256,7 +256,7 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
             " But the losses of the training samples show that the network memorizes these samples."
         )
     answer = UNKNOWN if test.loss is not None and test.loss.memorization == SHOWN else NO
-    return _answer(MEMBERSHIP, answer, evidence + loss_text, **counts)
+    return _answer(MEMBERSHIP, answer, evidence + loss_text, **count_fields)
 
 
 def grade_split(findings: Findings) -> str:

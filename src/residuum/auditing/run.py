@@ -107,7 +107,10 @@ class Audit:
 
     @property
     def outcomes(self) -> tuple[AttackOutcome, ...]:
-        """One row for each attack. If stored records were searched, the first row is about this search."""
+        """One row of the table of attacks for each attack, after a row about the search for stored records.
+
+        If the release stores no records, there is no row about this search.
+        """
         attacks = self.attacks.outcomes if self.scores is None else self.scores.attacks
         return attacks if self.stored_records is None else (self.stored_records, *attacks)
 
@@ -116,10 +119,10 @@ class Audit:
         """Checks that decide whether an audit without a finding can rule out a leak."""
         sample_sets, scores = self.case.sample_sets, self.scores
         findings = None if scores is None else scores.findings
-        samples = () if findings is None else findings.samples
+        recovered_samples = () if findings is None else findings.samples
         controls = self.negative_controls
         return Checks(
-            failures=(*controls.failures, *explain_by_knowledge(controls, samples)),
+            failures=(*controls.failures, *explain_by_knowledge(controls, recovered_samples)),
             level=controls.level,
             fit=self.case.fit,
             told_apart=self.p_value_of_losses,

@@ -120,7 +120,7 @@ def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Att
 
 
 def read_requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
-    """Return the settings of the attacks that the request names, {} if it names none."""
+    """Return the settings of the attacks that the user names, by name of the attack, {} if there are none."""
     settings: dict[str, dict[str, Any]] = {}
     for entry in request.attacks:
         attack_settings = {"attack": entry} if isinstance(entry, str) else dict(entry)
@@ -133,7 +133,7 @@ def read_requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
 def configure_attack(
     kind: type[Attack], request: AuditRequest, settings: Mapping[str, Any]
 ) -> Attack:
-    """Create an attack with its settings.
+    """Create an attack with settings from the user, the audit and the preset.
 
     Values in ``settings`` replace values in ``request``, and values in ``request`` replace values in the
     preset. Baselines ignore the preset and ``request.steps``.
@@ -146,11 +146,13 @@ def configure_attack(
     Returns:
         The attack.
     """
-    values: dict[str, Any] = {} if kind.is_baseline else dict(PRESETS[request.preset].settings)
-    values |= {"seed": request.seed, "device": request.device}
+    default_settings: dict[str, Any] = (
+        {} if kind.is_baseline else dict(PRESETS[request.preset].settings)
+    )
+    default_settings |= {"seed": request.seed, "device": request.device}
     if request.steps is not None and not kind.is_baseline:
-        values["steps"] = request.steps
-    return kind(**{**kind.select_settings(values), **settings})
+        default_settings["steps"] = request.steps
+    return kind(**{**kind.select_settings(default_settings), **settings})
 
 
 def list_skipped_attacks(
@@ -159,7 +161,7 @@ def list_skipped_attacks(
     knowledge: Knowledge,
     requested: Collection[str],
 ) -> dict[str, AttackOutcome]:
-    """Return one row for every attack that will not run, with the reason why.
+    """Return one table row for every attack that will not run, with the reason why.
 
     Args:
         attacks: The attacks, by name.
@@ -170,18 +172,18 @@ def list_skipped_attacks(
     Returns:
         One row of the table of attacks for each skipped attack, by name.
     """
-    rows: dict[str, AttackOutcome] = {}
+    row_by_attack: dict[str, AttackOutcome] = {}
     for name, attack in attacks.items():
-        with _record_error(name, attack, rows):
+        with _record_error(name, attack, row_by_attack):
             why_inapplicable = attack.why_not(surfaces_by_name[name], knowledge)
             why_omitted = (
                 "" if name in requested else attack.why_skipped(surfaces_by_name[name], knowledge)
             )
             if reason := why_inapplicable or why_omitted:
-                rows[name] = AttackOutcome(
+                row_by_attack[name] = AttackOutcome(
                     name, not attack.is_baseline, not why_inapplicable, False, reason
                 )
-    return rows
+    return row_by_attack
 
 
 def find_surfaces(
@@ -277,7 +279,7 @@ class AttackSchedule:
                     raise problem.cause from None
 
     def run(self) -> AttackResults:
-        """Run all attacks that apply, by their plans, and return their outputs."""
+        """Run all attacks that apply to the network, as planned, and return their outputs."""
         row_by_attack = self.skipped()
         plans = self.plan(row_by_attack)
         self.listener.message(forecast(plans, self.request))
@@ -345,7 +347,7 @@ class AttackSchedule:
         return f"left out: {plan.left_out}"
 
     def _reconstruct(self, name: str, plan: AttackPlan) -> tuple[Reconstruction, list[Batch]]:
-        """Run one attack and return its candidates and its batches."""
+        """Run one attack. Return its candidates, and the batches of restarts that ran."""
         attack, surface = self.attacks[name], self.surfaces[name]
         seconds_left = max(self.deadline.seconds_left, MIN_SECONDS)
         if attack.pace != "batches":
@@ -354,15 +356,17 @@ class AttackSchedule:
             if plan.restarts and isinstance(attack, RestartSettings):
                 attack = attack.changed(restarts=plan.restarts)
             return attack.run(surface, self.knowledge), []
-        results: list[Reconstruction] = []
+        batch_results: list[Reconstruction] = []
         batches: list[Batch] = []
         for batch in plan.batches(attack):
-            if results and self.deadline.is_over:
+            if batch_results and self.deadline.is_over:
                 break
             restarts_done = sum(earlier.restarts for earlier in batches)
-            results.append(self._run_batch(attack, surface, batch, restarts_done, plan.restarts))
+            batch_results.append(
+                self._run_batch(attack, surface, batch, restarts_done, plan.restarts)
+            )
             batches.append(batch)
-        reconstruction = merge_batches(results)
+        reconstruction = merge_batches(batch_results)
         if len(batches) < len(plan.batches(attack)):
             # The time limit stopped the attack, so the last restart gets the status "time".
             reconstruction = reconstruction.replace(status=(*reconstruction.status[:-1], "time"))

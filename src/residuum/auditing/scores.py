@@ -333,7 +333,7 @@ def score_attacks(
     baselines = {b.attack: score_if_time(b.attack, all_candidates(b)) for b in results.baselines}
     selected_pool = join_pools([selected_candidates(result) for result in reconstructions])
     selected_scores = score_if_time("self-selected candidates", selected_pool)
-    rows = tuple(
+    outcomes_with_counts = tuple(
         _with_counts(row, tests.get(row.name), baselines.get(row.name)) for row in results.outcomes
     )
     if not tests:
@@ -342,7 +342,12 @@ def score_attacks(
         untested_findings = Findings(len(train), reason=scores.reason, metric=DECIDING)
         evidence = collect_evidence(sets, scores, outputs, None, seed)
         return AttackScores(
-            rows, untested_findings, reconstructions[0].attack, scores, selected_scores, evidence
+            outcomes_with_counts,
+            untested_findings,
+            reconstructions[0].attack,
+            scores,
+            selected_scores,
+            evidence,
         )
     strongest_attack = strongest_test(tests)
     scores = scored(
@@ -354,7 +359,7 @@ def score_attacks(
     set_aside_matches = match_set_aside(sets.set_aside, pools, tests)
     combined_findings = combined_findings.replace(set_aside_matches=set_aside_matches)
     return AttackScores(
-        rows, combined_findings, strongest_attack, scores, selected_scores, evidence
+        outcomes_with_counts, combined_findings, strongest_attack, scores, selected_scores, evidence
     )
 
 

@@ -38,7 +38,7 @@ class StageOutput(Record):
 
 
 class AuditStore:
-    """Store of an audit that has no run directory. This store saves nothing."""
+    """Saves the outputs of an audit. This base class has no run directory, so it saves nothing."""
 
     path: Path | None = None
 
@@ -67,7 +67,7 @@ class AuditStore:
         return None
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
-        """Save a finished batch.
+        """Save the output of a finished batch of restarts.
 
         Args:
             batch: The finished batch.
@@ -159,11 +159,11 @@ class AuditRun(RunDir, AuditStore):
         return audit_after
 
     def load(self, batch: Batch) -> Reconstruction | None:
-        """Return the saved output of a batch. If no readable file exists, return None."""
+        """Return the saved output of a batch of restarts. If no readable file exists, return None."""
         return Reconstruction.load_or_none(self._file(batch))
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
-        """Save a finished batch and remove its state.
+        """Save the output of a finished batch of restarts, and remove the state of the batch.
 
         Args:
             batch: The finished batch.

@@ -37,7 +37,7 @@ CHUNK = 4096  # number of records that are converted to float64 together, to lim
 
 @dataclass(frozen=True, eq=False)
 class StoredRecords:
-    """The records that a release stores.
+    """The data records that a release (the published files of a model) stores.
 
     Attributes:
         model: Class of the estimator that stores the records, "" if the records are not part of an estimator.
@@ -184,8 +184,8 @@ def find_records(release: Release) -> StoredRecords | None:
         return None
     if not arrays:
         return None
-    model = release.content.class_name if isinstance(release.content, InertObject) else ""
-    return StoredRecords(model, arrays, scalings)
+    estimator_class = release.content.class_name if isinstance(release.content, InertObject) else ""
+    return StoredRecords(estimator_class, arrays, scalings)
 
 
 def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:

@@ -53,25 +53,31 @@ class TrainingRecipe:
         """
         setting_types = {"optimizer": str, "rate": float, "epochs": int, "batch": int}
         setting_types |= {"start": str, "frozen": str}
-        values: dict[str, object] = {}
+        setting_values: dict[str, object] = {}
         for setting in filter(None, (item.strip() for item in text.split(","))):
             name, _, value = setting.partition("=")
             require_known(name[:40], setting_types, "A recipe has no")
             try:
-                values[name] = setting_types[name](value)
+                setting_values[name] = setting_types[name](value)
             except ValueError as problem:
                 raise InputError(
                     f"The setting {name!r} of a training recipe must be a number; got {value[:40]!r}.",
                     f"Pass --recipe {EXAMPLE}.",
                 ) from problem
         for name, choices in (("optimizer", OPTIMIZERS), ("start", INITIALIZATIONS)):
-            require_known(str(values.get(name, choices[0])), choices, f"A recipe knows no {name}")
-        number_settings = [float(str(values.get(name, 0))) for name in ("rate", "epochs", "batch")]
+            require_known(
+                str(setting_values.get(name, choices[0])), choices, f"A recipe knows no {name}"
+            )
+        number_settings = [
+            float(str(setting_values.get(name, 0))) for name in ("rate", "epochs", "batch")
+        ]
         if not all(0 <= value < 1e9 for value in number_settings):
             raise InputError(
                 "The settings 'rate', 'epochs' and 'batch' of a training recipe must be at least 0 and less "
                 f"than 1e9; got {min(number_settings):g} to {max(number_settings):g}.",
                 "Leave out settings that you do not know.",
             )
-        values["frozen"] = tuple(filter(None, str(values.get("frozen", "")).split("+")))
-        return cls(**values)  # type: ignore[arg-type]
+        setting_values["frozen"] = tuple(
+            filter(None, str(setting_values.get("frozen", "")).split("+"))
+        )
+        return cls(**setting_values)  # type: ignore[arg-type]

@@ -173,7 +173,7 @@ class Verdict(Record):
 
     @property
     def is_below_limit(self) -> bool:
-        """Whether the findings are weaker than the grade that ends in exit code 1."""
+        """Whether the leak is weaker than ``limit``, the weakest grade that ends in exit code 1."""
         return bool(self.grade) and not reaches(self.grade, self.limit)
 
     @property
@@ -350,25 +350,29 @@ def _grades(
     targets: TargetTest | None = None,
 ) -> dict[str, int]:
     """Return how many training samples leak with each grade, the strongest grade first."""
-    counts: dict[str, int] = {}
+    count_by_grade: dict[str, int] = {}
     if stored is not None and stored.is_stored:
-        counts[VERBATIM] = stored.recovered or stored.candidates
+        count_by_grade[VERBATIM] = stored.recovered or stored.candidates
     if findings is not None and findings.survivors:
         strongest_index = [*GRADES].index(findings.grade)
         for grade, count in findings.grades.items():
             # A single sample may have a strong grade by chance. If the grade of a sample is stronger than the
             # grade of all findings together, the sample counts with the grade of all findings.
             counted_grade = grade if [*GRADES].index(grade) >= strongest_index else findings.grade
-            counts[counted_grade] = counts.get(counted_grade, 0) + count
+            count_by_grade[counted_grade] = count_by_grade.get(counted_grade, 0) + count
         if not findings.grades:
-            counts[findings.grade] = findings.recovered
+            count_by_grade[findings.grade] = findings.recovered
     if targets is not None:
-        counts[ATTRIBUTE] = targets.recovered
+        count_by_grade[ATTRIBUTE] = targets.recovered
     if members is not None:
-        counts[MEMBERSHIP] = len(members.named)
+        count_by_grade[MEMBERSHIP] = len(members.named)
     # If an array of stored records is damaged, the records cannot be counted. The count of 0 is kept, because
     # stored records are a leak in any case.
-    return {g: counts[g] for g in GRADES if counts.get(g) or (g == VERBATIM and g in counts)}
+    return {
+        g: count_by_grade[g]
+        for g in GRADES
+        if count_by_grade.get(g) or (g == VERBATIM and g in count_by_grade)
+    }
 
 
 def _row(
