@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class ResiduumError(Exception):
-    """Base class of all errors that residuum reports. The base class reports internal errors (exit code 70).
+    """Base class of all errors that residuum reports.
+
+    An error of this class itself, and not of a subclass, is an internal error (exit code 70).
 
     Args:
         message: The rule, and the value that breaks the rule.
@@ -41,7 +43,7 @@ class InputError(ResiduumError):
 
 
 class ArchitectureError(InputError):
-    """A network description is malformed or does not fit the weights."""
+    """An architecture string or a module describes no valid network, or does not fit the weights."""
 
 
 class CheckpointError(InputError):
@@ -82,12 +84,12 @@ class UnsafeFileError(ResiduumError):
 def require_known(
     got: str, choices: Iterable[str], what: str, error: type[ResiduumError] = InputError
 ) -> None:
-    """Check that a name is one of the choices.
+    """Check that a name is one of the choices, and raise an error otherwise.
 
     Args:
         got: The name to check.
         choices: Valid names.
-        what: Start of the error message, such as "No task".
+        what: Text before the name in the error message. For example, "No task" gives "No task 'x'.".
         error: Class of the error that is raised if the name is not valid.
     """
     if got not in (names := tuple(choices)):

@@ -37,8 +37,8 @@ class Table(dict[str, Entry]):
     """A dictionary of entries by name, such as all attacks. Plug-ins may add, but not replace entries.
 
     Args:
-        sort: The kind of entry, such as "attack".
-        entries: The entries of residuum.
+        sort: The kind of entry in words, such as "attack". Error messages show this word.
+        entries: The entries of residuum itself, without plug-ins.
         shared_names: Another table whose names plug-ins must not use either.
         base: A class of which every entry must be a subclass, or None.
     """
@@ -56,8 +56,8 @@ class Table(dict[str, Entry]):
 
     def __setitem__(self, name: str, entry: Entry) -> None:
         if _importing and (name in self or name in self.shared_names):
-            existing = self.get(name, self.shared_names.get(name))
-            owner_module = getattr(existing, "__module__", "another")
+            existing_entry = self.get(name, self.shared_names.get(name))
+            owner_module = getattr(existing_entry, "__module__", "another")
             raise ValueError(
                 f"plug-in {_importing[-1]!r} must not replace the {self.sort} {name!r} of "
                 f"{owner_module}; use another name"
@@ -88,7 +88,7 @@ _added: list[tuple[Table[Any], str]] = []
 
 
 def load(enabled: bool = True) -> tuple[Plugin, ...]:
-    """Import all installed plug-ins. Only the first call in a process has an effect.
+    """Import all installed plug-ins. Only the first call in a process imports them.
 
     Args:
         enabled: Whether to import plug-ins. The environment variable ``RESIDUUM_NO_PLUGINS`` disables them.
@@ -109,7 +109,7 @@ def load(enabled: bool = True) -> tuple[Plugin, ...]:
 
 
 def forget() -> None:
-    """Forget that plug-ins were imported, so that the next call of ``load`` imports new plug-ins."""
+    """Clear the list of imported plug-ins, so that the next call of ``load`` imports plug-ins again."""
     global _loaded
     _loaded = None
 

@@ -1,8 +1,7 @@
 """Pairwise similarity of two batches of samples.
 
-A similarity takes samples ``a`` (m, *shape) and ``b`` (n, *shape) and returns an (m, n) tensor. Rows of
-``a`` are processed in chunks, so that the memory in addition to inputs and result is limited to ``CHUNK``
-elements.
+A similarity takes samples ``a`` (m, *shape) and ``b`` (n, *shape) and returns an (m, n) tensor. Rows of ``a``
+are processed in chunks, so that intermediate results take at most the memory of ``CHUNK`` elements.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The table of an audit that lists measured properties of the network, and all attacks and checks.
+"""The table of an audit that lists measured properties of the network, all attacks, and all other checks.
 
 For each attack and each check, the table says whether it was tried, and why or why not. Terminal, report,
 ``result.json`` and dry run show the same table. Measured properties come first, because they decide which
@@ -20,7 +20,9 @@ from residuum.stationarity import by_layer, moved_layers
 from residuum.surfaces.inspection import Inspection
 
 MEASURED, TRIED, NOT_TRIED, PLANNED = "measured", "tried", "not tried", "to be tried"
-MAX_NAMED = 6  # largest number of layer names in a row, so that the row takes one or two lines
+MAX_NAMED = (
+    6  # largest number of layer names that a row of the table lists, so that the row stays short
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,16 +77,17 @@ def _first_layer(network: Network, knowledge: Knowledge) -> str:
     model, sample = network.module, network.sample_shape(knowledge)
     name, shape, sees_whole_sample = find_input_layer(model, sample)
     if not name:
-        no_dense_text = (
+        no_dense_layer_text = (
             "none is dense on the samples or on patches of them, "
             "so its rows are no mixtures of samples"
         )
         name, shape = find_dense_layer(model, sample)
-        feature_shape = "x".join(map(str, shape))
+        feature_shape_text = "x".join(map(str, shape))
         return (
-            f"{no_dense_text}. Behind the backbone, {name} receives features of shape {feature_shape}"
+            f"{no_dense_layer_text}. Behind the backbone, {name} receives features of shape "
+            f"{feature_shape_text}"
             if name
-            else no_dense_text
+            else no_dense_layer_text
         )
     if sees_whole_sample:
         return f"{name}, dense: its rows are mixtures of samples"
@@ -95,29 +98,28 @@ def _moved_layers(network: Network, knowledge: Knowledge) -> str:
     if knowledge.theta0 is None:
         return "unknown, because the attacker does not know the initial weights (--init)"
     moved, layers = moved_layers(network.theta, knowledge.theta0), by_layer(network.theta)
-    layer_names = ", ".join(moved[:MAX_NAMED]) + (", ..." if len(moved) > MAX_NAMED else "")
-    return f"{len(moved)} of {len(layers)}" + (f": {layer_names}" if moved else "")
+    layer_names_text = ", ".join(moved[:MAX_NAMED]) + (", ..." if len(moved) > MAX_NAMED else "")
+    return f"{len(moved)} of {len(layers)}" + (f": {layer_names_text}" if moved else "")
 
 
 def list_attacks(rows: Iterable[AttackOutcome], status: str = TRIED) -> tuple[Applies, ...]:
-    """Return one row per attack. Attacks that ran come first.
+    """Return one row of the table for each attack. Attacks that ran come first.
 
     Args:
-        rows: One outcome per attack, which says whether the attack ran.
+        rows: The outcome of each attack, which says whether the attack ran.
         status: Text in the status column of the attacks that ran: "tried", or "to be tried" in a dry run.
 
     Returns:
         The rows with the reason why each attack ran or not.
     """
-    rows_that_ran_first = sorted(rows, key=lambda row: not row.ran)
+    sorted_outcomes = sorted(rows, key=lambda row: not row.ran)
     return tuple(
-        Applies(row.name, status if row.ran else NOT_TRIED, row.reason)
-        for row in rows_that_ran_first
+        Applies(row.name, status if row.ran else NOT_TRIED, row.reason) for row in sorted_outcomes
     )
 
 
 def list_other_checks(**reasons: str) -> tuple[Applies, ...]:
-    """Return one row for each check of the audit other than the attacks, such as the test of membership.
+    """Return one row of the table for each check that is no attack, such as the test of membership.
 
     Args:
         **reasons: The reason why each check was not tried, by name of the check. The reason is "" if the

@@ -48,8 +48,8 @@ def write_artifacts(
     Args:
         out: The folder to write to, which must exist.
         result: The result of the audit.
-        request: Settings and hashes of the inputs. If the same audit is started again in this folder, these
-            values identify the audit.
+        request: Settings of the audit and hashes of its inputs. If an audit is started again in this folder,
+            these values show whether it is the same audit.
         sources: Paths of the input files, which are written to ``config.toml``. If no checkpoint is among
             them, the weights are written to the folder.
         file: Path of the checkpoint as the user passed it, which is written to the SARIF file.
@@ -77,7 +77,7 @@ def write_artifacts(
         "sha256": result.hashes,
         "created": result.created,
     }
-    certificates = {
+    certificate_content = {
         "of": result.certificate_of,
         "kkt": _plain(result.certificate),
         "uniqueness": _plain(result.uniqueness),
@@ -94,27 +94,31 @@ def write_artifacts(
         CARD: model_card(result),
         ENVIRONMENT: _json({**result.environment, **seed_hashes_and_time}),
         SCORES: _json(_scores(result)),
-        CERTIFICATE: _json(certificates),
+        CERTIFICATE: _json(certificate_content),
         SARIF: _json(sarif(result.verdict, file=file, **sarif_fields)),
     }
     for name, content in text_by_file.items():
         write_atomic(out / name, content)
     file_names = sorted([*tensor_files, *text_by_file, AUDIT, KNOWLEDGE])
-    summary = publish(result, request, {name: sha256(out / name) for name in file_names}).to_json()
+    published_result = publish(
+        result, request, {name: sha256(out / name) for name in file_names}
+    ).to_json()
     published_form(PublishedAudit).model_validate(
-        summary
+        published_result
     )  # raise an error before an invalid file is written
-    write_json(out / RESULT, summary)
-    return summary
+    write_json(out / RESULT, published_result)
+    return published_result
 
 
 def read_result(path: Path) -> dict[str, Any]:
     """Return the content of ``result.json`` of a finished audit."""
     try:
-        values: dict[str, Any] = json.loads((path / RESULT).read_text())
+        result_content: dict[str, Any] = json.loads((path / RESULT).read_text())
     except (OSError, ValueError, RecursionError) as problem:
         raise InputError(DAMAGED.format(str(path), RESULT), RUN_AUDIT) from problem
-    schema_version = values.get("schema_version") if isinstance(values, dict) else None
+    schema_version = (
+        result_content.get("schema_version") if isinstance(result_content, dict) else None
+    )
     if isinstance(schema_version, str) and schema_version != SCHEMA_VERSION:
         raise InputError(
             f"{str(path)!r} holds an audit of schema version {schema_version[:20]}; this version of residuum "
@@ -122,8 +126,8 @@ def read_result(path: Path) -> dict[str, Any]:
             "Run the audit again.",
         )
     try:
-        published_form(PublishedAudit).model_validate(values)
-        return values
+        published_form(PublishedAudit).model_validate(result_content)
+        return result_content
     except (ValueError, RecursionError) as problem:
         raise InputError(DAMAGED.format(str(path), RESULT), RUN_AUDIT) from problem
 
@@ -134,36 +138,38 @@ def load_artifacts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
     Raises:
         InputError: If a file is missing, or if its hash differs from the hash in ``result.json``.
     """
-    hashes = read_result(path)["artifacts"]
-    reconstruction_files = sorted(name for name in hashes if name.startswith("reconstruction"))
+    hash_by_file = read_result(path)["artifacts"]
+    reconstruction_files = sorted(
+        name for name in hash_by_file if name.startswith("reconstruction")
+    )
     for name in (AUDIT, *reconstruction_files):
         if Path(name).name != name or not (path / name).is_file():
             raise InputError(
                 f"The folder of a finished audit must be complete; {str(path)!r} lacks {name[:60]!r}.",
                 "Run the audit again.",
             )
-        if sha256(path / name) != hashes.get(name):
+        if sha256(path / name) != hash_by_file.get(name):
             raise InputError(
                 f"{name!r} in {str(path)!r} has changed since the audit wrote it.",
                 "Run the audit again.",
             )
-    main_file_first = (
+    sorted_files = (
         [MAIN, *(name for name in reconstruction_files if name != MAIN)]
         if MAIN in reconstruction_files
         else reconstruction_files
     )
-    return path / AUDIT, tuple(Reconstruction.load(path / name) for name in main_file_first)
+    return path / AUDIT, tuple(Reconstruction.load(path / name) for name in sorted_files)
 
 
 def _config(result: AuditResult, sources: dict[str, str]) -> str:
-    requested = result.settings["requested"]
+    requested_settings = result.settings["requested"]
     config_values = {
         **sources,
-        **requested,
+        **requested_settings,
         "knowledge": KNOWLEDGE,
         "sha256": {name: digest for name, digest in result.hashes.items() if digest},
     }
-    return write_config(config_values, needs_code="model_code" in requested)
+    return write_config(config_values, needs_code="model_code" in requested_settings)
 
 
 def _scores(result: AuditResult) -> dict[str, Any]:

@@ -52,20 +52,22 @@ def assemble_result(audit: Audit) -> AuditResult:
 
 
 def describe_case(case: Case) -> tuple[Applies, ...]:
-    """Return the measured properties of the network, as rows of the table.
+    """Return the measured properties of the network, one row of the table of the audit per property.
 
-    If the first layers were frozen, the audited network consists of the layers above them. The row "layers
-    that moved" then still counts all layers of the network in the file.
+    If the first layers were frozen in training, only the layers above them are audited. The row "layers that
+    moved" (layers whose weights changed in training) still counts all layers of the network in the file.
     """
-    rows = describe_network(case.audited, case.inspection, case.knowledge, case.fit)
+    rows_of_audited_network = describe_network(
+        case.audited, case.inspection, case.knowledge, case.fit
+    )
     if case.head is None or case.full_inputs is None:
-        return rows
+        return rows_of_audited_network
     rows_of_full_network = describe_network(
         case.full_inputs.network, case.inspection, case.full_inputs.knowledge, case.fit
     )
     return tuple(
         full if row.what == MOVED else row
-        for row, full in zip(rows, rows_of_full_network, strict=True)
+        for row, full in zip(rows_of_audited_network, rows_of_full_network, strict=True)
     )
 
 
@@ -74,18 +76,18 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
     assert case.full_inputs is not None
     network, results = case.audited, audit.attacks
     certificates = certificates_or_reason(audit)
-    head_notes = () if case.head is None else (case.head.note,)
+    frozen_layer_notes = () if case.head is None else (case.head.note,)
     findings = None if scores is None else scores.findings
-    verdict = audit.verdict((*head_notes, *network.assumptions))
+    verdict = audit.verdict((*frozen_layer_notes, *network.assumptions))
     attacks = every_attack()
     attack_assumptions = [
         attacks[row.name].assumes for row in audit.outcomes if row.ran and row.name in attacks
     ]
-    strongest_scores = None if scores is None else scores.scores
-    subsets = request.subsets
-    if strongest_scores is not None and strongest_scores.subsets:
-        subsets = strongest_scores.subsets
-    settings = {**_settings(audit), "subsets": subsets, "arch": case.full_inputs.network.arch}
+    scores_of_strongest_attack = None if scores is None else scores.scores
+    subset_count = request.subsets
+    if scores_of_strongest_attack is not None and scores_of_strongest_attack.subsets:
+        subset_count = scores_of_strongest_attack.subsets
+    settings = {**_settings(audit), "subsets": subset_count, "arch": case.full_inputs.network.arch}
     return AuditResult(
         subject=_subject(audit, network.arch),
         created=_now(),
@@ -99,7 +101,7 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
         seconds=dict(audit.seconds),
         findings=findings,
         displayed_attack="" if scores is None else scores.displayed_attack,
-        scores=strongest_scores,
+        scores=scores_of_strongest_attack,
         selected=None if scores is None else scores.selected,
         evidence=None if scores is None else scores.evidence,
         certificate=certificates.certificate,
@@ -113,7 +115,7 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
             *assumptions(network, case.inspection),
             *dict.fromkeys(filter(None, attack_assumptions)),
         ),
-        limitations=limitations(verdict, strongest_scores, case.knowledge),
+        limitations=limitations(verdict, scores_of_strongest_attack, case.knowledge),
         suite=SUITE,
         suite_attacks=tuple(attacks),
         controls=audit.negative_controls,
@@ -132,7 +134,7 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
         ),
         warnings=(
             *_notes_of_samples(audit),
-            *head_notes,
+            *frozen_layer_notes,
             *_fit_notes(audit),
             *case.warnings,
             *_failed_plugins(audit),
@@ -147,24 +149,26 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
 
 
 def _assemble_for_records(audit: Audit) -> AuditResult:
-    """Return the result for a file that holds records and no network."""
+    """Return the result of an audit of a file with data records and without a model that can be evaluated."""
     case, row = audit.case, audit.stored_records
     assert case.stored is not None
     assert row is not None
     verdict = audit.verdict()
     records = [array.records for array in case.stored.arrays if array.records is not None]
-    shape = _record_shape(records[0].shape[1], case.knowledge, case.train) if records else ()
-    name = case.stored.model or "records"
+    record_shape = _record_shape(records[0].shape[1], case.knowledge, case.train) if records else ()
+    model_name = case.stored.model or "records"
     assert case.release is not None
     return AuditResult(
-        subject=_subject(audit, name),
+        subject=_subject(audit, model_name),
         created=_now(),
         verdict=verdict,
-        checkpoint=Network({}, name, input_shape=shape),
-        inspection=_empty_inspection(name, shape),
+        checkpoint=Network({}, model_name, input_shape=record_shape),
+        inspection=_empty_inspection(model_name, record_shape),
         knowledge=case.knowledge,
         attacks=(row,),
-        reconstructions=(_as_reconstruction(records[0], shape, case.knowledge),) if records else (),
+        reconstructions=(_as_reconstruction(records[0], record_shape, case.knowledge),)
+        if records
+        else (),
         certificate_of=NO_NETWORK,
         uniqueness_reason=NO_NETWORK,
         settings={**_settings(audit), "file": str(case.release.path.resolve())},
@@ -179,20 +183,20 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
 
 
 def _assemble_for_predictor(audit: Audit) -> AuditResult:
-    """Return the result for a forest, or for any other model that is no network."""
+    """Return the result of an audit of a forest, or of any other model that is no network."""
     case, scores, table = audit.case, audit.scores, audit.table
     assert case.predictor is not None
     verdict = audit.verdict()
-    name, columns = case.predictor.name, case.predictor.columns
-    shape = (columns,) if columns else () if case.train is None else case.train.shape
-    stored_notes = () if case.stored is None else (case.stored.arrays[0].finding.remedy,)
-    shown_scores = None if scores is None else scores.scores
+    model_name, columns = case.predictor.name, case.predictor.columns
+    sample_shape = (columns,) if columns else () if case.train is None else case.train.shape
+    stored_record_remedies = () if case.stored is None else (case.stored.arrays[0].finding.remedy,)
+    scores_of_strongest_attack = None if scores is None else scores.scores
     return AuditResult(
-        subject=_subject(audit, name),
+        subject=_subject(audit, model_name),
         created=_now(),
         verdict=verdict,
-        checkpoint=Network({}, name, input_shape=shape),
-        inspection=_empty_inspection(name, shape, IS_NO_NETWORK),
+        checkpoint=Network({}, model_name, input_shape=sample_shape),
+        inspection=_empty_inspection(model_name, sample_shape, IS_NO_NETWORK),
         knowledge=case.knowledge,
         attacks=audit.outcomes,
         reconstructions=audit.attacks.reconstructions,
@@ -204,9 +208,11 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
         seconds=dict(audit.seconds),
         findings=None if scores is None else scores.findings,
         displayed_attack="" if scores is None else scores.displayed_attack,
-        scores=shown_scores,
+        scores=scores_of_strongest_attack,
         evidence=None if scores is None else scores.evidence,
-        limitations=limitations(verdict, shown_scores, case.knowledge, is_network=False),
+        limitations=limitations(
+            verdict, scores_of_strongest_attack, case.knowledge, is_network=False
+        ),
         controls=audit.negative_controls,
         checks=audit.checks,
         membership=audit.membership,
@@ -222,34 +228,38 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
         notes=(
             *audit.negative_controls.notes,
             *(() if table is None else (*table.lines, *table.notes)),
-            *stored_notes,
+            *stored_record_remedies,
         ),
         files=_files(audit),
     )
 
 
 def describe_predictor(case: Case) -> tuple[Applies, ...]:
-    """Return what is known of a model that is no network, as rows of the table."""
+    """Return the properties of a model that is no network, one row of the table of the audit per property."""
     assert case.predictor is not None
     source = (
         "the live model" if case.predictor.model is not None else "the file, without running it"
     )
-    text = f"{case.predictor.name}, which predicts {case.predictor.kind}, evaluated from {source}"
-    rows = (Applies("model", MEASURED, text),)
+    model_text = (
+        f"{case.predictor.name}, which predicts {case.predictor.kind}, evaluated from {source}"
+    )
+    model_rows = (Applies("model", MEASURED, model_text),)
     if case.forest is None:
-        return rows
-    return (*rows, Applies("trees", MEASURED, describe_forest(case.forest.forest)))
+        return model_rows
+    return (*model_rows, Applies("trees", MEASURED, describe_forest(case.forest.forest)))
 
 
 def describe_losses(case: Case, status: str = TRIED) -> Applies:
-    """Return the row of the table about the losses of a model that is no network.
+    """Return the row of the table that says whether the losses of the model are compared.
+
+    Losses of training samples are compared with losses of held-out samples. The model is no network.
 
     Args:
         case: The inputs of the audit.
-        status: Text in the status column if losses are compared.
+        status: Text in the status column if the losses are compared.
 
     Returns:
-        The row, with the reason why losses are compared or not.
+        The row, with the reason why the losses are compared or not.
     """
     assert case.predictor is not None
     reason = NO_SAMPLES
@@ -259,12 +269,12 @@ def describe_losses(case: Case, status: str = TRIED) -> Applies:
 
 
 def describe_forest(forest: Forest) -> str:
-    """Return what a forest consists of, in one sentence."""
-    leaves = len(forest.structure.leaf_tree)
-    kind = "classes" if forest.is_classifier else "numbers"
+    """Return the numbers of trees and leaves of a forest, and what the forest predicts, in one sentence."""
+    leaf_count = len(forest.structure.leaf_tree)
+    prediction_text = "classes" if forest.is_classifier else "numbers"
     has_seeds = all(tree.seed is not None for tree in forest.trees)
-    stored = "with the seeds of their bootstrap samples" if has_seeds else "without seeds"
-    return f"{len(forest.trees)} trees with {leaves} leaves, which predict {kind}, {stored}"
+    seed_text = "with the seeds of their bootstrap samples" if has_seeds else "without seeds"
+    return f"{len(forest.trees)} trees with {leaf_count} leaves, which predict {prediction_text}, {seed_text}"
 
 
 def _release_path(case: Case) -> str:
@@ -276,10 +286,10 @@ def _now() -> str:
 
 
 def _subject(audit: Audit, name: str) -> str:
-    """Return the name of the audited model in the result.
+    """Return the name of the audited model that the result shows.
 
-    If the audit has a run directory, the name is the file name of the checkpoint. Otherwise the name is
-    ``name``.
+    If the audit has a run directory and read a checkpoint file, return the name of this file. Otherwise
+    return ``name``, a description of the model.
     """
     checkpoint_path = audit.case.sources.paths.get("checkpoint")
     return (
@@ -290,14 +300,14 @@ def _subject(audit: Audit, name: str) -> str:
 
 
 def _settings(audit: Audit) -> dict[str, Any]:
-    versions = {plugin.name: plugin.version for plugin in plugins.load()}
-    return {**audit.request.published(), "plugins": versions}
+    plugin_versions = {plugin.name: plugin.version for plugin in plugins.load()}
+    return {**audit.request.published(), "plugins": plugin_versions}
 
 
 def _files(audit: Audit) -> dict[str, str]:
     """Return the paths of all input files and of the run directory, as the user passed the paths.
 
-    Bytes of a path that are not valid UTF-8 are replaced. An audit without a run directory has no files.
+    Bytes of a path that are not valid UTF-8 are replaced. If the audit has no run directory, return {}.
     """
     paths = dict(audit.case.sources.paths)
     if audit.store.path is None:
@@ -328,7 +338,7 @@ def _notes(audit: Audit) -> list[str]:
 
 
 def _why_no_membership(audit: Audit) -> str:
-    """Return why membership was not tested, "" if the test was run."""
+    """Return why the audit did not test membership, "" if the audit tested membership."""
     if audit.membership is None:
         return audit.skipped["membership"]
     return audit.membership.reason
@@ -365,7 +375,7 @@ def _record_shape(width: int, knowledge: Knowledge, train: Dataset | None) -> tu
 def _as_reconstruction(
     records: Tensor, shape: tuple[int, ...], knowledge: Knowledge
 ) -> Reconstruction:
-    """Return the first stored records as a reconstruction, so that the report shows them."""
+    """Return the first stored records as a ``Reconstruction``, whose candidates the report shows."""
     shaped_records = records[:MAX_RECORDS].double().reshape(-1, *shape)
     ones, index = (
         torch.ones(len(shaped_records), dtype=shaped_records.dtype),

@@ -148,22 +148,23 @@ class Case:
 
     @property
     def why_no_attack(self) -> str:
-        """Why residuum has no attack on a model that predicts, "" if it has an attack."""
+        """Why residuum has no attack on a model that is no network, "" if residuum has an attack."""
         if self.predictor is None:
             return ""
         reason = "" if self.forest is None else why_not_attacked(self.forest.forest)
         if self.forest is not None and not reason:
             return ""
-        no_attack = f"residuum has no attack on models of the class {self.predictor.name}"
-        return f"{no_attack} ({reason})" if reason else no_attack
+        no_attack_text = f"residuum has no attack on models of the class {self.predictor.name}"
+        return f"{no_attack_text} ({reason})" if reason else no_attack_text
 
     @cached_property
     def attacked(self) -> Network:
         """The network that attacks work on.
 
-        If the knowledge allows it, the weights of each neuron are rescaled to a standard scale (canonical
-        form). The attacked network computes the same function as the network in the file (``audited``). The
-        KKT multipliers in a reconstruction are valid for the weights of the attacked network.
+        If the attacker knows neither the initial weights nor the optimizer state, the weights of each neuron
+        are rescaled to a standard scale (canonical form). The attacked network computes the same function as
+        the network in the file (``audited``). The KKT multipliers in a reconstruction are valid for the
+        weights of the attacked network.
         """
         return attacked_form(self.audited, self.knowledge)
 
@@ -289,43 +290,43 @@ def load_case(
         request: Settings of the audit.
         base: File of the weights before fine-tuning.
         adapter: File of an adapter (LoRA). ``model`` is then the base network.
-        trust_code: Allow running the code that ``model_code`` of the request names.
+        trust_code: Allow running the code that the setting ``model_code`` of ``request`` names.
         obstacles: Collects the problems in a dry run. By default the first problem is raised as an error.
 
     Returns:
-        The case. With ``obstacles``, None if the network or the knowledge cannot be read.
+        The case. If ``obstacles`` is passed and the network or the knowledge cannot be read, None.
     """
     request = request or AuditRequest()
-    call = (obstacles or StopAtFirst()).attempt
-    train, contained = call(read_train_and_holdout, data, None) or (None, None)
-    _, separate = call(read_train_and_holdout, None, holdout) or (None, None)
+    attempt = (obstacles or StopAtFirst()).attempt
+    train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
+    _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
     held_out = contained if separate is None else separate
     if isinstance(model, str | Path):
         model, base = resolve_trained_and_base(
             model, None if base is None else str(base), _text(adapter)
         )
-    release = call(open_release, model) if isinstance(model, str | Path | Release) else None
+    release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
     if release is None and isinstance(model, str | Path):
         return None
-    shape = _sample_shape(model, train, held_out, knowledge)
-    reader = _Reader(release, request, shape, _text(base), trust_code)
-    content = call(reader.read, model)
+    sample_shape = _sample_shape(model, train, held_out, knowledge)
+    reader = _Reader(release, request, sample_shape, _text(base), trust_code)
+    content = attempt(reader.read, model)
     if content is None:
         return None
     sources = _sources(release, content, model, data, holdout, base, (train, held_out))
     if (network := content.network) is None:
-        return _case_without_network(content, release, knowledge, train, held_out, sources, call)
-    stored = content.stored
-    loaded_knowledge = call(
+        return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
+    stored_records = content.stored
+    loaded_knowledge = attempt(
         load_knowledge, knowledge, release, network, train, held_out, _text(base)
     )
     if loaded_knowledge is None:
         return None
     attacker_knowledge = name_source_of_mean(loaded_knowledge, train)
     network = network.replace(task=resolve_task(network, request.task).replace("auto", ""))
-    samples = call(adapt_samples, network, train, held_out, attacker_knowledge, request.task)
+    samples = attempt(adapt_samples, network, train, held_out, attacker_knowledge, request.task)
     train, held_out = samples or (train, held_out)
-    call(check_inputs, network, train, held_out, request.task)
+    attempt(check_inputs, network, train, held_out, request.task)
     full_inputs = Inputs(network, attacker_knowledge, train, held_out)
     case = Case(
         network,
@@ -333,14 +334,14 @@ def load_case(
         train,
         held_out,
         release,
-        stored,
+        stored_records,
         full_inputs=full_inputs,
         sources=sources,
     )
     if (head := extract_head(network, attacker_knowledge)) is not None:
         case = _behind_frozen_layers(case, head)
-    call(_check_surface, request, attacker_knowledge)
-    warnings = call(check_scales, case.train, case.holdout, case.knowledge)
+    attempt(_check_surface, request, attacker_knowledge)
+    warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
 
 
@@ -351,23 +352,25 @@ def _case_without_network(
     train: Dataset | None,
     holdout: Dataset | None,
     sources: Sources,
-    call: Callable[..., Any],
+    attempt: Callable[..., Any],
 ) -> Case:
     """Return the case of a forest, of another model that predicts, or of stored records alone.
 
-    If a forest is the last step of a pipeline, its table has the units of the scaled samples. So the samples
-    and the ranges that the attacker knows are scaled too.
+    If a forest is the last step of a pipeline, the forest was trained on scaled samples, so attacks recover
+    scaled samples. Therefore the samples and the ranges that the attacker knows are scaled too.
     """
     attacker_knowledge = (
         as_knowledge(knowledge) if isinstance(knowledge, Knowledge) else Knowledge()
     )
     if isinstance(knowledge, str | Path):
-        attacker_knowledge = call(read_knowledge, knowledge) or attacker_knowledge
+        attacker_knowledge = attempt(read_knowledge, knowledge) or attacker_knowledge
     if isinstance(knowledge, Mapping) and knowledge.get("shape") is not None:
         attacker_knowledge = Knowledge(shape=shape_of(knowledge["shape"]))
     if content.forest is not None:
         named_facts = knowledge if isinstance(knowledge, Mapping) else None
-        forest_knowledge = call(known_by_attacker, named_facts, attacker_knowledge, train, holdout)
+        forest_knowledge = attempt(
+            known_by_attacker, named_facts, attacker_knowledge, train, holdout
+        )
         attacker_knowledge = forest_knowledge or attacker_knowledge
     case = Case(
         None,
@@ -381,11 +384,11 @@ def _case_without_network(
         warnings=content.warnings,
         sources=sources,
     )
-    return call(_scale_and_check, case, content.scaler) or case
+    return attempt(_scale_and_check, case, content.scaler) or case
 
 
 def _scale_and_check(case: Case, scaler: Wrapped | None) -> Case:
-    """Scale the samples of a forest like its pipeline, and check that the model can predict samples."""
+    """Apply the scalers of a forest's pipeline to the samples, and check that the model can predict them."""
     if scaler is not None and scaler.scalings:
         assert case.forest is not None
         train, holdout = (
@@ -405,17 +408,17 @@ def _scale_and_check(case: Case, scaler: Wrapped | None) -> Case:
 
 
 def _scale_ranges(knowledge: Knowledge, scaler: Wrapped, columns: int) -> Knowledge:
-    """Return what the attacker knows, with the ranges of the columns after the scalers of the pipeline."""
-    ranges = knowledge.column_ranges
-    if ranges is None and knowledge.value_range is not None:
-        ranges = torch.tensor(knowledge.value_range).double()[:, None].expand(2, columns)
-    if ranges is None:
+    """Return the attacker's knowledge, with the scalers of the pipeline applied to the column ranges."""
+    column_ranges = knowledge.column_ranges
+    if column_ranges is None and knowledge.value_range is not None:
+        column_ranges = torch.tensor(knowledge.value_range).double()[:, None].expand(2, columns)
+    if column_ranges is None:
         return knowledge
-    scaled = scaler.scale(Dataset(ranges.double(), torch.zeros(2))).x
+    scaled_ranges = scaler.scale(Dataset(column_ranges.double(), torch.zeros(2))).x
     source = knowledge.provenance.get("column_ranges", "user")
     provenance = {**knowledge.provenance, "column_ranges": source}
     provenance.pop("value_range", None)
-    return knowledge.replace(column_ranges=scaled, value_range=None, provenance=provenance)
+    return knowledge.replace(column_ranges=scaled_ranges, value_range=None, provenance=provenance)
 
 
 def known_by_attacker(
@@ -424,16 +427,17 @@ def known_by_attacker(
     train: Dataset | None,
     holdout: Dataset | None,
 ) -> Knowledge:
-    """Return what an attacker on a forest knows: the ranges of the columns.
+    """Return what the attacker of a forest knows: the ranges of the columns.
 
     Args:
-        named_facts: Facts that the user names, None if the user passes a record.
-        knowledge: The knowledge record.
-        train: Training samples, whose ranges are used if the user names "train".
-        holdout: Held-out samples, whose ranges are used if the user names "holdout".
+        named_facts: Known facts by name, such as {"column_ranges": "train"}. None if the user passes a
+            ``Knowledge`` instead.
+        knowledge: The knowledge that is returned if ``named_facts`` is None. Otherwise the facts are added.
+        train: Training samples, whose ranges are used if the fact "column_ranges" is "train".
+        holdout: Held-out samples, whose ranges are used if the fact "column_ranges" is "holdout".
 
     Returns:
-        The knowledge.
+        The knowledge of the attacker.
     """
     if named_facts is None:
         return knowledge
@@ -458,13 +462,13 @@ def load_knowledge(
     holdout: Dataset | None,
     base: str | None,
 ) -> Knowledge:
-    """Return what the attacker knows: the facts that the user names and those in the release.
+    """Return what the attacker knows: the facts that the user passes, and the facts in the release.
 
     A fact that cannot be read or contradicts another fact raises an ``InputError``.
 
     Args:
-        knowledge: What the attacker knows: a record, facts by name (values, or text as on the command line),
-            or the path of a saved file.
+        knowledge: What the attacker knows: a ``Knowledge``, a dictionary of facts by name, or the path of a
+            saved knowledge file. A fact is a Python value, or text as on the command line.
         release: The release that was read, None for a live model.
         network: The network in the release.
         train: Training samples, whose mean is used if ``knowledge`` has the mean "train".
@@ -531,7 +535,7 @@ def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
 
 
 def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
-    """Refuse inputs that differ from those that a configuration was written for.
+    """Raise an error if a file differs from the file that the configuration was written for.
 
     Args:
         case: The inputs of the audit.
@@ -564,11 +568,11 @@ class Content:
     Attributes:
         network: The network, None if the model is no network.
         stored: The records that the release stores, None if it stores none.
-        forest: The forest, None if the model has none. A file with a forest is not read as a network.
+        forest: The forest, None if the model has none. If a file holds a forest, it is not read as a network.
         predictor: The model as a function from samples to predictions, None for a network, or if residuum
             cannot evaluate the model.
-        scaler: The forest as the last step of a pipeline, None if it is not.
-        warnings: What could not be read of a live model.
+        scaler: The forest with the scalers of its pipeline, None if the forest is a part of another model.
+        warnings: Reasons why parts of a live model (an object in memory) could not be read.
         pickle_hash: SHA-256 of the pickle of a live model that predicts, "" for other models.
     """
 
@@ -583,7 +587,7 @@ class Content:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads the network of a model, or its trees and its predictions, and the records that it stores."""
+    """Reads what a model consists of: a network, or trees and predictions, and stored records."""
 
     release: Release | None
     request: AuditRequest
@@ -592,8 +596,9 @@ class _Reader:
     trust_code: bool
 
     def read(self, model: Model) -> Content:
-        """Return what a model consists of. A live model that predicts is read like its pickle.
+        """Return what a model consists of.
 
+        A live model (an object in memory) that is no network is pickled in memory, and the pickle is read.
         A model without a readable network, stored records and predictions raises a ``ResiduumError``.
         """
         if self.release is not None:
@@ -603,22 +608,25 @@ class _Reader:
         return Content(as_network(model, self.request.arch, self.shape))
 
     def _read_live(self, model: Any) -> Content:
-        """Return the trees and the stored records in the pickle of a live model, and its predictions."""
+        """Return the content of an object in memory: its trees, its stored records and its predictions."""
         predictor = wrap_live_model(model)
         try:
             release = pickle_in_memory(model)
             forest_content = _read_forest(release)
         except ResiduumError as problem:
             return Content(predictor=predictor, warnings=(problem.message,))
-        stored = find_records(release)
+        stored_records = find_records(release)
         if forest_content is None:
             network = _read_fitted_network(release)
             if network is not None:
-                return Content(network, None if stored is None else stored.without(network))
-            return Content(stored=stored, predictor=predictor, pickle_hash=release.sha256)
-        if forest_content.scaler is None:  # the trees are one of several parts of the model
+                return Content(
+                    network, None if stored_records is None else stored_records.without(network)
+                )
+            return Content(stored=stored_records, predictor=predictor, pickle_hash=release.sha256)
+        # Without a scaler, the forest is only a part of the model, so the whole model gives the predictions.
+        if forest_content.scaler is None:
             forest_content = replace(forest_content, predictor=predictor)
-        return replace(forest_content, stored=stored, pickle_hash=release.sha256)
+        return replace(forest_content, stored=stored_records, pickle_hash=release.sha256)
 
     def _read_release(self, release: Release) -> Content:
         stored_records = find_records(release)
@@ -644,21 +652,29 @@ class _Reader:
 
 
 def _read_forest(release: Release) -> Content | None:
-    """Return the largest forest in a release and its predictions, None if the release holds no forest."""
+    """Return the largest forest in a release, with its predictor, None if the release holds no forest."""
     forests = read_forests(release)
     if not forests:
         return None
-    forest = forests[0]
-    wrapped = find_estimator(release.content)
-    if wrapped is None or not wrapped.is_readable or wrapped.estimator.class_name != forest.name:
-        return Content(forest=forest, predictor=wrap_forest(forest.name, forest.forest))
-    classes = read_classes(wrapped.estimator) if forest.forest.is_classifier else ()
-    predictor = wrap_forest(forest.name, forest.forest, classes)
-    return Content(forest=forest, predictor=predictor, scaler=wrapped)
+    largest_forest = forests[0]
+    wrapped_estimator = find_estimator(release.content)
+    if (
+        wrapped_estimator is None
+        or not wrapped_estimator.is_readable
+        or wrapped_estimator.estimator.class_name != largest_forest.name
+    ):
+        return Content(
+            forest=largest_forest, predictor=wrap_forest(largest_forest.name, largest_forest.forest)
+        )
+    classes = (
+        read_classes(wrapped_estimator.estimator) if largest_forest.forest.is_classifier else ()
+    )
+    predictor = wrap_forest(largest_forest.name, largest_forest.forest, classes)
+    return Content(forest=largest_forest, predictor=predictor, scaler=wrapped_estimator)
 
 
 def _read_fitted_network(release: Release) -> Network | None:
-    """Return the MLP of scikit-learn in the pickle of a live model, None if it holds none."""
+    """Return the MLP of scikit-learn in a pickle. If the pickle holds no MLP, return None."""
     try:
         return read_estimator(release)
     except ResiduumError:
@@ -682,7 +698,7 @@ def _behind_frozen_layers(case: Case, head: Head) -> Case:
 
 
 def _has_text(knowledge: Mapping[str, Any]) -> bool:
-    """Return True if any known fact is text that has to be parsed, as on the command line."""
+    """Return True if any known fact is text that must be parsed, because the command line passes text."""
     return any(isinstance(knowledge.get(name), str) for name in TEXT_FACTS) or any(
         name in knowledge for name in FILE_FACTS
     )
@@ -750,7 +766,7 @@ def _digest_predictions(
     predictor: Predictor, samples: tuple[Dataset | None, Dataset | None]
 ) -> str:
     """Return a hash of the predictions of a live model that cannot be pickled."""
-    outputs = []
+    predictions = []
     with suppress(ResiduumError):
-        outputs = [torch.from_numpy(predictor.outputs(s)) for s in samples if s is not None]
-    return digest(predictor.name, *outputs)
+        predictions = [torch.from_numpy(predictor.outputs(s)) for s in samples if s is not None]
+    return digest(predictor.name, *predictions)

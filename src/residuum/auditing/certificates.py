@@ -28,8 +28,8 @@ NOT_CONVERGED = "no restart converged to candidates that could be certified"
 MAX_SAMPLES = 500
 MAX_BYTES = 2 << 30  # the gradients of a KKT certificate may take 2 GiB of memory
 MAX_SECONDS = 5.0  # time limit of a certificate, which then returns the best bounds so far
-# Largest number of candidates in a uniqueness certificate, and of values in all candidates together, so that
-# the certificate is finished in time.
+# A uniqueness certificate takes at most MAX_CERTIFIED candidates (reconstructed samples), with at most
+# MAX_UNKNOWNS values in all of them together, so that it is finished in time.
 MAX_CERTIFIED, MAX_UNKNOWNS = 40, 400_000
 
 
@@ -40,8 +40,8 @@ class Certificates(Record):
     Attributes:
         certificate: KKT certificate: how close the weights are to a KKT point of the samples.
         certificate_of: The samples of the KKT certificate, or the reason why there is no KKT certificate.
-        uniqueness: Certificate that says how much of each of the best candidates (reconstructed samples) all
-            training sets share that fit the weights equally well.
+        uniqueness: Uniqueness certificate. Several training sets may fit the weights equally well. The
+            certificate says which part of each candidate (reconstructed sample) all these sets share.
         uniqueness_reason: The reason why there is no ``uniqueness``.
     """
 
@@ -87,14 +87,14 @@ def kkt_certificate(
     seconds: float,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[Certificate | None, str]:
-    """Compute the KKT certificate of the training samples, or of the best restart's candidates.
+    """Compute the KKT certificate, which says how close the weights are to a KKT point of some samples.
 
     Args:
         network: The attacked network.
         train: The training samples, None to certify the candidates of the best restart instead.
         reconstructions: Outputs of the deciding attacks, which are all attacks except baselines.
-        seconds: Time limit in seconds of a search. A ReLU whose input is zero at a sample has no unique
-            derivative, so the search chooses its derivative, 0 or 1.
+        seconds: Time limit in seconds of the search for derivatives. If the input of a ReLU is zero at a
+            sample, the derivative of the ReLU is not unique, and the search chooses 0 or 1.
         max_bytes: Largest memory in bytes that the per-sample gradients may take.
 
     Returns:
@@ -103,15 +103,20 @@ def kkt_certificate(
 
     Raises:
         ResiduumError: If the training samples do not fit the network.
-        RuntimeError: If the network raises an error, unless the network is the user's own module.
+        RuntimeError: If the network raises an error. If the network is a module of the user, the error is
+            returned as the reason instead.
     """
     if train is not None:
         x, y, subject = train.x, train.y, TRAINING
     else:
-        rows = select_best_rows(reconstructions[0]) if reconstructions else None
-        if rows is None:
+        best_rows = select_best_rows(reconstructions[0]) if reconstructions else None
+        if best_rows is None:
             return None, NOT_CONVERGED
-        x, y, subject = reconstructions[0].x[rows], reconstructions[0].labels[rows], CANDIDATES
+        x, y, subject = (
+            reconstructions[0].x[best_rows],
+            reconstructions[0].labels[best_rows],
+            CANDIDATES,
+        )
     if len(x) > MAX_SAMPLES:
         return None, f"not computed for more than {MAX_SAMPLES} samples; there are {len(x)} samples"
     model = network.module
@@ -126,8 +131,8 @@ def kkt_certificate(
     try:
         return certify(model, x, y, task=network.task or "auto", seconds=seconds), subject
     except ResiduumError as problem:
-        # The user cannot correct a network with constant outputs, or candidates that do not fit the network.
-        # These cases give a reason instead of an error.
+        # An error is raised only for training samples that do not fit the network. The user cannot correct a
+        # network with constant outputs or wrong candidates, so these cases return a reason.
         if train is not None and not isinstance(problem, InconclusiveError):
             raise
         return None, f"the {subject} cannot be certified ({problem.message})"
@@ -145,7 +150,8 @@ def _uniqueness(
 ) -> tuple[Uniqueness | None, str]:
     """Compute the uniqueness certificate of the candidates of the best restart.
 
-    The certificate says how much of each candidate all training sets share that fit the weights equally well.
+    Several training sets may fit the weights equally well. The certificate says which part of each candidate
+    (reconstructed sample) all these training sets share.
 
     Args:
         network: The attacked network.
@@ -167,14 +173,15 @@ def _uniqueness(
     if best_reconstruction.x[rows].numel() > MAX_UNKNOWNS:
         return None, f"not computed for more than {MAX_UNKNOWNS} unknown values"
     try:
-        solution = build_solution(network.module, best_reconstruction, "best")
-        value_box = knowledge.box(solution.x[0])
+        kkt_solution = build_solution(network.module, best_reconstruction, "best")
+        value_box = knowledge.box(kkt_solution.x[0])
         certificate = uniqueness(
-            solution.kkt, box=value_box, samples=MAX_CERTIFIED, seconds=seconds
+            kkt_solution.kkt, box=value_box, samples=MAX_CERTIFIED, seconds=seconds
         )
         certificate = certificate.replace(
             best_residual=find_best_residual(network.module, reconstructions)
         )
-    except ResiduumError as problem:  # candidates are no input, so no error is raised
+    # The candidates are not an input of the user. If they cannot be certified, return a reason, not an error.
+    except ResiduumError as problem:
         return None, f"not computed: {problem.message}"
     return certificate.replace(index=rows[certificate.index]), ""

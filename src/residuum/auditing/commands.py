@@ -37,22 +37,23 @@ def audit_command(
     Returns:
         The command, "" if the audit was not saved or if its inputs were not files.
     """
-    files = result.files
-    if not all(files.get(name) for name in ("checkpoint", "data", "out")):
+    path_by_input = result.files
+    if not all(path_by_input.get(name) for name in ("checkpoint", "data", "out")):
         return ""
-    words = ["residuum", "audit", checkpoint or files["checkpoint"]]
+    command_words = ["residuum", "audit", checkpoint or path_by_input["checkpoint"]]
     for name in ("data", "holdout", "base"):
-        words += [f"--{name}", files[name]] if files.get(name) else []
-    words += knowledge_options(remove_stored_knowledge(result.knowledge), files)
-    words += setting_options({**result.settings.get("requested", {}), **changes})
-    return shlex.join([*words, "--out", f"{files['out']}{out}"])
+        command_words += [f"--{name}", path_by_input[name]] if path_by_input.get(name) else []
+    command_words += knowledge_options(remove_stored_knowledge(result.knowledge), path_by_input)
+    command_words += setting_options({**result.settings.get("requested", {}), **changes})
+    return shlex.join([*command_words, "--out", f"{path_by_input['out']}{out}"])
 
 
 def knowledge_options(knowledge: Knowledge, files: dict[str, str]) -> list[str]:
     """Return the command-line options for what the attacker knows in addition to the release.
 
-    If every known fact can be written as an option, each fact becomes an option. If some fact cannot, such as
-    a mean image, all facts are read from the knowledge file in the run directory.
+    If every known fact can be written as an option, each fact becomes an option. If some fact cannot be
+    written as an option, such as a mean image, the command reads all facts from the knowledge file in the run
+    directory.
 
     Args:
         knowledge: What the attacker knows, without the facts in the release.
@@ -61,40 +62,47 @@ def knowledge_options(knowledge: Knowledge, files: dict[str, str]) -> list[str]:
     Returns:
         Names and values of the options, as words of a command line.
     """
-    texts: dict[str, str] = {}
+    text_by_fact: dict[str, str] = {}
     for name in knowledge.known_names:
-        value = getattr(knowledge, name)
+        fact_value = getattr(knowledge, name)
         if name == "theta0" and files.get("base"):
             continue
-        if name == "mean" and value.numel() == 1:
-            texts["mean"] = repr(float(value))
-            texts["mean_provenance"] = knowledge.provenance["mean"]
+        if name == "mean" and fact_value.numel() == 1:
+            text_by_fact["mean"] = repr(float(fact_value))
+            text_by_fact["mean_provenance"] = knowledge.provenance["mean"]
         elif name in ("shape", "value_range", "label_balance"):
-            texts[name] = ",".join(f"{number:g}" for number in value)
+            text_by_fact[name] = ",".join(f"{number:g}" for number in fact_value)
         elif name in ("sample_count", "loss", "weight_decay", "columns"):
-            texts[name] = str(value)
+            text_by_fact[name] = str(fact_value)
         else:
             return ["--knowledge", str(Path(files["out"]) / KNOWLEDGE_FILE)]
-    return [word for name, text in texts.items() for word in (_option(name), text)]
+    return [word for name, text in text_by_fact.items() for word in (_option(name), text)]
 
 
 def setting_options(settings: dict[str, Any]) -> list[str]:
     """Return the command-line options for the settings that differ from their defaults."""
-    words: list[str] = []
+    option_words: list[str] = []
     for name, field in AuditRequest.model_fields.items():
-        value = settings.get(name, field.default)
+        setting_value = settings.get(name, field.default)
         if name == "budget":
-            words += [] if value is None else [_option(name), duration(seconds_of(value))]
+            option_words += (
+                []
+                if setting_value is None
+                else [_option(name), duration(seconds_of(setting_value))]
+            )
         elif name == "attacks":
-            for attack in value:
-                words += [_option(name), attack if isinstance(attack, str) else json.dumps(attack)]
-        elif value == field.default:
+            for attack in setting_value:
+                option_words += [
+                    _option(name),
+                    attack if isinstance(attack, str) else json.dumps(attack),
+                ]
+        elif setting_value == field.default:
             continue
-        elif isinstance(value, bool):
-            words.append(_option(name if value else f"no_{name}"))
+        elif isinstance(setting_value, bool):
+            option_words.append(_option(name if setting_value else f"no_{name}"))
         else:
-            words += [_option(name), str(value)]
-    return [*words, "--trust-code"] if settings.get("model_code") else words
+            option_words += [_option(name), str(setting_value)]
+    return [*option_words, "--trust-code"] if settings.get("model_code") else option_words
 
 
 def _option(name: str) -> str:

@@ -79,14 +79,17 @@ def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -
     only_before = only_after = None
     has_same_data = not any("data" in difference for difference in differences)
     if a.findings is not None and b.findings is not None and has_same_data:
-        first, second = set(a.findings.samples), set(b.findings.samples)
-        only_before, only_after = tuple(sorted(first - second)), tuple(sorted(second - first))
-    first_name, second_name = (
+        recovered_before, recovered_after = set(a.findings.samples), set(b.findings.samples)
+        only_before, only_after = (
+            tuple(sorted(recovered_before - recovered_after)),
+            tuple(sorted(recovered_after - recovered_before)),
+        )
+    name_before, name_after = (
         x.subject if isinstance(x, AuditResult) else str(x) for x in (before, after)
     )
     return Comparison(
-        before=first_name,
-        after=second_name,
+        before=name_before,
+        after=name_after,
         change=change,
         sentence=sentence,
         rows=_rows(a, b),
@@ -97,7 +100,7 @@ def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -
 
 
 def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
-    """Return the change in one word and in a sentence.
+    """Return how the verdict changed from audit ``a`` to audit ``b``, in one word and in a sentence.
 
     The outcomes are compared first. If both audits found a leak, the grades of the leaks are compared. If the
     grades are equal, the numbers of recovered samples are compared.
@@ -131,15 +134,17 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
 
 
 def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
-    """Return one row for every result that at least one of the two audits has."""
+    """Return one row of the comparison for every result that at least one of the two audits has."""
     attack_names = [row.name for x in (a, b) for row in x.attacks if row.recovered is not None]
     before, after = (_figures(x, tuple(dict.fromkeys(attack_names))) for x in (a, b))
-    rows = [Row(name, before.get(name) or "–", after.get(name) or "–") for name in before | after]
-    return tuple(row for row in rows if (row.before, row.after) != ("–", "–"))
+    comparison_rows = [
+        Row(name, before.get(name) or "–", after.get(name) or "–") for name in before | after
+    ]
+    return tuple(row for row in comparison_rows if (row.before, row.after) != ("–", "–"))
 
 
 def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
-    """Return the results of an audit as a dictionary of texts. A missing result is an empty text."""
+    """Return the results of an audit as texts, by name of the result. The text of a missing result is ""."""
     verdict, fit, membership = result.verdict, result.fit, result.membership
     result_texts = {
         "verdict": verdict.headline,

@@ -56,8 +56,8 @@ class Comparison:
 
     def holds(self, verdict: Verdict) -> bool:
         """Return True if the comparison holds for the verdict."""
-        value = QUANTITIES[self.name](verdict)
-        return value is not None and self.compare(value, self.bound)
+        audit_value = QUANTITIES[self.name](verdict)
+        return audit_value is not None and self.compare(audit_value, self.bound)
 
 
 def read_conditions(texts: Sequence[str]) -> tuple[str, list[Comparison]]:
@@ -83,13 +83,13 @@ def read_conditions(texts: Sequence[str]) -> tuple[str, list[Comparison]]:
 
 
 def exit_code(verdict: Verdict, comparisons: Sequence[Comparison], only: bool = False) -> int:
-    """Return the exit code of an audit under the comparisons of ``--fail-on``.
+    """Return the exit code of an audit if the user passed comparisons with ``--fail-on``.
 
     Args:
         verdict: The verdict of the audit.
         comparisons: Comparisons. If one of them holds, the exit code is 1.
-        only: Whether the comparisons alone decide if a leak ends in exit code 1. If ``only`` is True and no
-            comparison holds, a leak ends in exit code 0.
+        only: Whether only the comparisons decide about the exit code of a leak. If ``only`` is True and no
+            comparison holds, the exit code of a leak is 0.
 
     Returns:
         1 if a comparison holds. Otherwise 0 if ``only`` is True and the verdict is a leak, else the exit code
@@ -104,10 +104,11 @@ def _read_comparison(text: str) -> Comparison:
     match = _COMPARISON.fullmatch(text)
     if match is None or not math.isfinite(bound := float(match[3])):
         raise InputError(
-            f"--fail-on takes a grade or a comparison such as recovered>=5; got {text[:60]!r}.",
+            "The value of --fail-on must be a grade or a comparison such as recovered>=5; got "
+            f"{text[:60]!r}.",
             f"Pass one of the grades {', '.join(GRADES)}, or compare one of the numbers "
             f"{', '.join(QUANTITIES)}.",
         )
-    name, sign, _ = match.groups()
+    name, operator_text, _ = match.groups()
     require_known(name[:40], QUANTITIES, "--fail-on knows no")
-    return Comparison(text, name, _COMPARE[sign], bound)
+    return Comparison(text, name, _COMPARE[operator_text], bound)

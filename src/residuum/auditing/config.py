@@ -22,15 +22,15 @@ FACTS = (
     *("shape", "value_range", "mean", "mean_provenance", "sample_count", "label_balance"),
     *("init", "loss", "weight_decay", "columns", "column_ranges"),
 )
-FILE_FACTS = ("mean", "init")  # known facts that the configuration may give as the name of a file
+FILE_FACTS = ("mean", "init")  # known facts whose value in the configuration may be a file name
 
 
 class AuditConfig(AuditRequest):
     """The settings of an audit together with the names of its input files.
 
-    ``knowledge`` names a file with everything that the attacker knows. If it is set, a field for a single
-    fact, such as ``mean``, raises an error. ``sha256`` holds the hashes of checkpoint, data and holdout. If
-    the hash of a file differs, an error is raised.
+    ``knowledge`` names a file with everything that the attacker knows. If ``knowledge`` is set, fields for
+    single facts, such as ``mean``, must not be set. ``sha256`` holds the hashes of checkpoint, data and
+    holdout. If the hash of a file differs, an error is raised.
     """
 
     checkpoint: str | None = None
@@ -57,10 +57,12 @@ class AuditConfig(AuditRequest):
         return self.model_dump(exclude_defaults=True, include=set(AuditRequest.model_fields))
 
     def knowledge_or_facts(self) -> str | dict[str, Any]:
-        """Return the file with everything that the attacker knows, or the known facts by name.
+        """Return the path of the knowledge file, or the known facts by name if there is no such file.
+
+        The knowledge file holds everything that the attacker knows.
 
         Raises:
-            InputError: If the configuration has a file of knowledge and also single facts.
+            InputError: If the configuration has a knowledge file and also single facts.
         """
         fact_values = {name: getattr(self, name) for name in FACTS}
         single_facts = {name: value for name, value in fact_values.items() if value is not None}
@@ -68,10 +70,10 @@ class AuditConfig(AuditRequest):
             return single_facts
         if single_facts:
             raise InputError(
-                "A file of knowledge holds everything that the attacker knows; got "
-                f"{', '.join(single_facts)} as well.",
-                "Remove either the file (--knowledge, or the line `knowledge`) or the options and lines "
-                "of these facts.",
+                "If a knowledge file is passed, single facts must not be passed as well; got the facts "
+                f"{', '.join(single_facts)}.",
+                "Remove either the knowledge file (--knowledge, or the line 'knowledge' of the "
+                "configuration), or the options and lines of these facts.",
             )
         return self.knowledge
 
@@ -83,7 +85,7 @@ def read_config(path: str | Path) -> AuditConfig:
         path: The TOML file.
 
     Returns:
-        The configuration. Its file names are relative to the working folder.
+        The configuration. Its file names are converted to be relative to the working folder.
 
     Raises:
         InputError: If the file is no configuration of an audit.
@@ -92,7 +94,7 @@ def read_config(path: str | Path) -> AuditConfig:
     try:
         if path.stat().st_size > MAX_BYTES:
             raise InputError(
-                f"A configuration file has at most {MAX_BYTES} bytes.", "Shorten the file."
+                f"A configuration file must have at most {MAX_BYTES} bytes.", "Shorten the file."
             )
         config = AuditConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, InputError) as problem:
@@ -122,18 +124,18 @@ def write_config(values: dict[str, Any], needs_code: bool) -> str:
         OutputError: If a file name is not valid text.
     """
     set_values = {name: value for name, value in values.items() if value is not None}
-    comment = "# Repeats this audit: residuum audit --config config.toml --out ANOTHER_RUN"
-    comment += " --trust-code" if needs_code else ""
-    text = f"{comment}\n{tomli_w.dumps(set_values)}"
+    first_line = "# Repeats this audit: residuum audit --config config.toml --out ANOTHER_RUN"
+    first_line += " --trust-code" if needs_code else ""
+    toml_text = f"{first_line}\n{tomli_w.dumps(set_values)}"
     try:
-        text.encode()
+        toml_text.encode()
     except UnicodeEncodeError as problem:
-        invalid_line = text[: problem.end].splitlines()[-1]
+        invalid_line = toml_text[: problem.end].splitlines()[-1]
         raise OutputError(
             f"File names in a configuration must be valid Unicode text; {invalid_line!r} is not.",
             "Rename the file.",
         ) from problem
-    return text
+    return toml_text
 
 
 def _next_to(path: Path, name: Any) -> Any:
@@ -143,8 +145,8 @@ def _next_to(path: Path, name: Any) -> Any:
     """
     if not isinstance(name, str) or Path(name).is_absolute():
         return name
-    neighbor = path.parent / name
-    return str(neighbor) if neighbor.exists() else name
+    path_next_to_config = path.parent / name
+    return str(path_next_to_config) if path_next_to_config.exists() else name
 
 
 def _reason(problem: Exception) -> str:

@@ -1,13 +1,13 @@
 """Train a positive control: a network of the audited architecture that memorizes its samples.
 
 The user may say how the audited network was trained (:mod:`.training_recipe`). All other settings are
-inferred from the audited network: its frozen layers, and its initialization. The initialization is the one
-that the attacker knows. If the attacker knows none, the spectrum of the first layer decides between a small
-and a default initialization.
+inferred from the audited network: its frozen layers, and its initialization. If the attacker knows the
+initial weights, the control begins at these weights. Otherwise the spectrum of the first layer decides
+between a small and a default initialization.
 
 A network with a small initialization is trained by full-batch descent until its loss vanishes. Any other
 network is trained by Adam in batches of 32 for a fixed number of epochs. This training goes on after the loss
-has vanished, because only then do activation boundaries settle at the training samples.
+has vanished, because only then do activation boundaries come to rest at training samples.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from residuum.training.methods import LOSSES, choose_loss
 STEPS = 5000  # steps of full-batch training, if the recipe names no epochs
 EPOCHS, BATCH = 400, 32  # epochs and batch size of training in batches, if the recipe names none
 IN_BATCHES = ("adam", "sgd")  # optimizers that train in batches
-VANISHED = 1e-5  # full-batch training ends at this loss
+VANISHED = 1e-5  # full-batch training ends when the loss is at most this value
 MIN_SECONDS = 0.1  # shortest time limit of a training, even after the deadline of the audit
 # Learning rates of gradient descent and of Adam, if the recipe names none.
 RATE, ADAM_RATE = 0.1, 1e-3
@@ -47,7 +47,7 @@ FASTER, SLOWER = 1.05, 0.5
 
 @dataclass(frozen=True)
 class TrainedControl:
-    """A trained positive control.
+    """A trained positive control: a network that memorizes its training samples.
 
     Attributes:
         theta: Trained weights, by parameter name.
@@ -64,7 +64,7 @@ class TrainedControl:
 
 @dataclass(frozen=True)
 class ControlTraining:
-    """The settings with which a positive control is trained.
+    """The settings with which a positive control (a network that memorizes its samples) is trained.
 
     Attributes:
         network: The audited network.
@@ -90,10 +90,11 @@ class ControlTraining:
 
     @property
     def initialization(self) -> str:
-        """Name of the initialization.
+        """How the positive control is initialized: "small", "default", "lecun" or "granted".
 
-        The recipe may name the initialization. If it does not, known initial weights give "granted".
-        Otherwise the spectrum of the first layer decides between "small" and "default".
+        If the recipe names an initialization, the recipe decides. Otherwise, if the attacker knows the
+        initial weights, the control begins at them ("granted"). Otherwise the spectrum of the first layer
+        decides between "small" and "default".
         """
         inferred_initialization = "small" if self.inspection.directions else "default"
         return self.recipe.start or (
@@ -115,8 +116,8 @@ class ControlTraining:
     def frozen(self) -> tuple[str, ...]:
         """Names of the layers that are not trained.
 
-        The recipe may name these layers. If it does not, they are the layers whose trained weights equal the
-        known initial weights.
+        If the recipe names frozen layers, these layers are returned. Otherwise, if the attacker knows the
+        initial weights, the layers whose weights still equal the initial weights are returned.
         """
         if self.recipe.frozen or self.knowledge.theta0 is None:
             return self.recipe.frozen
@@ -155,12 +156,12 @@ class ControlTraining:
             seconds=max(self.seconds, MIN_SECONDS),
             stop_loss=VANISHED,
         )
-        state = train(self.network.arch, data, config, task=self.task)
-        loss = state.history[-1]["loss"] if state.history else math.nan
-        return TrainedControl(state.theta, state.theta0, loss, description)
+        training_state = train(self.network.arch, data, config, task=self.task)
+        loss = training_state.history[-1]["loss"] if training_state.history else math.nan
+        return TrainedControl(training_state.theta, training_state.theta0, loss, description)
 
     def _initial_model(self, dtype: torch.dtype) -> nn.Module:
-        """Return the network with initial weights, which are known to the attacker or newly drawn."""
+        """Return the network with the initial weights that the attacker knows, or with random weights."""
         model = self.network.copy_module(dtype)
         if self.begins_at_known_weights:
             theta0 = {name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()}
@@ -177,13 +178,13 @@ class ControlTraining:
         return model.requires_grad_(True)
 
     def _descend(self, model: nn.Module, data: Dataset, optimizer: str) -> float:
-        """Train the model in place by gradient descent or Adam, and return its training loss."""
+        """Train the model in place with the optimizer, and return the training loss at the end."""
         dtype = dtype_of(optimizer)
-        y = normalize_labels(data.y, self.task, self.network.architecture.outputs)
+        targets = normalize_labels(data.y, self.task, self.network.architecture.outputs)
         return descend(
             model,
             data.x.to(dtype),
-            y.to(dtype) if y.is_floating_point() else y,
+            targets.to(dtype) if targets.is_floating_point() else targets,
             loss=choose_loss("", self.task),
             recipe=self._complete_recipe(optimizer),
             target_loss=0.0 if optimizer in IN_BATCHES else VANISHED,
@@ -192,9 +193,9 @@ class ControlTraining:
         )
 
     def _complete_recipe(self, optimizer: str) -> TrainingRecipe:
-        """Return the recipe with ``optimizer``, and with default epochs and batch size if they are missing.
+        """Return the training recipe with ``optimizer`` and without missing settings.
 
-        Defaults are set only for optimizers that train in batches.
+        If the optimizer trains in batches, missing epochs and a missing batch size are replaced by defaults.
 
         Returns:
             The training recipe.
@@ -205,22 +206,22 @@ class ControlTraining:
         return replace(recipe, epochs=recipe.epochs or EPOCHS, batch=recipe.batch or BATCH)
 
     def reference_seconds_per_sample(self, samples: Dataset) -> float:
-        """Estimate the seconds per training sample that all epochs take on the reference machine.
+        """Estimate how many seconds the training takes per training sample, on a fixed reference machine.
 
-        The seconds are computed from counted operations and the speed of a fixed machine, so they do not
-        depend on the machine that runs the audit.
+        The seconds are computed from the number of operations and the speed of the reference machine, so they
+        do not depend on the machine that runs the audit.
 
         Returns:
             The estimated seconds per training sample.
         """
-        x = samples.x[:BATCH].float()
+        batch = samples.x[:BATCH].float()
         initial_model = self._initial_model(torch.float32)
-        counted_work = count_work(lambda: initial_model(x).sum().backward())
-        return EPOCHS * counted_work.seconds(REFERENCE["cpu"]) / len(x)
+        counted_operations = count_work(lambda: initial_model(batch).sum().backward())
+        return EPOCHS * counted_operations.seconds(REFERENCE["cpu"]) / len(batch)
 
 
 def dtype_of(optimizer: str) -> torch.dtype:
-    """Return the dtype in which an optimizer trains: float32 with batches, float64 with the full batch."""
+    """Return the dtype in which an optimizer trains: float32 for batches, float64 for the full batch."""
     return torch.float32 if optimizer in IN_BATCHES else torch.float64
 
 

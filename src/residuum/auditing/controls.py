@@ -54,13 +54,13 @@ LEVEL = 0.001
 # Let d be the median distance between a training sample and its nearest held-out sample. A training sample
 # repeats a held-out sample if their distance is at most this share of d.
 REPEAT_DISTANCE = 0.01
-# Samples with at least MIN_NCC_VALUES values are repeats if their NCC exceeds REPEAT_NCC, whatever their
-# brightness. In a table that is not standardized, every pair of rows has an NCC above REPEAT_NCC, because the
-# column with the largest values dominates. Let d be the median of 1 - NCC between a training sample and its
-# nearest held-out sample. If d is below 1 - REPEAT_NCC, 1 - NCC of a repeat must be below d / 100.
+# Two samples with at least MIN_NCC_VALUES values repeat each other if 1 - NCC is below 1 - REPEAT_NCC. For a
+# table that is not standardized, this limit is too large, because the column with the largest values
+# dominates all NCCs. So let d be the median of 1 - NCC between a training sample and its nearest held-out
+# sample. If d is below 1 - REPEAT_NCC, the limit is d / 100 instead.
 REPEAT_NCC, MIN_NCC_VALUES = 0.99, 30
 MAX_REPEATS = 0.1  # largest share of training or held-out samples that may be set aside as repeats
-CANDIDATE_SHARE = 5  # at most one in five held-out samples is a candidate of a control
+CANDIDATE_SHARE = 5  # a control uses at most one of five held-out samples as candidates
 MAX_AUC = 0.8  # the AUC of a classifier at which training and held-out samples are not comparable
 # The AUC of the classifier counts only if it exceeds 1/2 by this number of standard errors.
 MIN_STANDARD_ERRORS = 3.0
@@ -74,9 +74,9 @@ STRICT_LEVEL = 0.001
 NOISE = 0.05
 # If the attacker's knowledge alone recovers this share of the recovered samples, the audit is inconclusive.
 MAX_KNOWN_SHARE = 1 / 3
-# Number of random subsets of the held-out set that a control draws. With MIN_SUBSETS subsets, the smallest
-# possible p-value is above LEVEL, so a control can pass but not fail. If the p-value is the smallest possible
-# value, the control draws MAX_DRAWS subsets, with which it can fail.
+# A control first draws FIRST_DRAWS random subsets of the held-out set. With so few subsets, the smallest
+# possible p-value is above LEVEL, so the control can pass but not fail. If the control reaches this smallest
+# p-value, it draws MAX_DRAWS subsets, with which it can fail.
 FIRST_DRAWS, MAX_DRAWS = MIN_SUBSETS, 1000
 TIME_MARGIN = 1.5  # a control begins only if this multiple of its expected duration is left
 MIN_CLASSIFIER_SECONDS = 0.3  # the classifier runs only if this many seconds are left
@@ -125,7 +125,7 @@ class Controls(Record):
     Attributes:
         rows: One row per control that makes candidates.
         repeats: Rows of training samples that were set aside, because they also occur in the held-out set.
-        auc: AUC of a classifier between training and held-out samples, None if it was not run.
+        auc: AUC of a classifier that distinguishes training from held-out samples, None if it was not run.
         energy: P-value of the energy test between training and held-out samples, None if it was not run.
         level: The largest adjusted p-value that shows a leak. The level is 1%. The level is 0.1% if training
             and held-out samples may differ in distribution, or if the training samples are too few to
@@ -304,8 +304,10 @@ def run_controls(
             Control(f"{name} alone, as candidates", x, holdout, granted=True)
             for name, x in make_candidates_from_knowledge(train, holdout, knowledge, rng)
         ]
-    rows = []
-    longest_seconds = 0.0  # duration of the slowest control so far, as an estimate for the next one
+    control_rows = []
+    longest_seconds = (
+        0.0  # duration of the slowest control so far, as an estimate for the next control
+    )
     for control in controls:
         seconds_before = deadline.seconds_left
         if seconds_before <= TIME_MARGIN * longest_seconds:
@@ -321,7 +323,7 @@ def run_controls(
             if seconds_before < np.inf
             else 0.0
         )
-        rows.append(row)
+        control_rows.append(row)
         # If candidates from the attacker's knowledge recover samples, this is only a note for the reader.
         # ``explain_by_knowledge`` decides whether the audit is inconclusive because of these samples.
         (notes if row.granted else failures).extend(_judge(row, len(train), subsets))
@@ -343,12 +345,12 @@ def run_controls(
     auc_value = None if auc is None else auc.value
     failure_reasons = tuple(dict.fromkeys(failures))
     return Controls(
-        tuple(rows), sets.repeats, auc_value, energy, level, failure_reasons, tuple(notes)
+        tuple(control_rows), sets.repeats, auc_value, energy, level, failure_reasons, tuple(notes)
     )
 
 
 def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:
-    """Return a tuple with the reason why a negative control fails, () if the control passes."""
+    """Return a tuple with the reason why the negative control in ``row`` fails, () if the control passes."""
     if row.is_undecided and not row.granted:
         return (UNDECIDED.format(name=row.name, drawn=row.subsets, subsets=subsets),)
     if not row.has_failed:
@@ -384,10 +386,10 @@ def make_holdout_control(
     candidate_count = min(len(train), len(holdout) // CANDIDATE_SHARE, max_candidates)
     if candidate_count < 1:
         return []
-    order = torch.from_numpy(rng.permutation(len(holdout)))
+    shuffled_rows = torch.from_numpy(rng.permutation(len(holdout)))
     candidates, remaining = (
-        holdout.x[order[:candidate_count]],
-        holdout.take(order[candidate_count:]),
+        holdout.x[shuffled_rows[:candidate_count]],
+        holdout.take(shuffled_rows[candidate_count:]),
     )
     return [Control("held-out samples as candidates", candidates, remaining)]
 
@@ -397,9 +399,10 @@ def make_candidates_from_knowledge(
 ) -> list[tuple[str, Tensor]]:
     """Return candidates that an attacker can make from known facts without the network.
 
-    The candidates are a known mean or a known value range, with random noise. The mean of few training
-    samples resembles each of these samples. The resemblance is stronger after the mean of public data is
-    subtracted, so this difference is used as well.
+    The first candidates are copies of the known mean with noise, because the mean of few training samples
+    resembles each of these samples. The second candidates are copies of the difference of the known mean and
+    the mean of public data, which resembles the samples even more. The third candidates are random samples in
+    the known value range.
 
     Args:
         train: The training set under test, which sets the number of candidates.
@@ -412,8 +415,11 @@ def make_candidates_from_knowledge(
     """
     count, shape, size = len(train), train.shape, train.x[0].numel()
 
-    def noisy(direction: Tensor) -> Tensor:
-        """Return one copy of the direction for every training sample, each with different noise."""
+    def make_noisy_copies(direction: Tensor) -> Tensor:
+        """Return noisy copies of ``direction``, one for each training sample.
+
+        ``direction`` is first centered to mean 0 and scaled to norm 1.
+        """
         flat_direction = direction.double().reshape(-1)
         flat_direction = flat_direction - flat_direction.mean()
         flat_direction = flat_direction / max(float(flat_direction.norm()), 1e-12)
@@ -422,18 +428,18 @@ def make_candidates_from_knowledge(
 
     candidates: list[tuple[str, Tensor]] = []
     if knowledge.mean is not None and knowledge.mean.numel() == size:
-        mean = knowledge.mean.double().reshape(shape)
+        known_mean = knowledge.mean.double().reshape(shape)
         public_mean = holdout.x.double().mean(0)
         if holdout.mean is not None:  # this mean was subtracted from the held-out samples
             public_mean = public_mean + holdout.mean.double().reshape(shape)
-        candidates.append(("the known mean", noisy(mean)))
+        candidates.append(("the known mean", make_noisy_copies(known_mean)))
         difference_name = "the known mean minus the mean of the held-out samples"
-        candidates.append((difference_name, noisy(mean - public_mean)))
+        candidates.append((difference_name, make_noisy_copies(known_mean - public_mean)))
     value_box = knowledge.box(train.x[0].double())
     if value_box is not None:
         low, high = (end.expand(shape) for end in value_box)
-        uniform = torch.from_numpy(rng.random((count, *shape)))
-        candidates.append(("the known value range", low + (high - low) * uniform))
+        uniform_samples = torch.from_numpy(rng.random((count, *shape)))
+        candidates.append(("the known value range", low + (high - low) * uniform_samples))
     return candidates
 
 
@@ -442,8 +448,8 @@ def run_control(
 ) -> ControlRow:
     """Test the candidates of a negative control in the same way as the candidates of an attack.
 
-    Few random subsets of the held-out set are drawn first. If these subsets do not decide whether the control
-    passes, and if there is time, all subsets are drawn.
+    The number of recovered samples is compared with random subsets of the held-out set. Few subsets are drawn
+    first. If they do not decide whether the control passes, and if there is time, all subsets are drawn.
 
     Args:
         control: The control.
@@ -461,33 +467,35 @@ def run_control(
     similarities = scoring_data.gain(metric)
 
     def draw(count: int) -> ControlRow:
-        test = calibrate_metric(metric, scoring_data, similarities, seed, count)
-        samples = tuple(train.rows[i] for i in np.flatnonzero(test.recovered))
+        calibration = calibrate_metric(metric, scoring_data, similarities, seed, count)
+        recovered_rows = tuple(train.rows[i] for i in np.flatnonzero(calibration.recovered))
         return ControlRow(
             name=control.name,
             candidates=len(control.candidates),
-            recovered=len(samples),
-            expected_by_chance=test.expected_by_chance,
-            p_value=test.p_value,
-            samples=samples,
+            recovered=len(recovered_rows),
+            expected_by_chance=calibration.expected_by_chance,
+            p_value=calibration.p_value,
+            samples=recovered_rows,
             granted=control.granted,
             subsets=count,
         )
 
-    row = draw(min(FIRST_DRAWS, subsets))
+    control_row = draw(min(FIRST_DRAWS, subsets))
     seconds_left = deadline.seconds_left
-    seconds = seconds_at_start - seconds_left if seconds_at_start < np.inf else 0.0
+    elapsed_seconds = seconds_at_start - seconds_left if seconds_at_start < np.inf else 0.0
     if (
-        row.is_undecided
-        and row.subsets < subsets
-        and seconds * subsets / row.subsets < seconds_left
+        control_row.is_undecided
+        and control_row.subsets < subsets
+        and elapsed_seconds * subsets / control_row.subsets < seconds_left
     ):
-        row = draw(subsets)
-    return row
+        control_row = draw(subsets)
+    return control_row
 
 
 def explain_by_knowledge(controls: Controls, samples: tuple[int, ...]) -> tuple[str, ...]:
-    """Return why recovered samples show no leak if the attacker's knowledge alone recovers them too.
+    """Return why the samples that the attacks recovered do not show that the network leaks.
+
+    They do not if the attacker's knowledge alone, without the network, recovers many of the same samples.
 
     Args:
         controls: The negative controls of the audit.
@@ -496,23 +504,23 @@ def explain_by_knowledge(controls: Controls, samples: tuple[int, ...]) -> tuple[
     Returns:
         One sentence for each known fact whose candidates recover at least a third of ``samples``.
     """
-    common_counts = {
+    common_sample_counts = {
         row.name: len({*row.samples} & {*samples}) for row in controls.rows if row.granted
     }
     return tuple(
         KNOWN_BEFORE.format(name=name, common=count, n=len(samples))
-        for name, count in common_counts.items()
+        for name, count in common_sample_counts.items()
         if samples and count >= MAX_KNOWN_SHARE * len(samples)
     )
 
 
 @dataclass(frozen=True)
 class Auc:
-    """Area under the ROC curve of a classifier between two kinds of samples.
+    """Area under the ROC curve (AUC) of a classifier that distinguishes training from held-out samples.
 
     Attributes:
         value: The area under the curve (AUC).
-        error: Standard error of the AUC if both kinds of samples have the same distribution.
+        error: Standard error of the AUC if all samples have the same distribution.
     """
 
     value: float
@@ -552,32 +560,37 @@ def compare_distributions(
     chosen_rows = rng.permutation(len(train))[: min(MAX_CLASSIFIED, len(holdout))]
     if len(chosen_rows) < MIN_CLASSIFIED or deadline.seconds_left < MIN_CLASSIFIER_SECONDS:
         return None, None
-    a, b = (as_array(samples.x.double()).reshape(len(samples), -1) for samples in (train, holdout))
+    train_values, holdout_values = (
+        as_array(samples.x.double()).reshape(len(samples), -1) for samples in (train, holdout)
+    )
     labels = _strata_or_one(train, holdout)
     train_labels, holdout_labels = labels[: len(train)][chosen_rows], labels[len(train) :]
-    values, counts = np.unique(train_labels, return_counts=True)
+    label_values, label_counts = np.unique(train_labels, return_counts=True)
     holdout_per_training_sample = [
-        (holdout_labels == v).sum() // k for v, k in zip(values, counts, strict=True)
+        (holdout_labels == v).sum() // k for v, k in zip(label_values, label_counts, strict=True)
     ]
     holdout_multiple = max(
         1, min(min(holdout_per_training_sample), MAX_CLASSIFIED // len(chosen_rows))
     )
-    subset = draw_sets(holdout_labels, np.tile(train_labels, holdout_multiple), 1, rng)[0]
-    x = np.concatenate([a[chosen_rows], b[subset]])
-    is_training = np.repeat([1, 0], [len(chosen_rows), len(subset)])
+    holdout_rows = draw_sets(holdout_labels, np.tile(train_labels, holdout_multiple), 1, rng)[0]
+    all_samples = np.concatenate([train_values[chosen_rows], holdout_values[holdout_rows]])
+    is_training = np.repeat([1, 0], [len(chosen_rows), len(holdout_rows)])
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
-    distance = as_array(similarity.l2(torch.from_numpy(x), torch.from_numpy(x)))
-    kernel = np.exp(-(distance**2) / max(x.shape[1] * x.var(), 1e-300))
+    distance = as_array(similarity.l2(torch.from_numpy(all_samples), torch.from_numpy(all_samples)))
+    kernel = np.exp(-(distance**2) / max(all_samples.shape[1] * all_samples.var(), 1e-300))
     classifier = svm.SVC(kernel="precomputed", class_weight="balanced")
-    scores = model_selection.cross_val_score(
+    fold_aucs = model_selection.cross_val_score(
         classifier, kernel, is_training, cv=folds, scoring="roc_auc"
     )
-    auc = Auc(float(scores.mean()), _auc_error(len(chosen_rows), len(subset)))
+    auc = Auc(float(fold_aucs.mean()), _auc_error(len(chosen_rows), len(holdout_rows)))
     return auc, _energy_p_value(distance, is_training, rng) if deadline.seconds_left > 0 else None
 
 
 def _auc_error(n: int, held_out: int) -> float:
-    """Return the standard error of the AUC if ``n`` and ``held_out`` samples have the same distribution."""
+    """Return the standard error of the AUC between ``n`` training and ``held_out`` held-out samples.
+
+    The standard error holds if all samples have the same distribution.
+    """
     return math.sqrt((n + held_out + 1) / (12 * n * held_out))
 
 
@@ -586,11 +599,14 @@ def _energy_p_value(
 ) -> float:
     """Return the permutation p-value of the energy statistic 2 E|A - B| - E|A - A'| - E|B - B'|.
 
-    A and A' are random samples of one set, B and B' are random samples of the other set.
+    A and A' are random samples of one set, B and B' are random samples of the other set. ``distance`` holds
+    the distance of each pair of samples. ``kind`` is 1 for samples of one set and 0 for those of the other.
     """
-    signs = np.where(kind == 1, 1.0 / (kind == 1).sum(), -1.0 / (kind == 0).sum())
-    permuted = np.stack([signs, *(rng.permutation(signs) for _ in range(permutations))])
-    energy = -np.einsum("bi,bi->b", permuted @ distance, permuted)
+    set_weights = np.where(kind == 1, 1.0 / (kind == 1).sum(), -1.0 / (kind == 0).sum())
+    permuted_weights = np.stack(
+        [set_weights, *(rng.permutation(set_weights) for _ in range(permutations))]
+    )
+    energy = -np.einsum("bi,bi->b", permuted_weights @ distance, permuted_weights)
     return float((energy >= energy[0] - 1e-12 * abs(energy[0])).mean())
 
 
@@ -617,20 +633,20 @@ def compare_losses(
     """
     if holdout is None or why_not_calibrated(len(train), len(holdout)):
         return None
-    loss = compute_losses(network, train, holdout, task)
-    if loss is None:
+    losses = compute_losses(network, train, holdout, task)
+    if losses is None:
         return None
     labels = _strata_or_one(train, holdout)
     n, rng = len(train), np.random.default_rng((seed, 6))
-    subsets = draw_sets(labels, labels[:n], SUBSETS - 1, rng)
-    set_rows = np.concatenate([np.arange(n)[None], subsets])
-    rank = np.argsort(np.argsort(loss, kind="stable"), kind="stable")
-    empirical_cdf = np.sort(rank[set_rows], axis=1) / len(loss)
+    random_subsets = draw_sets(labels, labels[:n], SUBSETS - 1, rng)
+    subset_rows = np.concatenate([np.arange(n)[None], random_subsets])
+    loss_ranks = np.argsort(np.argsort(losses, kind="stable"), kind="stable")
+    empirical_cdf = np.sort(loss_ranks[subset_rows], axis=1) / len(losses)
     uniform_cdf = np.arange(n) / n
     distance = np.maximum(
         np.abs(empirical_cdf - uniform_cdf), np.abs(empirical_cdf - uniform_cdf - 1 / n)
     ).max(1)
-    return float(step_down(np.stack([-loss[set_rows].mean(1), distance])).min())
+    return float(step_down(np.stack([-losses[subset_rows].mean(1), distance])).min())
 
 
 def _outputs(network: Network, train: Dataset, holdout: Dataset) -> Tensor:
@@ -670,29 +686,32 @@ def compute_losses(
         targets = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
         return as_array((outputs - targets).square().mean(1))
     if has_several_labels and _has_known_labels(train, holdout):
-        y = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
+        labels_or_predictions = normalize_labels(
+            torch.cat([train.y, holdout.y]), task, outputs.shape[1]
+        )
     elif task == "binary":
-        y = torch.where(outputs[:, 0] > 0, 1.0, -1.0)
+        labels_or_predictions = torch.where(outputs[:, 0] > 0, 1.0, -1.0)
     else:
-        y = outputs.argmax(1)
+        labels_or_predictions = outputs.argmax(1)
     if task == "binary":
-        return as_array(F.softplus(-y.double() * outputs[:, 0]))
-    return as_array(F.cross_entropy(outputs, y.long(), reduction="none"))
+        return as_array(F.softplus(-labels_or_predictions.double() * outputs[:, 0]))
+    return as_array(F.cross_entropy(outputs, labels_or_predictions.long(), reduction="none"))
 
 
 def _strata(train: Dataset, holdout: Dataset) -> Array | None:
-    """Return the labels of all samples, by which held-out subsets are drawn.
+    """Return the class labels of all samples, so that held-out subsets can have the training label counts.
 
-    Return None if the labels are no classes, or if some class has fewer held-out than training samples. A
-    held-out subset then cannot have the same label counts as the training set.
+    If the labels are no classes, or if some class has fewer held-out than training samples, return None.
     """
     if not (are_class_labels(train.y) and are_class_labels(holdout.y)):
         return None
     labels = np.concatenate([as_array(train.y), as_array(holdout.y)])
     n = len(train)
     values, counts = np.unique(labels[:n], return_counts=True)
-    has_enough = all((labels[n:] == v).sum() >= k for v, k in zip(values, counts, strict=True))
-    return labels if has_enough else None
+    has_enough_held_out = all(
+        (labels[n:] == v).sum() >= k for v, k in zip(values, counts, strict=True)
+    )
+    return labels if has_enough_held_out else None
 
 
 def _strata_or_one(train: Dataset, holdout: Dataset) -> Array:

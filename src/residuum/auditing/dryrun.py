@@ -103,23 +103,23 @@ def dry_run(
             exit_code=obstacles.exit_code,
         )
     if case.network is not None:
-        plan = _plan(case, request, obstacles)
+        preview = _plan(case, request, obstacles)
     elif case.predictor is not None:
-        plan = _plan_without_network(case, request, obstacles)
+        preview = _plan_without_network(case, request, obstacles)
     else:
-        plan = _dry_run_of_records(case, obstacles)
-    return plan if case.stored is None else _with_stored_records(plan, case)
+        preview = _dry_run_of_records(case, obstacles)
+    return preview if case.stored is None else _with_stored_records(preview, case)
 
 
 def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
-    """Return one row for every attack that the request names, with the reason why it would run or not.
+    """Return one table row for every attack, with the reason why an audit would run the attack or not.
 
     Args:
         case: The inputs of the audit.
-        request: Settings of the audit.
+        request: Settings of the audit, which may name the attacks.
 
     Returns:
-        The rows.
+        The rows of the table of attacks.
     """
     schedule = AttackSchedule(case.attacked, case.knowledge, request)
     return _rows_of(schedule, schedule.skipped(), {})
@@ -128,14 +128,14 @@ def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
 def _rows_of(
     schedule: AttackSchedule, skipped: dict[str, AttackOutcome], plans: dict[str, AttackPlan]
 ) -> tuple[AttackOutcome, ...]:
-    """Return one row for every attack, with the reason why the attack would run or not."""
-    rows = []
+    """Return one table row for every attack of a schedule, with the reason why it would run or not."""
+    attack_outcomes = []
     for name, attack in schedule.attacks.items():
         skip_reason = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
         reason = skip_reason or reason_to_run(attack, schedule.surfaces[name])
-        row = AttackOutcome(name, not attack.is_baseline, True, not skip_reason, reason)
-        rows.append(skipped.get(name, row))
-    return tuple(rows)
+        outcome = AttackOutcome(name, not attack.is_baseline, True, not skip_reason, reason)
+        attack_outcomes.append(skipped.get(name, outcome))
+    return tuple(attack_outcomes)
 
 
 def _without_data(obstacles: Obstacles) -> tuple[str, ...]:
@@ -155,19 +155,19 @@ def _dry_run_of_records(case: Case, obstacles: Obstacles) -> DryRun:
 
 
 def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
-    """Return the dry run of a case with a network."""
+    """Return the preview of an audit of a network."""
     inconclusive_reasons = [
         *(_without_data(obstacles) if case.train is None else ()),
         *case.warnings,
     ]
-    is_possible = not obstacles.messages
+    has_no_obstacle = not obstacles.messages
     schedule = AttackSchedule(case.attacked, case.knowledge, request)
     skipped = schedule.skipped()
-    attack_plans = schedule.plan(skipped) if is_possible else {}
-    rows = _rows_of(schedule, skipped, attack_plans)
-    fit = case.fit if is_possible else None
+    attack_plans = schedule.plan(skipped) if has_no_obstacle else {}
+    attack_outcomes = _rows_of(schedule, skipped, attack_plans)
+    fit = case.fit if has_no_obstacle else None
     reasons_against_leak, reasons_against_no_leak = (
-        _conditions(case, request, rows) if is_possible else ([], [])
+        _conditions(case, request, attack_outcomes) if has_no_obstacle else ([], [])
     )
     reasons_against_no_leak += [
         f"{name}: {plan.left_out}" for name, plan in attack_plans.items() if plan.left_out
@@ -177,20 +177,20 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
         (*inconclusive_reasons, *case.audited.assumptions, *(fit.notes if fit else ())),
         (
             *describe_case(case),
-            *list_attacks(rows, PLANNED),
+            *list_attacks(attack_outcomes, PLANNED),
         ),
         forecast(attack_plans, request) if attack_plans else "",
-        _verdicts(reasons_against_leak, reasons_against_no_leak) if is_possible else STOPPED,
+        _verdicts(reasons_against_leak, reasons_against_no_leak) if has_no_obstacle else STOPPED,
         obstacles.exit_code,
     )
 
 
 def _plan_without_network(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
-    """Return the dry run of a forest, or of another model that is no network."""
-    is_possible = not obstacles.messages
-    rows = () if case.forest is None else (plan_attack(case.forest),)
+    """Return the preview of an audit of a forest, or of another model that is no network."""
+    has_no_obstacle = not obstacles.messages
+    attack_outcomes = () if case.forest is None else (plan_attack(case.forest),)
     reasons_against_leak, reasons_against_no_leak = (
-        _conditions(case, request, rows) if is_possible else ([], [])
+        _conditions(case, request, attack_outcomes) if has_no_obstacle else ([], [])
     )
     if case.why_no_attack:
         reasons_against_leak.append(f"{case.why_no_attack}, and losses alone do not show a leak")
@@ -199,16 +199,23 @@ def _plan_without_network(case: Case, request: AuditRequest, obstacles: Obstacle
     return DryRun(
         tuple(obstacles.messages),
         (*(_without_data(obstacles) if case.train is None else ()), *case.warnings),
-        (*describe_predictor(case), *list_attacks(rows, PLANNED), describe_losses(case, PLANNED)),
+        (
+            *describe_predictor(case),
+            *list_attacks(attack_outcomes, PLANNED),
+            describe_losses(case, PLANNED),
+        ),
         verdicts=_verdicts(reasons_against_leak, reasons_against_no_leak)
-        if is_possible
+        if has_no_obstacle
         else STOPPED,
         exit_code=obstacles.exit_code,
     )
 
 
 def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
-    """Return the dry run with the table row and the verdicts that follow from the stored records."""
+    """Return the preview with a table row about the stored records of the file, and with changed verdicts.
+
+    Records that are certainly stored verbatim make the verdict "leak" certain.
+    """
     assert case.stored is not None
     stored_records = case.stored
     verbatim_text = "records are stored verbatim in the file"
@@ -233,9 +240,10 @@ def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
 def _conditions(
     case: Case, request: AuditRequest, rows: tuple[AttackOutcome, ...]
 ) -> tuple[list[str], list[str]]:
-    """Return why an audit of this case could not show a leak, and why it could not rule out a leak.
+    """Return why an audit of this case could not show a leak, and why the audit could not rule out a leak.
 
-    Each of the two lists is empty if the audit can do so.
+    The first list is empty if the audit can show a leak. The second list is empty if the audit can rule out a
+    leak.
     """
     if reason := Audit(case, request, Deadline.for_request(request)).why_not_compared:
         return [reason], []

@@ -25,24 +25,26 @@ def seconds_of(budget: str | float) -> float:
         InputError: If the text is not a positive length of time.
     """
     text = "".join(str(budget).split())
-    terms = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
-    is_complete = "".join(number + unit for number, unit in terms) == text
+    numbers_with_units = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
+    is_fully_parsed = "".join(number + unit for number, unit in numbers_with_units) == text
     # The text "90" without a unit means 90 seconds. If the text has several numbers, each needs a unit.
     unit_seconds = [
-        UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan)) for _, unit in terms
+        UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan))
+        for _, unit in numbers_with_units
     ]
-    if len(terms) == 1 and not terms[0][1]:
+    if len(numbers_with_units) == 1 and not numbers_with_units[0][1]:
         unit_seconds = [1.0]
     total_seconds = sum(
-        float(number) * size for (number, _), size in zip(terms, unit_seconds, strict=True)
+        float(number) * size
+        for (number, _), size in zip(numbers_with_units, unit_seconds, strict=True)
     )
     if (
-        not is_complete
+        not is_fully_parsed
         or sorted(unit_seconds, reverse=True) != unit_seconds
         or not 0 < total_seconds < math.inf
     ):
         raise InputError(
-            f"A budget is a time such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
+            f"A budget must be a time such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
             "Pass --budget 1min.",
         )
     return total_seconds
@@ -50,6 +52,10 @@ def seconds_of(budget: str | float) -> float:
 
 def duration(seconds: float) -> str:
     """Return a number of seconds as text such as ``1m30s``, which :func:`seconds_of` can read."""
-    total = max(1, round(seconds))
-    terms = ((total // 3600, "h"), (total % 3600 // 60, "m"), (total % 60, "s"))
-    return "".join(f"{count}{unit}" for count, unit in terms if count)
+    total_seconds = max(1, round(seconds))
+    counts_with_units = (
+        (total_seconds // 3600, "h"),
+        (total_seconds % 3600 // 60, "m"),
+        (total_seconds % 60, "s"),
+    )
+    return "".join(f"{count}{unit}" for count, unit in counts_with_units if count)

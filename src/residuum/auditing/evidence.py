@@ -36,7 +36,7 @@ def collect_evidence(
         sets: Training and held-out samples.
         scores: Scores of the strongest attack.
         outputs: (n, C) outputs of the network on the training samples.
-        test: Test of the strongest attack, None if nothing could be tested.
+        test: Test of the strongest attack, None if no attack could be tested.
         seed: Seed of the held-out subsets.
 
     Returns:
@@ -47,8 +47,8 @@ def collect_evidence(
     score_values = torch.tensor(
         [float("nan") if value is None else value for value in match_scores]
     )
-    best_first = score_values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
-    displayed = best_first[:MAX_DISPLAYED]
+    sorted_positions = score_values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
+    displayed_positions = sorted_positions[:MAX_DISPLAYED]
     has_one_output = outputs.shape[1] == 1
     flat_samples = train.x.flatten(1).double()
     value_spread = (flat_samples.quantile(0.95, 0) - flat_samples.quantile(0.05, 0)).reshape(
@@ -56,11 +56,13 @@ def collect_evidence(
     )
     nearest_holdout = None
     if sets.holdout is not None and sets.holdout.shape == train.shape:
-        ncc = similarity.ncc(flat_samples[displayed], sets.holdout.x.flatten(1).double())
-        nearest_holdout = sets.holdout.x[ncc.argmax(1)]
+        holdout_similarities = similarity.ncc(
+            flat_samples[displayed_positions], sets.holdout.x.flatten(1).double()
+        )
+        nearest_holdout = sets.holdout.x[holdout_similarities.argmax(1)]
     return Evidence(
-        index=displayed,
-        x=train.x[displayed],
+        index=displayed_positions,
+        x=train.x[displayed_positions],
         values=score_values,
         null=torch.zeros(0) if test is None else held_out_matches(test, seed),
         null_sets=count_sets(len(train)),
@@ -80,12 +82,14 @@ def collect_evidence(
 
 
 def count_sets(n: int) -> int:
-    """Return how many held-out sets of n samples the report shows: at least 10."""
+    """Return how many random held-out sets of ``n`` samples the report plots as the chance level."""
     return max(10, min(MAX_SETS, MAX_VALUES // n))
 
 
 def held_out_matches(test: AttackTest, seed: int) -> Tensor:
-    """Return the match scores of held-out sets that are as large as the training set.
+    """Return the scores of matches between candidates and random held-out sets, which show the chance level.
+
+    Each held-out set is as large as the training set.
 
     Args:
         test: The test of one attack.
@@ -99,7 +103,7 @@ def held_out_matches(test: AttackTest, seed: int) -> Tensor:
     rng = np.random.default_rng(
         (seed, 2)
     )  # seed key 2, so that the sets differ from those of the test
-    sets = n + draw_sets(labels[n:], labels[:n], count_sets(n), rng)
-    matched_candidates = match_greedily_in_sets(gain, sets)
-    matched = matched_candidates >= 0
-    return torch.from_numpy(gain[matched_candidates[matched], sets[matched]])
+    set_positions = n + draw_sets(labels[n:], labels[:n], count_sets(n), rng)
+    matched_candidates = match_greedily_in_sets(gain, set_positions)
+    is_matched = matched_candidates >= 0
+    return torch.from_numpy(gain[matched_candidates[is_matched], set_positions[is_matched]])

@@ -12,8 +12,8 @@ from residuum.records import Dataset, Exposure, Knowledge, Reconstruction
 from residuum.risk.run import MIN_HOLDOUT, expose
 
 MAX_SAMPLES = 2000  # largest number of training samples that an audit ranks
-# Largest number of gradient values (samples times parameters). Networks of dense layers have no such limit,
-# because their gradients are not stored.
+# Largest number of values in the gradients of all training samples (samples times parameters). Networks of
+# dense layers have no such limit, because their gradients are not stored.
 MAX_GRADIENTS = 2 * 10**8
 TOO_MANY = "there are too many samples for an audit. Run residuum exposure, which has no time limit"
 
@@ -33,7 +33,7 @@ def rank_samples(
         train: The training samples.
         sets: Training and held-out samples without repeated samples.
         knowledge: What the attacker knows.
-        reconstructions: Outputs of the deciding attacks.
+        reconstructions: Outputs of the deciding attacks, which are all attacks except baselines.
         displayed_attack: The attack whose candidates are shown with the samples.
 
     Returns:

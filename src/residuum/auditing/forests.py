@@ -74,7 +74,7 @@ if TYPE_CHECKING:
     from residuum.auditing.request import AuditRequest
     from residuum.auditing.run import Audit
 
-# More training samples than this are not compared. A random subset of the training samples is used.
+# Largest number of training samples that are compared. If there are more, a random subset is compared.
 MAX_COMPARED = 2000
 MAX_HELD_OUT = 4000  # largest number of held-out samples that are compared
 NEAR_COLUMNS, NEAR = (
@@ -90,51 +90,63 @@ CLASSIFIER_ROWS = (
 
 
 def plan_attack(model: NamedForest) -> AttackOutcome:
-    """Return the row of the attack before it runs, which says whether the attack applies."""
+    """Return the row of the forest attack in the table of attacks, before the attack runs.
+
+    The row says whether the attack can recover the training table of this forest, and why or why not.
+    """
     reason = why_not(model.forest)
     return AttackOutcome(NAME, True, not reason, not reason, reason or ITS_TREES, SURFACE)
 
 
 def recover_tables(audit: Audit) -> Audit:
-    """Run the attack on the forest. It sees the trees and the attacker's knowledge, never the samples."""
+    """Return the audit with the training table that the attack recovers from the trees of the forest.
+
+    The attack reads the trees and the attacker's knowledge. The attack never reads the samples.
+    """
     case = audit.case
     assert case.forest is not None
-    row = plan_attack(case.forest)
-    if not row.ran:
-        return replace(audit, attacks=AttackResults((row,)))
+    outcome = plan_attack(case.forest)
+    if not outcome.ran:
+        return replace(audit, attacks=AttackResults((outcome,)))
     attack = ForestAttack(seed=audit.request.seed, rows=False)
     table = attack.run(case.forest, case.knowledge, audit.listener.message)
-    row = row.replace(
+    outcome = outcome.replace(
         reason=" ".join(table.lines),
         restarts=1,
         candidates=table.records,
         seconds=table.seconds,
     )
-    return replace(audit, attacks=AttackResults((row,)), table=table)
+    return replace(audit, attacks=AttackResults((outcome,)), table=table)
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Run the negative controls of every audit, and set the strict significance level of forests."""
+    """Run the negative controls that every audit runs, and set the significance level of forests, 0.1%."""
     audit = stages.run_negative_controls(audit)
     controls = audit.negative_controls
     return replace(audit, negative_controls=controls.replace(level=STRICT_LEVEL))
 
 
 def score_table(audit: Audit) -> Audit:
-    """Compare the recovered table with training and held-out samples."""
+    """Return the audit with tests of the training table that the attack recovered from the forest.
+
+    The tests compare the rows and the targets of the recovered table with training and held-out samples. For
+    a boosting model, the values that its trees store are compared instead.
+    """
     table, sets = audit.table, audit.case.sample_sets
     forest = None if audit.case.forest is None else audit.case.forest.forest
     if forest is not None and forest.kind == BOOSTING and sets is not None:
         return replace(audit, targets=compare_with_stored_values(forest, sets))
     if table is None or sets is None:
         return audit
-    targets = compare_with_targets(audit, table)
-    audit = replace(audit, targets=targets)
+    target_test = compare_with_targets(audit, table)
+    audit = replace(audit, targets=target_test)
     if table.is_classifier or not table.records or table.columns != sets.train.x[0].numel():
-        rows = audit.attacks.outcomes
+        outcomes = audit.attacks.outcomes
         reason = CLASSIFIER_ROWS if table.is_classifier else "no row was recovered"
-        n = len(sets.train)
-        return replace(audit, scores=AttackScores(rows, Findings(n, reason, metric=DIGITS.name)))
+        train_count = len(sets.train)
+        return replace(
+            audit, scores=AttackScores(outcomes, Findings(train_count, reason, metric=DIGITS.name))
+        )
     comparison = RowComparison(table, _limited(sets), audit.request.seed, audit.request.subsets)
     reconstruction = comparison.reconstruction(audit.case.knowledge)
     audit = replace(audit, attacks=audit.attacks.replace(reconstructions=(reconstruction,)))
@@ -145,57 +157,59 @@ def score_table(audit: Audit) -> Audit:
 
 
 def compare_with_stored_values(forest: Forest, sets: SampleSets) -> TargetTest:
-    """Compare how many values of training samples and of held-out samples the trees of boosting store.
+    """Test whether a boosting model stores more values of training samples than of held-out samples.
 
     Args:
-        forest: The trees.
+        forest: The trees of the boosting model.
         sets: Training and held-out samples.
 
     Returns:
-        The test.
+        The test, with the number of values of training samples that the trees store.
     """
-    train, holdout = sets.train.x.flatten(1).double().numpy(), sets.holdout
-    if holdout is None or train.shape[1] != forest.columns:
+    train_values, holdout = sets.train.x.flatten(1).double().numpy(), sets.holdout
+    if holdout is None or train_values.shape[1] != forest.columns:
         reason = "there are no held-out samples with the columns of the trees"
-        return TargetTest(VALUES, n=train.size, reason=reason)
-    held_out = holdout.x.flatten(1).double().numpy()
+        return TargetTest(VALUES, n=train_values.size, reason=reason)
+    holdout_values = holdout.x.flatten(1).double().numpy()
     return compare_stored_values(
-        count_stored_values(forest, train),
-        count_stored_values(forest, held_out),
-        cells=train.size,
+        count_stored_values(forest, train_values),
+        count_stored_values(forest, holdout_values),
+        cells=train_values.size,
         tests=2 * QUESTIONS_OF_TESTS,
     )
 
 
 def compare_with_targets(audit: Audit, table: RecoveredTable) -> TargetTest:
-    """Compare the recovered targets with those of training and held-out samples.
+    """Test whether the recovered targets agree better with training samples than expected by chance.
 
     Args:
         audit: The audit.
-        table: The recovered table.
+        table: The training table that the attack recovered, with one target per row.
 
     Returns:
-        The test.
+        The test of the recovered targets.
     """
     case = audit.case
     assert case.train is not None
-    what = "labels" if table.is_classifier else "targets"
+    target_name = "labels" if table.is_classifier else "targets"
     train, holdout = case.train, case.holdout
     if not table.targets.shape[1] or not has_targets(train):
-        return TargetTest(what, n=len(train), reason="there are no targets to compare")
-    values = table.targets[:, 0].numpy()
-    y = train.y.double().reshape(len(train), -1)[:, 0].numpy()
-    tests = 2 * QUESTIONS_OF_TESTS  # the other half of the level belongs to the rows
+        return TargetTest(target_name, n=len(train), reason="there are no targets to compare")
+    recovered_targets = table.targets[:, 0].numpy()
+    train_targets = train.y.double().reshape(len(train), -1)[:, 0].numpy()
+    # The questions reconstruction and membership each use half of the significance level. The test of the
+    # targets and the test of the rows share the half that belongs to reconstruction.
+    test_count = 2 * QUESTIONS_OF_TESTS
     if table.is_classifier:
-        return compare_labels(values, y, tests, audit.request.seed)
+        return compare_labels(recovered_targets, train_targets, test_count, audit.request.seed)
     if holdout is None or not has_targets(holdout):
-        return TargetTest(what, n=len(train), reason="there are no held-out targets")
-    held_out = holdout.y.double().reshape(len(holdout), -1)[:, 0].numpy()
-    return compare_targets(values, y, held_out, tests)
+        return TargetTest(target_name, n=len(train), reason="there are no held-out targets")
+    holdout_targets = holdout.y.double().reshape(len(holdout), -1)[:, 0].numpy()
+    return compare_targets(recovered_targets, train_targets, holdout_targets, test_count)
 
 
 def _limited(sets: SampleSets) -> SampleSets:
-    """Return as many training and held-out samples as can be compared in a short time.
+    """Return random subsets of training and held-out samples that can be compared in a short time.
 
     The comparison needs at least as many held-out samples as training samples.
     """
@@ -203,12 +217,12 @@ def _limited(sets: SampleSets) -> SampleSets:
     if holdout is None:
         return replace(sets, train=_random_subset(train, MAX_COMPARED))
     holdout = _random_subset(holdout, MAX_HELD_OUT)
-    limit = min(MAX_COMPARED, max(len(holdout), MIN_HOLDOUT))
-    limited = _random_subset(train, limit)
+    max_train = min(MAX_COMPARED, max(len(holdout), MIN_HOLDOUT))
+    train_subset = _random_subset(train, max_train)
     notes = sets.notes
-    if len(limited) < len(train):
-        notes = (*notes, f"A random {limit} of {len(train)} training samples were compared.")
-    return replace(sets, train=limited, holdout=holdout, notes=notes)
+    if len(train_subset) < len(train):
+        notes = (*notes, f"A random {max_train} of {len(train)} training samples were compared.")
+    return replace(sets, train=train_subset, holdout=holdout, notes=notes)
 
 
 def _random_subset(samples: Dataset, limit: int) -> Dataset:
@@ -219,13 +233,16 @@ def _random_subset(samples: Dataset, limit: int) -> Dataset:
 
 
 class RowComparison:
-    """Compares recovered rows with training and held-out samples, column by column.
+    """Compares the rows that an attack recovered from a forest with training and held-out samples.
+
+    Rows and samples are compared column by column, after each column is scaled by its range.
 
     Args:
-        table: The recovered table.
+        table: The training table that the attack recovered.
         sets: Training and held-out samples.
         seed: Seed of the random subsets.
-        subsets: Number of random subsets, at least 2000, because the strict level needs so many.
+        subsets: Number of random subsets of the held-out samples. At least 2000 subsets are drawn, because
+            the significance level of 0.1% needs so many.
     """
 
     def __init__(self, table: RecoveredTable, sets: SampleSets, seed: int, subsets: int) -> None:
@@ -241,15 +258,15 @@ class RowComparison:
         """Test whether recovered rows agree better with training samples than with held-out samples.
 
         Args:
-            seconds: Time for the test.
+            seconds: Time limit of the test in seconds.
             level: The largest adjusted p-value that shows a leak.
 
         Returns:
-            The test, None without enough held-out samples, and notes for the reader.
+            The test, or None if there are too few held-out samples, and notes for the reader.
         """
-        multipliers = torch.ones(len(self.candidates))
+        equal_weights = torch.ones(len(self.candidates))
         tests, notes = run_tests(
-            {NAME: CandidatePool(self.candidates, multipliers)},
+            {NAME: CandidatePool(self.candidates, equal_weights)},
             self.sets,
             self.seed,
             self.subsets,
@@ -260,39 +277,39 @@ class RowComparison:
         return tests.get(NAME), notes
 
     def scores(self, row: AttackOutcome, seconds: float, level: float) -> AttackScores:
-        """Score the recovered rows, with everything that the report shows.
+        """Score the recovered rows, and collect everything that the report shows about them.
 
         Args:
             row: The row of the attack in the table of attacks.
-            seconds: Time for the scores.
+            seconds: Time limit of the scoring in seconds.
             level: The largest adjusted p-value that shows a leak.
 
         Returns:
-            The scores.
+            The scores of the attack, with its test and the samples that the report displays.
         """
         train = self.sets.train
-        start = time.monotonic()
+        start_time = time.monotonic()
         test, notes = self.test(seconds / 2, level)
-        scores = score(
+        row_scores = score(
             self.candidates,
             train,
             self.sets.holdout,
             metrics=(),
             seed=self.seed,
             subsets=self.subsets,
-            seconds=seconds - (time.monotonic() - start),
+            seconds=seconds - (time.monotonic() - start_time),
             calibration=None if test is None else test.control,
             deciding=DIGITS,
         )
-        scores = scores.replace(
-            notes=tuple(dict.fromkeys((*self.sets.notes, *notes, *scores.notes)))
+        row_scores = row_scores.replace(
+            notes=tuple(dict.fromkeys((*self.sets.notes, *notes, *row_scores.notes)))
         )
-        evidence = self.evidence(scores, test)
+        evidence = self.evidence(row_scores, test)
         if test is None:
-            empty = Findings(len(train), reason=scores.reason, metric=DIGITS.name)
-            return AttackScores((row,), empty, NAME, scores, None, evidence)
-        summary = findings({NAME: test}, len(train), self.grades(test), train.rows)
-        summary = summary.replace(metric=DIGITS.name)
+            untested_findings = Findings(len(train), reason=row_scores.reason, metric=DIGITS.name)
+            return AttackScores((row,), untested_findings, NAME, row_scores, None, evidence)
+        row_findings = findings({NAME: test}, len(train), self.grades(test), train.rows)
+        row_findings = row_findings.replace(metric=DIGITS.name)
         row = row.replace(
             recovered=int(test.control.recovered.sum()),
             expected_by_chance=test.control.expected_by_chance,
@@ -301,70 +318,80 @@ class RowComparison:
             level=test.level,
             rule=test.rule,
         )
-        return AttackScores((row,), summary, NAME, scores, None, evidence)
+        return AttackScores((row,), row_findings, NAME, row_scores, None, evidence)
 
     def grades(self, test: AttackTest) -> dict[int, str]:
-        """Grade each recovered row by its columns.
+        """Grade each recovered training sample by the error of its recovered row.
 
-        - near-copy: nine in ten columns are right within 1% of the range, and the recovered row is nearer to
-          the sample, by a quarter, than any held-out sample.
-        - resemblance: the recovered row is nearer to the sample, by a quarter, than the medians of all
-          held-out samples.
-        - class-level: it is not.
+        The error of a row is the mean absolute difference to the sample, after each column is scaled by its
+        range. The median row holds the median of all held-out samples in each column.
+
+        - near-copy: at least 90% of the columns are right within 1% of their range. The error of the
+          recovered row is at most 3/4 of the error of the nearest held-out sample.
+        - resemblance: the error of the recovered row is at most 3/4 of the error of the median row.
+        - class-level: the error of the recovered row is more than 3/4 of the error of the median row.
 
         Args:
-            test: The test of the rows.
+            test: The test of the recovered rows.
 
         Returns:
-            The grade of every recovered sample, by position of the sample.
+            The grade of every recovered sample, by position of the sample. Empty if the test shows no leak.
         """
-        rows = np.flatnonzero(test.control.recovered)
+        recovered_positions = np.flatnonzero(test.control.recovered)
         holdout = self.sets.holdout
-        if not test.survives or not len(rows) or holdout is None:
+        if not test.survives or not len(recovered_positions) or holdout is None:
             return {}
-        samples = self.sets.train.x[rows]
-        recovered = self.candidates[test.control.candidate[rows]]
-        error = as_array((recovered - samples).abs().clamp(max=1.0).mean(1))
-        nearest = mean_error(samples, holdout.x).min(1)
-        typical = mean_error(samples, holdout.x.nanmedian(0).values[None])[:, 0]
-        right = count_right_columns(recovered, samples, NEAR)
-        is_copy = (right >= NEAR_COLUMNS * samples.shape[1]) & (
-            error <= MAX_DISTANCE_RATIO * nearest
+        samples = self.sets.train.x[recovered_positions]
+        recovered_rows = self.candidates[test.control.candidate[recovered_positions]]
+        row_error = as_array((recovered_rows - samples).abs().clamp(max=1.0).mean(1))
+        nearest_holdout_error = mean_error(samples, holdout.x).min(1)
+        median_row_error = mean_error(samples, holdout.x.nanmedian(0).values[None])[:, 0]
+        right_column_count = count_right_columns(recovered_rows, samples, NEAR)
+        is_copy = (right_column_count >= NEAR_COLUMNS * samples.shape[1]) & (
+            row_error <= MAX_DISTANCE_RATIO * nearest_holdout_error
         )
-        resembles = error <= MAX_DISTANCE_RATIO * typical
+        is_resemblance = row_error <= MAX_DISTANCE_RATIO * median_row_error
         return {
             int(i): NEAR_COPY if copy else RESEMBLANCE if like else CLASS_LEVEL
-            for i, copy, like in zip(rows, is_copy, resembles, strict=True)
+            for i, copy, like in zip(recovered_positions, is_copy, is_resemblance, strict=True)
         }
 
     def evidence(self, scores: Scores, test: AttackTest | None) -> Evidence:
-        """Collect the rows that the report displays, those with the most right digits first.
+        """Collect the training samples that the report displays with their recovered rows.
+
+        Samples whose recovered rows agree with them in the most digits come first.
 
         Args:
-            scores: The scores of the rows.
-            test: The test of the rows, None without held-out samples.
+            scores: The scores of the recovered rows.
+            test: The test of the recovered rows, None if there are too few held-out samples.
 
         Returns:
-            Samples and values for the report.
+            The training samples and their numbers of right digits.
         """
         train, holdout = self.sets.train, self.sets.holdout
-        digits = [row.matches[DIGITS.name].score for row in scores.per_sample]
-        values = torch.tensor([float("nan") if value is None else value for value in digits])
-        order = values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)[:300]
-        nearest = None
+        digit_counts = [row.matches[DIGITS.name].score for row in scores.per_sample]
+        digit_values = torch.tensor(
+            [float("nan") if value is None else value for value in digit_counts]
+        )
+        best_positions = digit_values.nan_to_num(nan=-torch.inf).argsort(
+            descending=True, stable=True
+        )[:300]
+        nearest_holdout = None
         if holdout is not None:
-            nearest = holdout.x[torch.from_numpy(mean_error(train.x[order], holdout.x).argmin(1))]
+            nearest_holdout = holdout.x[
+                torch.from_numpy(mean_error(train.x[best_positions], holdout.x).argmin(1))
+            ]
         return Evidence(
-            index=order,
-            x=train.x[order],
-            values=values,
+            index=best_positions,
+            x=train.x[best_positions],
+            values=digit_values,
             null=torch.zeros(0) if test is None else held_out_matches(test, self.seed),
             null_sets=count_sets(len(train)),
             labels=tuple(
                 "" if row.label is None else label_name(row.label, train)
                 for row in scores.per_sample
             ),
-            nearest_holdout=nearest,
+            nearest_holdout=nearest_holdout,
             features=train.features or self.table.names,
             units=train.units,
             scale=train.scale,
@@ -373,7 +400,7 @@ class RowComparison:
         )
 
     def reconstruction(self, knowledge: Knowledge) -> Reconstruction:
-        """Return the recovered rows in the form in which the report shows candidates."""
+        """Return the recovered rows as a ``Reconstruction``, the class whose candidates the report shows."""
         labels = torch.zeros(len(self.candidates))
         return Reconstruction.from_candidates(
             NAME, self.candidates, labels, torch.ones_like(labels), knowledge
@@ -385,14 +412,15 @@ def _flat(samples: Dataset) -> Dataset:
 
 
 def control_samples(train: int, holdout: int) -> int:
-    """Return the number of training samples of a positive control.
+    """Return on how many samples a positive control (a forest that memorizes its samples) is trained.
 
     Args:
         train: Number of training samples of the audit.
-        holdout: Number of held-out samples, on some of which a control is trained.
+        holdout: Number of held-out samples. A positive control is trained on some of them.
 
     Returns:
-        The number of samples. At least ``MIN_HOLDOUT`` held-out samples remain for the test of the control.
+        The number of samples. At least ``MIN_HOLDOUT`` other held-out samples remain for the test of the
+        control.
     """
     return min(train, MAX_COMPARED, holdout // 2, holdout - MIN_HOLDOUT)
 
@@ -418,27 +446,31 @@ def why_no_controls(case: Case, request: AuditRequest) -> str:
 
 
 def test_positive_controls(audit: Audit) -> Audit:
-    """Attack forests that memorize held-out samples, and count how many of them are detected."""
+    """Return the audit with the results of its positive controls.
+
+    A positive control is a forest that is trained to memorize some held-out samples. The positive controls
+    are attacked, and the tests must detect a leak in them.
+    """
     table, train, holdout = audit.table, audit.case.train, audit.case.holdout
-    start = time.monotonic()
+    start_time = time.monotonic()
     question = "reconstruction"
     reason = why_no_controls(audit.case, audit.request)
     if reason or table is None:
         return replace(audit, positive_controls=(PositiveControls(question, reason=reason),))
     assert holdout is not None
     assert train is not None
-    sizes = []
-    samples = control_samples(len(train), len(holdout))
-    while samples >= MIN_CONTROL_SAMPLES and not audit.deadline.is_over:
-        size = _test_controls(audit, holdout, samples)
-        sizes.append(size)
-        if size.suffices:
+    results_by_size = []
+    sample_count = control_samples(len(train), len(holdout))
+    while sample_count >= MIN_CONTROL_SAMPLES and not audit.deadline.is_over:
+        size_result = _test_controls(audit, holdout, sample_count)
+        results_by_size.append(size_result)
+        if size_result.suffices:
             break
-        samples //= 2
-    seconds = round(time.monotonic() - start, 3)
+        sample_count //= 2
+    seconds = round(time.monotonic() - start_time, 3)
     controls = PositiveControls(
         question,
-        tuple(sizes),
+        tuple(results_by_size),
         "fully grown trees with the settings of scikit-learn",
         (NAME,),
         reason,
@@ -449,30 +481,38 @@ def test_positive_controls(audit: Audit) -> Audit:
 
 
 def _test_controls(audit: Audit, holdout: Dataset, samples: int) -> ControlSize:
-    counts, detected = [], 0
+    recovered_counts, detected_count = [], 0
     for number in range(NETWORKS["reconstruction"]):
         generator = torch.Generator().manual_seed(1000 * audit.request.seed + number)
-        order = torch.randperm(len(holdout), generator=generator)
-        members, outsiders = holdout.take(order[:samples]), holdout.take(order[samples:])
+        shuffled_rows = torch.randperm(len(holdout), generator=generator)
+        members, outsiders = (
+            holdout.take(shuffled_rows[:samples]),
+            holdout.take(shuffled_rows[samples:]),
+        )
         count, is_leak = _test_control(audit, members, outsiders, number)
-        counts.append(count)
-        detected += is_leak
-    return ControlSize(samples, tuple(counts), detected, 0.0)
+        recovered_counts.append(count)
+        detected_count += is_leak
+    return ControlSize(samples, tuple(recovered_counts), detected_count, 0.0)
 
 
 def _test_control(
     audit: Audit, members: Dataset, outsiders: Dataset, seed: int
 ) -> tuple[int, bool]:
-    """Train a forest on members, and return how many of them are recovered and whether this shows a leak."""
+    """Return how many members an attack recovers from a forest, and whether this number shows a leak.
+
+    The forest is trained on the samples ``members``. It never sees the samples ``outsiders``.
+    """
     assert audit.case.forest is not None
-    model = train_control(audit.case.forest, members, seed)
+    control = train_control(audit.case.forest, members, seed)
     knowledge = _knowledge_of_control(audit.case.knowledge, members)
-    table = ForestAttack(seed=audit.request.seed, rows=False).run(model, knowledge)
+    table = ForestAttack(seed=audit.request.seed, rows=False).run(control, knowledge)
     level = audit.negative_controls.level
     if table.is_classifier:
-        y = members.y.double().numpy()
-        test = compare_labels(table.targets[:, 0].numpy(), y, 2 * QUESTIONS_OF_TESTS, seed)
-        return test.recovered, test.is_finding(level)
+        member_targets = members.y.double().numpy()
+        label_test = compare_labels(
+            table.targets[:, 0].numpy(), member_targets, 2 * QUESTIONS_OF_TESTS, seed
+        )
+        return label_test.recovered, label_test.is_finding(level)
     comparison = RowComparison(table, SampleSets(members, outsiders), seed, audit.request.subsets)
     row_test, _ = comparison.test(audit.deadline.seconds_left, level)
     if row_test is None:
@@ -481,36 +521,46 @@ def _test_control(
 
 
 def _knowledge_of_control(knowledge: Knowledge, members: Dataset) -> Knowledge:
-    """Return what the attacker knows of a control: the ranges of its columns, if those of the audit."""
+    """Return what the attacker knows about a forest that was trained on the samples ``members``.
+
+    If the attacker knows column ranges in the audit, the attacker knows the column ranges of ``members``.
+    Otherwise the knowledge stays unchanged.
+    """
     if knowledge.column_ranges is None:
         return knowledge
-    x = members.x.flatten(1).double()
-    return knowledge.replace(column_ranges=torch.stack([x.amin(0), x.amax(0)]))
+    member_values = members.x.flatten(1).double()
+    return knowledge.replace(
+        column_ranges=torch.stack([member_values.amin(0), member_values.amax(0)])
+    )
 
 
 def train_control(model: NamedForest, members: Dataset, seed: int) -> NamedForest:
-    """Train a forest with fully grown trees, and remove what the file of the audited forest lacks.
+    """Train a positive control: a forest with fully grown trees, which memorizes its training samples.
+
+    If the file of the audited forest does not store some field of the trees, such as seeds or sample counts,
+    this field is removed from the control as well.
 
     Args:
         model: The audited forest.
-        members: The training samples.
+        members: The training samples of the control.
         seed: Seed of the training.
 
     Returns:
-        The forest of the control.
+        The trained control.
     """
     from sklearn import ensemble
 
-    kind: Any = ensemble.RandomForestRegressor
+    forest_class: Any = ensemble.RandomForestRegressor
     if model.forest.is_classifier:
-        kind = ensemble.RandomForestClassifier
-    y = members.y.double().numpy()
-    fitted = kind(len(model.forest.trees), random_state=seed)
-    fitted.fit(
-        members.x.flatten(1).double().numpy(), y.astype(int) if model.forest.is_classifier else y
+        forest_class = ensemble.RandomForestClassifier
+    targets = members.y.double().numpy()
+    fitted_forest = forest_class(len(model.forest.trees), random_state=seed)
+    fitted_forest.fit(
+        members.x.flatten(1).double().numpy(),
+        targets.astype(int) if model.forest.is_classifier else targets,
     )
-    (control, *_) = read_forests(pickle_in_memory(fitted))
-    first = model.forest.trees[0]
-    fields = ("seed", "count", "weight", "impurity")
-    missing = [name for name in fields if getattr(first, name) is None]
-    return NamedForest(control.name, control.forest.without(*missing))
+    (control, *_) = read_forests(pickle_in_memory(fitted_forest))
+    first_audited_tree = model.forest.trees[0]
+    optional_fields = ("seed", "count", "weight", "impurity")
+    missing_fields = [name for name in optional_fields if getattr(first_audited_tree, name) is None]
+    return NamedForest(control.name, control.forest.without(*missing_fields))

@@ -82,9 +82,9 @@ def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledg
     mean = knowledge.mean
     if mean is None or train is None or knowledge.provenance.get("mean", "user") != "user":
         return knowledge
-    samples = train.images.double()
-    means = [samples.mean(0)] + ([] if train.mean is None else [train.mean.double()])
-    if not any(_same_values(mean.double(), other) for other in means):
+    train_images = train.images.double()
+    train_means = [train_images.mean(0)] + ([] if train.mean is None else [train.mean.double()])
+    if not any(_same_values(mean.double(), other) for other in train_means):
         return knowledge
     return knowledge.replace(provenance={**knowledge.provenance, "mean": "train"})
 
@@ -93,8 +93,8 @@ def _same_values(a: Tensor, b: Tensor) -> bool:
     """Return True if two tensors hold the same values in the same order, except for rounding errors."""
     if a.numel() != b.numel() or a.numel() < 2:
         return False
-    scale = float(b.abs().max())
-    return bool((a.flatten() - b.flatten()).abs().max() <= 1e-5 * scale)
+    largest_value = float(b.abs().max())
+    return bool((a.flatten() - b.flatten()).abs().max() <= 1e-5 * largest_value)
 
 
 def adapt_samples(
@@ -125,12 +125,12 @@ def adapt_samples(
     notes: list[str] = []
     datasets = [train] if holdout is None else [train, holdout]
     datasets = _move_channels_first(network, datasets, notes)
-    outputs = network.architecture.outputs
+    output_count = network.architecture.outputs
     if resolve_task(network, task) != "regression":
-        datasets = [_class_indices(dataset, outputs, notes) for dataset in datasets]
+        datasets = [_class_indices(dataset, output_count, notes) for dataset in datasets]
     datasets = _rescale(network, datasets, knowledge, resolve_task(network, task), notes)
-    is_flat = datasets[0].x.ndim == 2 and not datasets[0].features and knowledge.shape is None
-    if is_flat and (image_shape := IMAGE_SHAPES.get(datasets[0].shape[0])):
+    is_flat_table = datasets[0].x.ndim == 2 and not datasets[0].features and knowledge.shape is None
+    if is_flat_table and (image_shape := IMAGE_SHAPES.get(datasets[0].shape[0])):
         row_text = f"rows of {datasets[0].shape[0]} values"
         notes.append(f"{row_text} may be images. Pass --shape {image_shape} to show them as images")
     adapted_train = datasets[0].replace(notes=tuple(dict.fromkeys((*datasets[0].notes, *notes))))
@@ -165,21 +165,30 @@ def infer_sample_shape(model: Any, samples: Dataset | None) -> tuple[int, ...] |
 
 def _move_channels_first(network: Network, sets: list[Dataset], notes: list[str]) -> list[Dataset]:
     """Move the channels of images from the last to the first dimension, if the network expects this order."""
-    # A single channel is always moved to the first dimension. Three or four channels are moved only if the
-    # network expects the shape with the channels first. Otherwise samples of shape (28, 28, 3) may already
-    # have the right shape.
-    arch, shape = network.architecture, sets[0].shape
-    image_shape = arch.image_shape if arch.image_shape and len(arch.image_shape) == 3 else None
-    is_last = len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
-    channels_first = (shape[-1], *shape[:-1])
-    # Moving a single channel is always safe, because it does not change the order of the values. Moving
-    # several channels changes the order, so the network must expect it.
-    if not is_last or not (
-        shape[-1] == 1 or channels_first == image_shape or channels_first == network.input_shape
+    # If the images have a single channel, it is always moved to the first dimension. Three or four channels
+    # are moved only if the network expects images with the channels first.
+    architecture, sample_shape = network.architecture, sets[0].shape
+    image_shape = (
+        architecture.image_shape
+        if architecture.image_shape and len(architecture.image_shape) == 3
+        else None
+    )
+    are_channels_last = (
+        len(sample_shape) == 3
+        and sample_shape[-1] in (1, 3, 4)
+        and sample_shape[0] not in (1, 3, 4)
+    )
+    channels_first = (sample_shape[-1], *sample_shape[:-1])
+    # Moving a single channel does not change the order of the values, so it is always safe. Moving several
+    # channels changes the order of the values, so the network must expect this order.
+    if not are_channels_last or not (
+        sample_shape[-1] == 1
+        or channels_first == image_shape
+        or channels_first == network.input_shape
     ):
         return sets
     notes.append(
-        f"images of shape {shape} have their channels last. They are read as {channels_first}"
+        f"images of shape {sample_shape} have their channels last. They are read as {channels_first}"
     )
     mean = (
         {}
@@ -201,11 +210,14 @@ def _class_indices(dataset: Dataset, outputs: int, notes: list[str]) -> Dataset:
 def _rescale(
     network: Network, sets: list[Dataset], knowledge: Knowledge, task: str, notes: list[str]
 ) -> list[Dataset]:
-    """Divide pixels by 255, or standardize a table, if the network predicts the labels of the result."""
+    """Return samples with pixels divided by 255, or a standardized table, if the network fits only these.
+
+    Otherwise the samples are returned unchanged. If a step is applied, a note is added to ``notes``.
+    """
     train, value_range = sets[0], knowledge.value_range
 
     def fits(dataset: Dataset) -> bool | None:
-        """Return whether the network fits the samples, None if the network cannot process them."""
+        """Return True if the network fits the samples, None if the network cannot process the samples."""
         try:
             fit = measure_fit(network, dataset, None, task)
         except (ResiduumError, RuntimeError, ValueError):  # ``check_inputs`` reports the error
@@ -228,7 +240,7 @@ def _rescale(
         return [pixels(dataset) for dataset in sets]
     if train.x.ndim != 2 or train.scale is not None or train.mean is not None:
         return sets
-    if fits(train) is not False:  # fits (True) or cannot be evaluated (None)
+    if fits(train) is not False:  # the samples fit already (True), or cannot be evaluated (None)
         return sets
     offset, deviation = train.x.mean(0), torch.std(train.x, dim=0, correction=0)
     deviation = torch.where(deviation > 0, deviation, 1.0)
@@ -277,9 +289,9 @@ def resolve_task(network: Network, task: str) -> str:
 def check_inputs(
     network: Network, train: Dataset | None, holdout: Dataset | None, task: str = "auto"
 ) -> None:
-    """Refuse inputs that scoring or certificates would refuse after the attacks have run.
+    """Raise an error for inputs that the audit could not score or certify after the attacks have run.
 
-    Attacks take minutes, and a run that fails after them would leave a folder without a result.
+    Attacks take minutes. If an audit failed after the attacks, its folder would hold no result.
 
     Args:
         network: The network.
@@ -306,14 +318,14 @@ def check_inputs(
     if train is None:
         return
     model = network.module
-    outputs = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
-    if choose_task(resolve_task(network, task), outputs) != "regression" and not train.y.any():
+    output_count = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
+    if choose_task(resolve_task(network, task), output_count) != "regression" and not train.y.any():
         raise DataError(
             f"Training samples need the labels they were trained with. All {len(train)} labels are 0, "
             "as if none were passed.",
             "Pass audit(model, data=(x, y)), or save 'y' in the same file as 'x'.",
         )
-    normalize_labels(train.y, choose_task(resolve_task(network, task), outputs), outputs)
+    normalize_labels(train.y, choose_task(resolve_task(network, task), output_count), output_count)
     prepare_scoring_data(torch.zeros_like(train.x[:1]), train, holdout, [])
 
 
@@ -384,23 +396,28 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     if excess <= MAX_ROUNDING:
         return ()
     mean_text = "with the known mean added" if mean is not None else "without a known mean"
-    sentence = (
+    range_sentence = (
         f"The training samples run from {smallest:.3g} to {largest:.3g}, {mean_text}, outside the known "
         f"value range {low:g} to {high:g}"
     )
     remedy = "Pass the range of the data before a mean was subtracted, and that mean (--mean)."
     if excess > MAX_EXCESS:
-        raise DataError(f"{sentence}, by more than the width of this range.", remedy)
-    share = float(((train_values < low) | (train_values > high)).double().mean())
+        raise DataError(
+            "Training samples must not exceed the known value range by more than its width. "
+            f"{range_sentence}.",
+            remedy,
+        )
+    outside_share = float(((train_values < low) | (train_values > high)).double().mean())
     return (
-        f"{sentence} ({share:.0%} of the values). Attacks cannot reconstruct such values. {remedy}",
+        f"{range_sentence} ({outside_share:.0%} of the values). Attacks cannot reconstruct such values. "
+        f"{remedy}",
     )
 
 
 def _note_on_scale(train: Dataset, holdout: Dataset | None) -> tuple[str, ...]:
     """Return a warning if held-out samples are on another scale than training samples.
 
-    The number of matches expected by chance is measured on held-out samples, so it would be wrong.
+    The number of matches expected by chance is measured on held-out samples, so the number would be wrong.
     """
     if holdout is None:
         return ()
@@ -486,16 +503,18 @@ def measure_fit(
     model = network.double_module
     outputs = evaluate(model, train.x.double())
     task = choose_task(task, outputs.shape[1])
-    y = normalize_labels(train.y, task, outputs.shape[1])
+    train_targets = normalize_labels(train.y, task, outputs.shape[1])
     holdout_fit = None
     # If held-out samples have no labels, all their labels were set to 0 when the samples were read. The
     # accuracy on these samples says nothing.
     if holdout is not None and (len(holdout.y.unique()) > 1 or task == "regression"):
         has_known_labels = task == "regression" or set(holdout.y.tolist()) <= set(train.y.tolist())
         if has_known_labels and holdout.y.shape[1:] == train.y.shape[1:]:
-            targets = normalize_labels(holdout.y, task, outputs.shape[1])
-            holdout_fit = accuracy(evaluate(model, holdout.x.double()), targets, task)
+            holdout_targets = normalize_labels(holdout.y, task, outputs.shape[1])
+            holdout_fit = accuracy(evaluate(model, holdout.x.double()), holdout_targets, task)
     if task == "regression":
-        return Fit("R^2", accuracy(outputs, y, task), holdout_fit, 0.0)
-    constant_accuracy = float(y.unique(return_counts=True)[1].max()) / len(y)
-    return Fit("accuracy", accuracy(outputs, y, task), holdout_fit, constant_accuracy)
+        return Fit("R^2", accuracy(outputs, train_targets, task), holdout_fit, 0.0)
+    constant_accuracy = float(train_targets.unique(return_counts=True)[1].max()) / len(
+        train_targets
+    )
+    return Fit("accuracy", accuracy(outputs, train_targets, task), holdout_fit, constant_accuracy)

@@ -15,7 +15,9 @@ class AuditListener:
         """Receive the name of a stage of the audit when the stage begins."""
 
     def watch_attack(self, attack: str, restarts_done: int, restarts: int) -> Watcher | None:
-        """Return a function that receives the progress of the next batch of restarts.
+        """Return a function that receives the progress of an attack during its next batch of restarts.
+
+        A restart is a run of the attack from other random candidates.
 
         Args:
             attack: Name of the attack.

@@ -1,8 +1,11 @@
 """Compare the losses of training and held-out samples for any model that predicts.
 
 A model that fits its training samples better than other samples reveals who is in its training set. The loss
-of a sample is minus the logarithm of the predicted share of its class, the margin by which the score of
-another class exceeds the score of its class, or its squared error (:mod:`residuum.io.predictors`).
+of a sample depends on what the model predicts (:mod:`residuum.io.predictors`):
+
+- probabilities of classes: minus the logarithm of the probability of the sample's class.
+- scores of classes: the largest score of another class, minus the score of the sample's class.
+- numbers: the squared error.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from residuum.risk.membership import MembershipTest, separate_by_scores
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
-SMALLEST_SHARE = 1e-6  # a predicted share of 0 counts as this share, so that the loss is finite
+SMALLEST_SHARE = (
+    1e-6  # a predicted probability of 0 is replaced by this value, so that the loss is finite
+)
 ONLY_LOSSES = (
     "only networks have activation boundaries that name single samples, so only losses are compared"
 )
@@ -35,23 +40,23 @@ NOT_COMPARED = "the losses cannot be compared, because {}"
 
 
 def measure_losses(audit: Audit) -> Audit:
-    """Compare the losses of training and held-out samples."""
+    """Return the audit with a test whether losses of training and held-out samples differ."""
     case = audit.case
     assert case.predictor is not None
     assert case.train is not None
-    train, holdout, loss, p_value = case.train, case.holdout, None, None
+    train, holdout, loss_test, p_value = case.train, case.holdout, None, None
     reason = why_not_compared(case.predictor, train, holdout)
     if not reason and holdout is not None:
         try:
-            scores = -np.concatenate([losses(case.predictor, s) for s in (train, holdout)])
+            negative_losses = -np.concatenate([losses(case.predictor, s) for s in (train, holdout)])
         except InputError as problem:
             reason = problem.message.rstrip(".")
         else:
-            members = np.arange(len(scores)) < len(train)
-            loss = separate_by_scores(scores, members)
-            p_value = _rank_p_value(scores, members)
-            audit.listener.message(loss.line)
-    membership = MembershipTest.by_loss_alone(train, holdout, loss, reason or ONLY_LOSSES)
+            is_member = np.arange(len(negative_losses)) < len(train)
+            loss_test = separate_by_scores(negative_losses, is_member)
+            p_value = _rank_p_value(negative_losses, is_member)
+            audit.listener.message(loss_test.line)
+    membership = MembershipTest.by_loss_alone(train, holdout, loss_test, reason or ONLY_LOSSES)
     return replace(audit, membership=membership, p_value_of_losses=p_value)
 
 
@@ -81,7 +86,7 @@ def why_not_compared(predictor: Predictor, train: Dataset, holdout: Dataset | No
 
 
 def losses(predictor: Predictor, samples: Dataset) -> Array:
-    """Return the loss of a model on each sample.
+    """Return the loss of the model ``predictor`` on each sample.
 
     Args:
         predictor: The model.
@@ -106,21 +111,21 @@ def losses(predictor: Predictor, samples: Dataset) -> Array:
         errors: Array = np.square(outputs - targets).mean(1)
         return errors
     labels = class_numbers(predictor, samples, outputs.shape[1])
-    rows = np.arange(len(labels))
-    right = outputs[rows, labels]
+    sample_rows = np.arange(len(labels))
+    score_of_true_class = outputs[sample_rows, labels]
     if predictor.kind == SHARES:
-        shares: Array = -np.log(np.maximum(right, SMALLEST_SHARE))
+        shares: Array = -np.log(np.maximum(score_of_true_class, SMALLEST_SHARE))
         return shares
-    outputs[rows, labels] = -np.inf
-    margins: Array = outputs.max(1) - right
+    outputs[sample_rows, labels] = -np.inf
+    margins: Array = outputs.max(1) - score_of_true_class
     return margins
 
 
 def class_numbers(predictor: Predictor, samples: Dataset, outputs: int) -> Array:
-    """Return the number of the class of each sample in the order in which the model predicts classes.
+    """Return the class of each sample as a column number of the model's outputs.
 
-    Labels are compared with the classes of the model. If no label is a class of the model, or if the model
-    does not state its classes, labels are numbers of classes, counted from 0.
+    If the samples name their classes, or if the classes of the model are numbers, each label is matched with
+    a class of the model. Otherwise each label must be a column number, counted from 0.
 
     Args:
         predictor: A classifier.
@@ -128,39 +133,47 @@ def class_numbers(predictor: Predictor, samples: Dataset, outputs: int) -> Array
         outputs: Number of classes of the model.
 
     Returns:
-        (n,) numbers of classes.
+        (n,) column numbers.
 
     Raises:
         InputError: If the model does not have the class of a sample.
     """
-    y = samples.y.argmax(1) if is_one_hot(samples.y) else samples.y
-    labels = y.double().numpy().reshape(len(samples), -1)[:, 0]
-    numbers = {float(i): i for i in range(outputs)}
+    label_values = samples.y.argmax(1) if is_one_hot(samples.y) else samples.y
+    labels = label_values.double().numpy().reshape(len(samples), -1)[:, 0]
+    number_by_label = {float(i): i for i in range(outputs)}
     if samples.classes and predictor.classes:
-        positions = {str(name): i for i, name in enumerate(predictor.classes)}
-        numbers = {
-            float(i): positions[name] for i, name in enumerate(samples.classes) if name in positions
+        number_by_name = {str(name): i for i, name in enumerate(predictor.classes)}
+        number_by_label = {
+            float(i): number_by_name[name]
+            for i, name in enumerate(samples.classes)
+            if name in number_by_name
         }
     elif all(isinstance(name, int | float) for name in predictor.classes) and predictor.classes:
-        numbers = {float(name): i for i, name in enumerate(predictor.classes)}
-    unknown = sorted({*labels.tolist()} - {*numbers})
-    if unknown:
+        number_by_label = {float(name): i for i, name in enumerate(predictor.classes)}
+    unknown_labels = sorted({*labels.tolist()} - {*number_by_label})
+    if unknown_labels:
         class_text = ", ".join(map(str, predictor.classes[:6])) or f"0 to {outputs - 1}"
         raise InputError(
             f"Labels must be classes of the model. The {predictor.name} has the classes {class_text}; a "
-            f"label is {unknown[0]:g}.",
+            f"label is {unknown_labels[0]:g}.",
             "Pass the labels of the training.",
         )
-    return np.array([numbers[label] for label in labels.tolist()], dtype=np.int64)
+    return np.array([number_by_label[label] for label in labels.tolist()], dtype=np.int64)
 
 
 def has_targets(samples: Dataset) -> bool:
-    """Return True if samples have targets. Samples that were passed without targets all have the same."""
+    """Return True if the samples have targets.
+
+    If samples are passed without targets, all their targets are set to 0 when the samples are read.
+    """
     return len(samples.y.unique()) > 1
 
 
 def _rank_p_value(scores: Array, members: Array) -> float:
-    """Return the p-value of the rank test whether the scores of members and non-members differ."""
+    """Return the p-value of the Mann-Whitney test whether scores of members and non-members differ.
+
+    ``members`` is a mask, which is True for the scores of members.
+    """
     from scipy.stats import mannwhitneyu
 
     return float(mannwhitneyu(scores[members], scores[~members]).pvalue)

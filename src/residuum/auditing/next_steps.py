@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 MOMENT = "moment"
 BUDGET_FACTOR = 4  # advise this multiple of the budget if the budget limited the positive controls
-MAX_BUDGET = 4 * 3600.0  # the largest budget that we advise, in reference seconds
+# The largest budget that we advise, in reference seconds (computing time on a fixed machine).
+MAX_BUDGET = 4 * 3600.0
 STRIPPED_SUFFIXES = (
     ".pt",
     ".pth",
@@ -56,10 +57,11 @@ class Row(NamedTuple):
     """A row of the table of next steps.
 
     Attributes:
-        applies: Returns True if the row is meant for this audit.
-        text: What to do, with placeholders for ``str.format``. ``budget`` is a budget that is large enough,
-            and ``larger_budget`` allows larger positive controls. ``needed`` and ``holdout`` are the required
-            and the actual number of held-out samples. ``not_covered`` lists what the audit did not test.
+        applies: Function that returns True if the row is meant for the audit.
+        text: What to do, with placeholders for ``str.format``. ``budget`` is a budget that is large enough
+            for all planned work. ``larger_budget`` is a budget that allows larger positive controls.
+            ``needed`` and ``holdout`` are the required and the actual number of held-out samples.
+            ``not_covered`` lists what the audit did not test.
         commands: Functions that return a command, or "" if the command would not work after this audit.
     """
 
@@ -72,7 +74,7 @@ def next_step(result: AuditResult) -> NextStep:
     """Return what to do after an audit, by the first row of the table whose condition holds."""
     row = next(row for row in TABLE[result.verdict.outcome] if row.applies(result))
     commands = tuple(filter(None, (command(result) for command in row.commands)))
-    text = row.text.format(
+    advice = row.text.format(
         budget=duration(result.checks.budget_needed or 600.0),
         needed=_holdout_needed(result),
         holdout=_holdout_count(result),
@@ -80,11 +82,14 @@ def next_step(result: AuditResult) -> NextStep:
         larger_budget=duration(_budget_for_larger_controls(result)),
     )
     is_shareable = redacted_report in row.commands and redacted_report(result)
-    return NextStep(text + (REDACTED_NOTE if is_shareable else ""), commands)
+    return NextStep(advice + (REDACTED_NOTE if is_shareable else ""), commands)
 
 
 def strip_file(result: AuditResult) -> str:
-    """Return the command that writes a file with only the weights, "" if the format allows no such file."""
+    """Return the command that writes a copy of the audited file with only the weights.
+
+    If the format of the file has no such copy, return "".
+    """
     checkpoint_path = result.files.get("checkpoint", "")
     has_weights = bool(result.checkpoint.theta)
     if not has_weights or Path(checkpoint_path).suffix not in STRIPPED_SUFFIXES:
@@ -143,8 +148,12 @@ def audit_with_larger_controls(result: AuditResult) -> str:
 
 
 def _budget_for_larger_controls(result: AuditResult) -> float:
-    requested = result.settings.get("requested", {})
-    budget_settings = {name: requested[name] for name in ("effort", "budget") if name in requested}
+    requested_settings = result.settings.get("requested", {})
+    budget_settings = {
+        name: requested_settings[name]
+        for name in ("effort", "budget")
+        if name in requested_settings
+    }
     return BUDGET_FACTOR * limit_of(AuditRequest(**budget_settings))
 
 
@@ -167,8 +176,9 @@ def _holdout_needed(result: AuditResult) -> int:
 
 
 def _needs_few_held_out(result: AuditResult) -> bool:
-    """Return True if the tests do not need as many held-out samples as training samples."""
-    # Losses need no equal numbers. The rows of a forest are compared with a subset of the training samples.
+    """Return True if the tests work with fewer held-out samples than training samples."""
+    # The test of losses works with any number of held-out samples. The rows that are recovered from a forest
+    # are compared with a subset of the training samples, which is no larger than the held-out set.
     return result.table is not None or bool(result.checks.why_no_attack)
 
 
@@ -196,17 +206,20 @@ def _has_left_out_work(result: AuditResult) -> bool:
 
 
 def _not_covered(result: AuditResult) -> str:
-    """Return the attacks and attackers that the audit did not test, so that they may still find a leak."""
+    """Return which attacks and attackers the audit did not test. They may still find a leak."""
     skipped_attacks = [
         row.name for row in result.attacks if row.decides and row.applies and not row.ran
     ]
     if result.table is not None:
-        unknown_ranges = (
+        range_attacker_text = (
             ""
             if result.knowledge.known_names
             else "an attacker who knows the ranges of the columns; "
         )
-        return f"{unknown_ranges}attackers who query the model; other content of this release (residuum scan)"
+        return (
+            f"{range_attacker_text}attackers who query the model; other content of this release "
+            "(residuum scan)"
+        )
     text_by_fact = {
         "theta0": "the initial weights (--init)",
         "mean": "the mean of the samples (--mean train)",
@@ -215,15 +228,15 @@ def _not_covered(result: AuditResult) -> str:
     unknown_fact_texts = [
         text for name, text in text_by_fact.items() if name not in result.knowledge.known_names
     ]
-    uncovered = (
+    uncovered_texts = (
         [f"an attacker who knows {' or '.join(unknown_fact_texts)}"] if unknown_fact_texts else []
     )
-    uncovered += (
+    uncovered_texts += (
         [f"attacks that were not run ({', '.join(skipped_attacks)})"] if skipped_attacks else []
     )
-    uncovered += ["attackers with shadow networks"]
-    uncovered += ["other content of this release (residuum scan)"]
-    return "; ".join(uncovered)
+    uncovered_texts += ["attackers with shadow networks"]
+    uncovered_texts += ["other content of this release (residuum scan)"]
+    return "; ".join(uncovered_texts)
 
 
 REDACTED_NOTE = " The last command writes this report without any sample, so that you can share it."

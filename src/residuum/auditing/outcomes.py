@@ -34,13 +34,13 @@ class AttackOutcome(Record):
         ran: Whether the attack was run.
         reason: Why the attack was run or not.
         surface: Attack surface, which is the part of the release that the attack works on.
-        restarts: Number of restarts.
-        steps: Number of steps of each restart.
-        candidates: Number of candidates of all restarts.
+        restarts: Number of restarts (runs from different random candidates).
+        steps: Number of optimization steps of each restart.
+        candidates: Number of candidates (reconstructed samples) of all restarts together.
         diverged: Number of restarts that diverged.
-        residual: The largest residual of the best restart among the layers in ``judged``.
-        residuals: Residual of the best restart in each layer, divided by the norm of the tensor that the
-            attack fits.
+        residual: The largest value in ``residuals`` among the layers in ``judged``.
+        residuals: By name of the layer, the share of its weights that the best restart does not fit. It is
+            the norm of the residual, divided by the norm of the tensor that the attack fits.
         judged: Names of the layers whose residuals show whether the attack fits the weights.
         seconds: Duration of the attack in seconds.
         recovered: Number of training samples that this attack recovers.
@@ -82,12 +82,15 @@ class AttackOutcome(Record):
 
     @property
     def survives(self) -> bool:
-        """Whether the attack recovers more samples than expected by chance, over all tests of the audit."""
+        """Whether the attack recovers significantly more samples than expected by chance.
+
+        The p-value is adjusted for all tests of the audit.
+        """
         return self.decides and self.adjusted is not None and self.adjusted <= self.level
 
     @property
     def is_stored(self) -> bool:
-        """Whether this row shows that records are stored in the file, so that no attack is needed."""
+        """Whether this row is about stored records, and shows that the file stores training records."""
         return self.decides and self.surface == STORED
 
     @property
@@ -152,7 +155,11 @@ class Findings(Record):
 
     @property
     def grade(self) -> str:
-        """The strongest grade reached by more samples than chance alone recovers, "" if no leak was found."""
+        """Grade of the leak of all recovered samples together, "" if no leak was found.
+
+        This is the strongest grade for which the number of samples with this grade or a stronger grade
+        exceeds the number expected by chance.
+        """
         samples_of_grade_or_stronger = 0
         for grade in GRADES if self.survivors else ():
             samples_of_grade_or_stronger += self.grades.get(grade, 0)

@@ -38,20 +38,20 @@ MIN_DEADLINE = 20.0
 # baseline.
 ATTACK_SHARE, CONTROL_SHARE, BASELINE_SHARE = 0.4, 0.4, 0.05
 MAX_RESTARTS = 64  # largest number of restarts of one attack
-# Largest number of candidates of one attack in all restarts, because scoring holds them in memory.
+# Largest number of candidates (reconstructed samples) of one attack. Scoring holds all of them in memory.
 MAX_CANDIDATES = 20_000
-# Largest number of unknowns (values of candidates) in all restarts of a batch, which are in memory together.
+# Largest number of values of all candidates in a batch of restarts, because the batch is in memory at once.
 MAX_BATCH_UNKNOWNS = 20_000_000
 
 
 class Effort(NamedTuple):
-    """How much work an audit plans.
+    """How much work an audit plans, in reference seconds (computing time on a fixed machine).
 
     Attributes:
-        attack_seconds: Reference seconds of all attacks.
+        attack_seconds: Reference seconds of all attacks together.
         restarts: Factor by which the number of restarts in the settings of an attack is multiplied. Restarts
             that do not fit into ``attack_seconds`` are not planned.
-        budget: The default limit in reference seconds.
+        budget: The default budget of the audit in reference seconds.
     """
 
     attack_seconds: float
@@ -68,12 +68,12 @@ EFFORTS = {
 
 @dataclass(frozen=True, eq=False)
 class Batch(Record):
-    """Restarts of one attack that run together.
+    """Restarts of one attack (runs from different random candidates) that are computed together.
 
     Attributes:
         attack: Name of the attack.
-        restarts: Number of restarts.
-        steps: Steps of each restart.
+        restarts: Number of restarts in the batch.
+        steps: Number of optimization steps of each restart.
         seed: Seed of the batch. The random numbers of a restart depend on this seed and on the number of the
             restart in the batch.
     """
@@ -93,12 +93,12 @@ class AttackPlan(Record):
     """The work that an audit plans for one attack.
 
     Attributes:
-        restarts: Number of restarts to run, 0 if the attack has no restarts.
-        seconds: Reference seconds that all restarts take. For an attack without restarts, the reference
-            seconds that it may take.
+        restarts: Number of restarts (runs from different random candidates), 0 if the attack has none.
+        seconds: Reference seconds (computing time on a fixed machine) that all restarts take. If the attack
+            has no restarts, the reference seconds that the attack may take.
         runs: Whether the attack runs at all.
         left_out: The work for which the budget is too small, in words, "" if nothing is left out.
-        batch_restarts: Number of restarts that run together in a batch.
+        batch_restarts: Number of restarts that are computed together in a batch.
         share: Share of this attack in the reference seconds of all attacks.
     """
 
@@ -110,7 +110,7 @@ class AttackPlan(Record):
     share: float = 1.0
 
     def batches(self, attack: Attack) -> list[Batch]:
-        """Return the batches of an attack that runs in batches of restarts."""
+        """Divide the restarts of an attack into batches, each with its own seed."""
         assert isinstance(attack, Stationarity)
         batch_sizes = [self.batch_restarts] * (self.restarts // self.batch_restarts)
         if remainder := self.restarts % self.batch_restarts:
@@ -135,7 +135,7 @@ class Deadline:
 
     @classmethod
     def for_request(cls, request: AuditRequest) -> Deadline:
-        """Return the deadline of an audit with these settings, which starts now."""
+        """Return the deadline of an audit with the settings ``request``. The time limit starts now."""
         return cls(max(MIN_DEADLINE, OVERRUN * limit_of(request)))
 
     @property
@@ -149,7 +149,7 @@ class Deadline:
         return self.seconds_left <= 0
 
     def charge(self, seconds: float) -> None:
-        """Subtract the seconds that an interrupted run of the same audit took."""
+        """Shorten the time limit by the seconds that an earlier, interrupted run of the same audit took."""
         self.seconds -= seconds
 
 
@@ -170,14 +170,17 @@ class PlanError(Exception):
 
 
 def effort_of(request: AuditRequest) -> Effort:
-    """Return how much work a request asks for."""
+    """Return how much work the setting ``effort`` of an audit asks for."""
     return EFFORTS[request.effort]
 
 
 def limit_of(request: AuditRequest) -> float:
-    """Return the budget of a request in reference seconds. The default depends on the effort."""
-    seconds = request.seconds
-    return effort_of(request).budget if seconds is None else seconds
+    """Return the budget of an audit in reference seconds (computing time on a fixed machine).
+
+    If the user passes no budget, the effort sets the budget.
+    """
+    requested_seconds = request.seconds
+    return effort_of(request).budget if requested_seconds is None else requested_seconds
 
 
 def plan_attacks(
@@ -188,16 +191,17 @@ def plan_attacks(
     request: AuditRequest,
     requested: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, AttackPlan]:
-    """Plan the attacks of an audit.
+    """Plan how much work each attack of an audit does.
 
-    The attacks share the reference seconds of the effort equally, unless an attack asks for less
-    (``Attack.effort_share``). An attack with restarts runs as many restarts as fit into its share, at least
-    one. If the budget is too small for this plan, restarts are left out. If the budget is too small for one
-    restart, the whole attack is left out.
+    The effort grants all attacks together a number of reference seconds (computing time on a fixed machine).
+    The attacks share these seconds equally, unless an attack asks for less (``Attack.effort_share``). An
+    attack with restarts (runs from different random candidates) plans as many restarts as fit into its share,
+    at least one. If the budget is too small for this plan, restarts are left out. If the budget is too small
+    for one restart, the whole attack is left out.
 
     Args:
         attacks: Attacks that apply, by name.
-        surfaces: Attack surfaces, by name of the attack.
+        surfaces: Attack surface (part of the release) of each attack, by name of the attack.
         network: The network that is attacked.
         knowledge: What the attacker knows.
         request: Settings of the audit.
@@ -210,18 +214,18 @@ def plan_attacks(
         PlanError: If an attack fails while its cost is counted.
     """
     effort, limit = effort_of(request), limit_of(request)
-    attacks_in_share = {
+    attacks_that_share_time = {
         n: a for n, a in attacks.items() if not a.is_baseline and a.pace != "formula"
     }
-    total_share = sum(attack.effort_share for attack in attacks_in_share.values())
+    total_share = sum(attack.effort_share for attack in attacks_that_share_time.values())
     plans: dict[str, AttackPlan] = {}
     for name, attack in attacks.items():
-        share = attack.effort_share / total_share if name in attacks_in_share else 0.0
+        share = attack.effort_share / total_share if name in attacks_that_share_time else 0.0
         try:
             if attack.is_baseline:
                 cost = _cost_of_baseline(attack, surfaces[name], network, knowledge)
                 plans[name] = AttackPlan(seconds=cost, runs=cost <= BASELINE_SHARE * limit)
-            elif name not in attacks_in_share:
+            elif name not in attacks_that_share_time:
                 plans[name] = AttackPlan(seconds=math.inf)
             else:
                 plan = plan_attack(
@@ -250,17 +254,20 @@ def plan_attack(
     restart_factor: float,
     is_exact: bool = False,
 ) -> AttackPlan:
-    """Plan one attack.
+    """Plan how many restarts of one attack run, or how long an attack without restarts may run.
+
+    A restart is a run of the attack from other random candidates. Reference seconds are computing time on a
+    fixed machine.
 
     Args:
         attack: The attack.
-        surface: The attack surface of the attack.
+        surface: The attack surface (part of the release) that the attack works on.
         network: The network that is attacked.
         knowledge: What the attacker knows.
         planned: Reference seconds that this attack should take at the chosen effort.
         allowed: Reference seconds that the budget allows for this attack.
-        restart_factor: Factor on the number of restarts in the settings of the attack.
-        is_exact: Run exactly as many restarts as the settings say, if the budget allows it.
+        restart_factor: Factor by which the number of restarts in the settings of the attack is multiplied.
+        is_exact: If the budget allows it, run exactly the number of restarts in the settings of the attack.
 
     Returns:
         The plan of the attack.
@@ -282,8 +289,8 @@ def plan_attack(
     else:
         planned_restarts = max(1, math.ceil(restart_factor * attack.restarts))
         restarts = max(1, min(planned_restarts, int(planned / restart_cost), max_restarts))
-    affordable = min(restarts, int(allowed / restart_cost))
-    if not affordable:
+    affordable_restarts = min(restarts, int(allowed / restart_cost))
+    if not affordable_restarts:
         cost_text = duration(restart_cost)
         return AttackPlan(
             runs=False,
@@ -292,9 +299,17 @@ def plan_attack(
         )
     unknowns = attack.candidates * math.prod(surface.sample_shape(knowledge))
     batch_size = max(1, MAX_BATCH_UNKNOWNS // max(1, unknowns))
-    left_out = "" if affordable == restarts else f"{affordable} of {restarts} restarts ran"
+    left_out = (
+        ""
+        if affordable_restarts == restarts
+        else f"{affordable_restarts} of {restarts} restarts ran"
+    )
     return AttackPlan(
-        affordable, affordable * restart_cost, True, left_out, min(affordable, batch_size)
+        affordable_restarts,
+        affordable_restarts * restart_cost,
+        True,
+        left_out,
+        min(affordable_restarts, batch_size),
     )
 
 
@@ -324,24 +339,24 @@ def forecast(plans: Mapping[str, AttackPlan], request: AuditRequest) -> str:
         for name, plan in plans.items()
         if plan.runs and plan.restarts
     ]
-    text = f"Effort {request.effort}, at most {budget_text} of reference time."
-    text += f" Attacks: {'; '.join(planned_texts)}." if planned_texts else ""
+    forecast_text = f"Effort {request.effort}, at most {budget_text} of reference time."
+    forecast_text += f" Attacks: {'; '.join(planned_texts)}." if planned_texts else ""
     left_out_texts = [f"{name}: {plan.left_out}" for name, plan in plans.items() if plan.left_out]
     if left_out_texts:
-        text += f" Left out, because the budget is too small: {'; '.join(left_out_texts)}."
-        text += " This audit can show a leak and cannot rule one out."
-    return text
+        forecast_text += f" Left out, because the budget is too small: {'; '.join(left_out_texts)}."
+        forecast_text += " This audit can show a leak and cannot rule one out."
+    return forecast_text
 
 
 def budget_for_all(plans: Mapping[str, AttackPlan], request: AuditRequest) -> float | None:
-    """Return the budget at which an audit would leave no work out.
+    """Return the smallest advised budget that is large enough for all planned work of an audit.
 
     Args:
         plans: The plans of the attacks, by name.
         request: Settings of the audit.
 
     Returns:
-        The budget in reference seconds, None if nothing is left out.
+        The budget in reference seconds (computing time on a fixed machine), None if no work is left out.
     """
     reduced_plans = [plan for plan in plans.values() if plan.left_out]
     if not reduced_plans:

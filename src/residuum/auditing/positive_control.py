@@ -56,9 +56,11 @@ RECONSTRUCTION = "reconstruction"
 # Control number k uses the seed of the audit plus k times SEED_STEP. Within a control, batches of restarts
 # have consecutive seeds. The step is so large that two controls never use the same seed.
 SEED_STEP = 1000
-# With fewer training samples than this, a detected leak would say little about the audited network.
+# A positive control is trained on at least this many samples. A leak that is detected in a network with fewer
+# samples would say little about the audited network.
 MIN_SAMPLES = 10
-# A leak of a positive control needs at least this many recovered samples. Fewer may be due to chance.
+# Attacks show a leak in a positive control only if they recover at least this many of its samples. Fewer
+# recovered samples may be due to chance.
 MIN_RECOVERED = 3
 RESTART_DIVISOR = 4  # on a control, an attack runs a quarter of its restarts
 MEMORIZED = 0.05  # largest training loss of a network that counts as memorizing its samples
@@ -66,7 +68,8 @@ MEMORIZED = 0.05  # largest training loss of a network that counts as memorizing
 # possible p-value is 1/401, well below the significance level of 1%.
 CONTROL_SUBSETS = 400
 TOO_SMALL_BUDGET = f"the budget is too small to train networks on {MIN_SAMPLES} samples"
-MEMBERSHIP_SHARE = 0.6  # share of the budget for controls that controls of membership may use
+# Of the budget for all positive controls, the controls for the test of membership may use this share.
+MEMBERSHIP_SHARE = 0.6
 
 
 @dataclass(frozen=True)
@@ -108,8 +111,10 @@ class ControlFactory:
         task = choose_task(self.audit.case.audited.task, outputs.shape[1])
         if task == "regression":
             return holdout.replace(y=outputs)
-        y = outputs.argmax(1) if task == "multiclass" else 2 * (outputs[:, 0] > 0).long() - 1
-        return holdout.replace(y=y)
+        predicted_labels = (
+            outputs.argmax(1) if task == "multiclass" else 2 * (outputs[:, 0] > 0).long() - 1
+        )
+        return holdout.replace(y=predicted_labels)
 
     def make(self, samples: int, number: int) -> Control:
         """Return a trained positive control. Each control is trained once and then kept.
@@ -125,8 +130,8 @@ class ControlFactory:
             return self.controls[samples, number]
         case, seed = self.audit.case, self.audit.request.seed + SEED_STEP * number
         rng = np.random.default_rng((seed, 9))
-        like_rows = torch.from_numpy(rng.permutation(len(self.sets.train))[:samples])
-        data, holdout = split_holdout(self.holdout, self.sets.train.take(like_rows), seed)
+        matched_train_rows = torch.from_numpy(rng.permutation(len(self.sets.train))[:samples])
+        data, holdout = split_holdout(self.holdout, self.sets.train.take(matched_train_rows), seed)
         trained_control = self.training(number).train(data)
         network = case.audited.replace(theta=trained_control.theta)
         self.controls[samples, number] = Control(network, trained_control, data, holdout)
@@ -146,24 +151,24 @@ class ControlFactory:
 
 
 def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
-    """Train positive controls and run the tests of the audit on them.
+    """Train positive controls (networks that memorize their samples) and run the tests of the audit on them.
 
     Args:
         audit: The audit. Its attacks must have run.
 
     Returns:
-        The controls of membership, if membership can be tested on this network, and the controls of
-        reconstruction.
+        The results of the positive controls for the test of membership, then for the attacks. If membership
+        cannot be tested on this network, only the results for the attacks.
     """
     factory = ControlFactory(audit)
-    results = []
+    control_results = []
     allowed_seconds = CONTROL_SHARE * limit_of(audit.request)
     if audit.membership is not None and audit.membership.neurons:
         membership_test = MembershipOnControl(factory, MEMBERSHIP_SHARE * allowed_seconds)
-        results.append(_find_detected_size(audit, MEMBERSHIP, factory, membership_test))
+        control_results.append(_find_detected_size(audit, MEMBERSHIP, factory, membership_test))
     attack_test = AttacksOnControl(factory, allowed_seconds)
-    results.append(_find_detected_size(audit, RECONSTRUCTION, factory, attack_test))
-    return tuple(results)
+    control_results.append(_find_detected_size(audit, RECONSTRUCTION, factory, attack_test))
+    return tuple(control_results)
 
 
 class ControlTest:
@@ -180,41 +185,44 @@ class ControlTest:
     names: tuple[str, ...] = ()
 
     def largest_size(self) -> int:
-        """Return the largest possible number of training samples of a control, and set ``limited_by``."""
+        """Return the largest number of samples on which a positive control can be trained.
+
+        Also set ``limited_by`` to what limits this number.
+        """
         raise NotImplementedError
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Test a control. Return the number of detected samples, and whether this number shows a leak."""
+        """Return how many training samples of a control the test detects, and whether it shows a leak."""
         raise NotImplementedError
 
 
 class OutOfBudgetError(Exception):
-    """Raised if the budget or the time limit of the audit allows no further positive control."""
+    """Raised if the budget or the time limit of the audit is too small to test one more positive control."""
 
 
 def _find_detected_size(
     audit: Audit, question: str, factory: ControlFactory, test: ControlTest
 ) -> PositiveControls:
-    """Halve the number of samples of positive controls until the tests detect a leak in enough of them."""
-    start, sizes, training_description = time.monotonic(), list[ControlSize](), ""
-    samples, reason = test.largest_size(), test.reason
+    """Return the results of positive controls, whose number of samples is halved until a leak is detected."""
+    start_time, results_by_size, training_description = time.monotonic(), list[ControlSize](), ""
+    sample_count, reason = test.largest_size(), test.reason
     network_count = NETWORKS[question]
     max_missed = network_count - networks_needed(network_count)
-    while samples >= MIN_SAMPLES and not reason:
-        counts: list[int] = []
-        losses: list[float] = []
-        detected_count = 0
+    while sample_count >= MIN_SAMPLES and not reason:
+        detected_samples: list[int] = []
+        training_losses: list[float] = []
+        detected_networks = 0
         try:
             for number in range(network_count):
                 if audit.deadline.is_over:
                     raise OutOfBudgetError("the time limit stopped the audit")
-                control = factory.make(samples, number)
+                control = factory.make(sample_count, number)
                 training_description = control.trained.description
-                losses.append(control.trained.loss)
+                training_losses.append(control.trained.loss)
                 count, is_leak = test.run(control)
-                counts.append(count)
-                detected_count += is_leak and control.trained.loss <= MEMORIZED
-                if len(counts) - detected_count > max_missed:
+                detected_samples.append(count)
+                detected_networks += is_leak and control.trained.loss <= MEMORIZED
+                if len(detected_samples) - detected_networks > max_missed:
                     break
         except OutOfBudgetError as problem:
             reason = str(problem)
@@ -224,18 +232,28 @@ def _find_detected_size(
             # positive controls.
             reason = str(problem).splitlines()[0][:200].rstrip(".")
             break
-        sizes.append(ControlSize(samples, tuple(counts), detected_count, max(losses)))
-        audit.listener.message(_progress(question, sizes[-1]))
-        if sizes[-1].suffices:
+        results_by_size.append(
+            ControlSize(
+                sample_count, tuple(detected_samples), detected_networks, max(training_losses)
+            )
+        )
+        audit.listener.message(_progress(question, results_by_size[-1]))
+        if results_by_size[-1].suffices:
             break
-        samples //= 2
-    if not sizes and not reason:
+        sample_count //= 2
+    if not results_by_size and not reason:
         reason = (
             f"a control needs at least {MIN_SAMPLES} samples, and the held-out file has too few"
         )
-    seconds = round(time.monotonic() - start, 3)
+    elapsed_seconds = round(time.monotonic() - start_time, 3)
     return PositiveControls(
-        question, tuple(sizes), training_description, test.names, reason, seconds, test.limited_by
+        question,
+        tuple(results_by_size),
+        training_description,
+        test.names,
+        reason,
+        elapsed_seconds,
+        test.limited_by,
     )
 
 
@@ -250,8 +268,9 @@ class MembershipOnControl(ControlTest):
     """Runs the test of membership on positive controls.
 
     Args:
-        factory: Trains the controls.
-        allowed: Reference seconds that may be spent on training all controls.
+        factory: Trains the positive controls.
+        allowed: Time in which all positive controls must be trained, in reference seconds (computing time on
+            a fixed machine).
     """
 
     names = ("membership",)
@@ -260,7 +279,10 @@ class MembershipOnControl(ControlTest):
         self.factory, self.allowed = factory, allowed
 
     def largest_size(self) -> int:
-        """Return the largest number of training samples that the held-out file and the budget allow."""
+        """Return the largest number of training samples of a control.
+
+        Controls are trained on held-out samples, so the held-out file and the budget limit the number.
+        """
         holdout_size = len(self.factory.holdout)
         possible_sizes = [
             m
@@ -280,18 +302,21 @@ class MembershipOnControl(ControlTest):
         return max((m for m in possible_sizes if m <= affordable_size), default=0)
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return the number of samples that the membership test names, and whether the test shows a leak."""
+        """Return how many members the test of membership names, and whether the test shows a leak."""
         seed, level = self.factory.audit.request.seed, self.factory.audit.negative_controls.level
-        result = measure_membership(control.network, control.data, control.holdout, seed)
-        return len(result.named), result.is_finding and result.adjusted_p <= level
+        membership_test = measure_membership(control.network, control.data, control.holdout, seed)
+        return len(
+            membership_test.named
+        ), membership_test.is_finding and membership_test.adjusted_p <= level
 
 
 class AttacksOnControl(ControlTest):
     """Runs the attacks of an audit on positive controls, with fewer restarts.
 
     Args:
-        factory: Trains the controls.
-        allowed: Reference seconds that may be spent on all attacks on all controls.
+        factory: Trains the positive controls.
+        allowed: Time for all attacks on all positive controls, in reference seconds (computing time on a
+            fixed machine).
     """
 
     def __init__(self, factory: ControlFactory, allowed: float) -> None:
@@ -308,14 +333,17 @@ class AttacksOnControl(ControlTest):
             self.reason = "no attack ran on the audited network"
 
     def largest_size(self) -> int:
-        """Return the largest number of training samples that the held-out file allows."""
-        holdout_size, n = len(self.factory.holdout), len(self.factory.sets.train)
-        largest_possible = min(n, holdout_size - MIN_HOLDOUT, holdout_size // 2)
-        self.limited_by = HOLDOUT if largest_possible < n else ""
-        return largest_possible
+        """Return the largest number of training samples of a control.
+
+        Controls are trained on held-out samples, so the held-out file limits the number.
+        """
+        holdout_size, train_count = len(self.factory.holdout), len(self.factory.sets.train)
+        largest_sample_count = min(train_count, holdout_size - MIN_HOLDOUT, holdout_size // 2)
+        self.limited_by = HOLDOUT if largest_sample_count < train_count else ""
+        return largest_sample_count
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return the number of samples that the attacks recover, and whether this number shows a leak."""
+        """Return how many of the control's samples the attacks recover, and whether this shows a leak."""
         audit = self.factory.audit
         self.seconds_left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
         if self.seconds_left < 0:
@@ -339,16 +367,20 @@ class AttacksOnControl(ControlTest):
                 pools[name] = all_candidates(result)
         sets, seed = SampleSets(control.data, control.holdout), audit.request.seed
         level = audit.negative_controls.level
-        subsets = SUBSETS if level < SIGNIFICANCE else CONTROL_SUBSETS
-        tests, _ = run_tests(pools, sets, seed, subsets, audit.deadline.seconds_left, level=level)
+        subset_count = SUBSETS if level < SIGNIFICANCE else CONTROL_SUBSETS
+        tests, _ = run_tests(
+            pools, sets, seed, subset_count, audit.deadline.seconds_left, level=level
+        )
         if not tests:
             return 0, False
-        summary = findings(tests, len(control.data))
-        return summary.recovered, bool(summary.survivors) and summary.recovered >= MIN_RECOVERED
+        control_findings = findings(tests, len(control.data))
+        return control_findings.recovered, bool(
+            control_findings.survivors
+        ) and control_findings.recovered >= MIN_RECOVERED
 
 
 def _with_fewer_restarts(plan: AttackPlan) -> AttackPlan:
-    """Return the plan of an attack on a control, which has fewer restarts."""
+    """Return the plan of an attack with a quarter of its restarts, for an attack on a positive control."""
     if not plan.restarts:
         return plan
     restarts = max(1, plan.restarts // RESTART_DIVISOR)
@@ -362,7 +394,8 @@ def _knowledge_of_control(knowledge: Knowledge, control: Control) -> Knowledge:
     """Return what the attacker knows about a positive control.
 
     The attacker knows the same facts about the control as about the audited network, such as the initial
-    weights. The values of these facts are those of the control. Norms and optimizer state are not known.
+    weights. The values of these facts are those of the control. Norms of samples and the optimizer state are
+    not known.
     """
     unknown_facts = ("norms", "moment")
     return knowledge.replace(
@@ -399,8 +432,10 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
     rng = np.random.default_rng((seed, 7))
     labels, target_labels = as_array(holdout.y), as_array(like.y)
     are_classes = are_class_labels(holdout.y) and are_class_labels(like.y)
-    counts = zip(*np.unique(target_labels, return_counts=True), strict=True)
-    if not (are_classes and all((labels == label).sum() >= count for label, count in counts)):
+    count_by_label = zip(*np.unique(target_labels, return_counts=True), strict=True)
+    if not (
+        are_classes and all((labels == label).sum() >= count for label, count in count_by_label)
+    ):
         labels, target_labels = np.zeros(len(holdout), dtype=int), np.zeros(len(like), dtype=int)
     training_rows = torch.from_numpy(draw_sets(labels, target_labels, 1, rng)[0])
     is_remaining = torch.ones(len(holdout), dtype=torch.bool)

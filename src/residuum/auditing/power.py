@@ -8,14 +8,14 @@ from scipy.stats import binomtest
 
 from residuum.records import Record
 
-# Number of positive controls that are trained for each question.
+# Number of positive controls (networks that memorize their samples) that are trained for each question.
 NETWORKS = {"membership": 10, "reconstruction": 3}
 TESTS = {"membership": "The test of membership", "reconstruction": "The attacks"}
 VERBS = {"membership": "named", "reconstruction": "recovered"}
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-# What may limit the number of training samples of a control.
+# Reasons why a positive control may have fewer training samples than the audited network.
 BUDGET, HOLDOUT = "budget", "held-out samples"
-CONFIDENCE = 0.95  # confidence of the lower limit of the power
+CONFIDENCE = 0.95  # confidence level of the lower confidence limit of the power
 # The lower confidence limit of the power must be at least MIN_POWER. The limit is 37% if three of three
 # networks are detected, 39% for seven of ten, and 30% for six of ten. The limit is not adjusted for larger
 # numbers of samples that were tried before.
@@ -41,7 +41,10 @@ def power_limit(detected: int, networks: int) -> float:
 
 
 def networks_needed(networks: int) -> int:
-    """Return in how many of ``networks`` controls a leak must be detected to show a power of at least 1/3."""
+    """Return in how many networks a leak must be detected to show a power of at least 1/3.
+
+    The power is the share of networks in which the tests detect a leak. ``networks`` networks are tested.
+    """
     return next(k for k in range(networks + 2) if k > networks or _suffices(k, networks))
 
 
@@ -75,13 +78,15 @@ class ControlSize(Record):
 
     @property
     def suffices(self) -> bool:
-        """Whether a leak was detected in enough networks to show a power of at least 1/3."""
+        """Whether a leak was detected in enough networks to show that the power is at least 1/3."""
         return _suffices(self.detected, len(self.counts))
 
 
 @dataclass(frozen=True, eq=False)
 class PositiveControls(Record):
-    """The positive controls of membership or of reconstruction.
+    """The positive controls for one question of an audit: membership or reconstruction.
+
+    A positive control is a network that is known to memorize its training samples.
 
     Attributes:
         question: "membership" or "reconstruction".
@@ -108,22 +113,23 @@ class PositiveControls(Record):
 
     @property
     def largest(self) -> ControlSize | None:
-        """Results at the largest number of samples at which the tests detect a leak in enough networks.
+        """Results at the largest number of training samples at which enough leaks are detected.
 
-        None if there is no such number of samples.
+        None if the tests miss too many leaks at every number of samples.
         """
         return next((size for size in self.sizes if size.suffices), None)
 
     @property
     def samples(self) -> int:
-        """The largest number of samples at which the tests detect a leak in enough networks, or 0."""
+        """Largest number of training samples at which the tests detect a leak in enough networks, or 0."""
         return 0 if self.largest is None else self.largest.samples
 
     @property
     def power(self) -> float | None:
-        """Lower 95% confidence limit of the power at the size ``largest``, None if there is no such size.
+        """Lower 95% confidence limit of the power, None if the tests miss too many leaks at every size.
 
-        The power is the share of networks in which the tests detect a leak.
+        The power is the share of networks in which the tests detect a leak. It is taken at the largest number
+        of samples at which the tests detect a leak in enough networks.
         """
         return None if self.largest is None else self.largest.power
 
@@ -161,5 +167,5 @@ class PositiveControls(Record):
 
 
 def covered_samples(controls: tuple[PositiveControls, ...]) -> int:
-    """Return the largest number of memorized samples at which the tests detect a leak in enough controls."""
+    """Return the largest number of training samples at which enough positive controls are detected, or 0."""
     return max((control.samples for control in controls), default=0)

@@ -26,8 +26,8 @@ from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
 from residuum.records.recovered_table import TableSummary
 from residuum.risk.membership import LossSeparation, MembershipTest
 
-# If fields are added that older readers may ignore, the minor version grows. After any other change of the
-# fields, the major version grows.
+# Version of the fields of result.json. If fields are added that older readers may ignore, the minor version
+# grows. After any other change of the fields, the major version grows.
 SCHEMA_VERSION = "6.1"
 # Largest number of candidates and of exposed samples in result.json. Other files of the run list all of them.
 MAX_CANDIDATES, MAX_EXPOSED = 200, 20
@@ -35,7 +35,7 @@ MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
 @dataclass(frozen=True, eq=False)
 class Suite(Record):
-    """The attacks that an audit can choose from. If an attack is improved or added, ``version`` grows."""
+    """The attacks that residuum has. If an attack is improved or added, ``version`` grows."""
 
     version: Count
     attacks: tuple[str, ...]
@@ -53,8 +53,10 @@ class NetworkSummary(Record):
     """Properties of the audited network, measured from its weights.
 
     Attributes:
-        first_layer_directions_of: the threshold above which singular directions of the first layer were
-            counted, or why ``first_layer_directions`` is null
+        first_layer_directions: number of singular values of the first layer's weights that exceed the values
+            of a random initialization, so that their directions come from training samples; null if unknown
+        first_layer_directions_of: the threshold above which these singular values were counted, or why
+            ``first_layer_directions`` is null
     """
 
     arch: str
@@ -76,7 +78,7 @@ class ChecksSummary(Record):
         told_apart: p-value of the test whether the losses of training and held-out samples differ
         positive_controls: the positive controls for membership and for reconstruction; empty if no positive
             controls were needed
-        covered: the largest number of memorized samples at which the tests detect a leak in enough positive
+        covered: the largest number of training samples at which the tests detect a leak in enough positive
             controls
         set_aside: rows of training samples that were not judged, because they also occur in the held-out
             set
@@ -102,7 +104,7 @@ class ChecksSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class NamedMember(Record):
-    """A training sample that the membership test names.
+    """A training sample that the test of membership names as a member.
 
     Attributes:
         row: row in the training set
@@ -167,7 +169,7 @@ class Candidate(Record):
 
 @dataclass(frozen=True, eq=False)
 class ScoreSummary(Record):
-    """Counts of recovered samples by the deciding metric. All other scores are in scores.json."""
+    """Counts of recovered samples by the metric that decides the verdict. scores.json holds all scores."""
 
     n: Count
     candidates: Count
@@ -189,7 +191,7 @@ class PublishedAudit(Record):
         membership: the test whether training samples can be told from non-members; null if not run
         applies: measured properties of the network, and for each attack and check, whether it was tried and
             why
-        certificate_of: the samples for which the certificate was computed, or why there is no certificate
+        certificate_of: the samples for which the KKT certificate was computed, or why there is no certificate
         uniqueness_reason: why ``uniqueness`` is null; empty otherwise
         warnings: properties of the inputs that may mislead a reader
         inputs: SHA-256 of the files that were read
@@ -307,8 +309,12 @@ def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
     """Return the content of ``exposure.json``, but only for the samples with the largest risk of a leak."""
     if exposure is None:
         return None
-    rows = exposure.rows(MAX_EXPOSED)
-    return {**exposure.summary().to_json(), "lines": list(exposure.lines), "per_record": rows}
+    riskiest_rows = exposure.rows(MAX_EXPOSED)
+    return {
+        **exposure.summary().to_json(),
+        "lines": list(exposure.lines),
+        "per_record": riskiest_rows,
+    }
 
 
 def _candidates(result: AuditResult) -> tuple[Candidate, ...]:

@@ -25,7 +25,9 @@ QUESTIONS = {
     RECONSTRUCTION: "Can attacks reconstruct training samples?",
     MEMBERSHIP: "Can training samples be told from non-members?",
 }
-TREES = "trees"  # attack surface of a forest, whose table is stated even if there are no samples
+# Attack surface (part of the release) of the attack on a forest. The answer says what this attack recovered,
+# even if there are no samples to compare with.
+TREES = "trees"
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 # Statistical tests answer two of the questions: reconstruction and membership. Each test uses half of the
 # significance level (Bonferroni).
@@ -76,7 +78,7 @@ def answer_questions(
 
     Args:
         stored: The search for stored records, None if the file stores none.
-        findings: The tests of the attacks, None if no attack was tested.
+        findings: The tests of the attacks, None if the candidates of no attack were tested.
         membership: The test of membership, None if it was not run.
         controls: The positive controls of each question.
         is_member_finding: Whether the membership test shows a leak.
@@ -90,20 +92,20 @@ def answer_questions(
     Returns:
         Three answers, in the order of ``QUESTIONS``.
     """
-    by_question = {control.question: control for control in controls}
-    reconstruction = _reconstruction(findings, why_not_compared, attacks, why_no_attack)
+    controls_by_question = {control.question: control for control in controls}
+    reconstruction_answer = _reconstruction(findings, why_not_compared, attacks, why_no_attack)
     if targets is not None and not why_not_compared:
-        reconstruction = _with_targets(reconstruction, targets, is_target_finding)
-    member = _membership(membership, is_member_finding, why_not_compared)
+        reconstruction_answer = _with_targets(reconstruction_answer, targets, is_target_finding)
+    membership_answer = _membership(membership, is_member_finding, why_not_compared)
     return (
         _stored(stored),
-        _judged(reconstruction, by_question.get(RECONSTRUCTION), has_failures),
-        _judged(member, by_question.get(MEMBERSHIP), has_failures),
+        _judged(reconstruction_answer, controls_by_question.get(RECONSTRUCTION), has_failures),
+        _judged(membership_answer, controls_by_question.get(MEMBERSHIP), has_failures),
     )
 
 
 def _judged(answer: Answer, controls: PositiveControls | None, has_failures: bool) -> Answer:
-    """Return the answer to a question, or "unknown" if a control shows that the answer is not reliable.
+    """Return the answer to a question, or "unknown" if a control shows that the tests are not reliable.
 
     "yes" becomes "unknown" if a negative control fails, because the samples then cannot be compared. "no"
     becomes "unknown" if the tests do not detect a leak in the positive controls.
@@ -114,7 +116,7 @@ def _judged(answer: Answer, controls: PositiveControls | None, has_failures: boo
         has_failures: Whether a negative control fails.
 
     Returns:
-        The corrected answer, with the power of the test.
+        The corrected answer, with a sentence about how large a leak the tests detect.
     """
     if answer.answer == YES:
         return answer.replace(answer=UNKNOWN) if has_failures else answer
@@ -152,12 +154,12 @@ def _stored(row: AttackOutcome | None) -> Answer:
             f"The file stores {row.candidates or 'some'} records ({row.reason}), none of which is one of "
             "your training samples."
         )
-    counts = {
+    count_fields = {
         "count": row.recovered,
         "n": row.sample_count,
         "expected_by_chance": row.expected_by_chance,
     }
-    return _answer(STORED, YES if row.is_stored else NO, evidence, **counts)
+    return _answer(STORED, YES if row.is_stored else NO, evidence, **count_fields)
 
 
 def _reconstruction(
@@ -169,8 +171,8 @@ def _reconstruction(
     if why_no_attack:
         return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {why_no_attack}.")
     if why_not:
-        recovered = [row.reason for row in attacks if row.ran and row.surface == TREES]
-        reason = " ".join((*recovered, f"Not tested: {why_not}."))
+        recovery_texts = [row.reason for row in attacks if row.ran and row.surface == TREES]
+        reason = " ".join((*recovery_texts, f"Not tested: {why_not}."))
         return _answer(RECONSTRUCTION, UNKNOWN, reason)
     if findings is None or findings.reason:
         has_run_attack = any(row.decides and row.ran and not row.is_stored for row in attacks)
@@ -181,14 +183,14 @@ def _reconstruction(
             reason = "the candidates could not be compared"
         return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {reason}.")
     chance_text = f"{findings.expected_by_chance:.2g} expected by chance"
-    counts = {"n": findings.n, "expected_by_chance": findings.expected_by_chance}
+    count_fields = {"n": findings.n, "expected_by_chance": findings.expected_by_chance}
     if findings.survivors:
         grade_text = grade_split(findings)
         evidence = (
             f"{findings.recovered} of {findings.n} training samples were reconstructed ({grade_text}; "
             f"{chance_text}, {format_p(findings.p_value)})."
         )
-        return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **counts)
+        return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **count_fields)
     attack_text = f"{findings.tests} attack{'' if findings.tests == 1 else 's'}"
     largest_count = max((row.recovered or 0 for row in attacks if row.decides), default=0)
     chance_text = (
@@ -198,13 +200,16 @@ def _reconstruction(
         f"{attack_text} reconstructed no more of the {findings.n} training samples than chance does "
         f"({chance_text}, {format_p(findings.p_value)})."
     )
-    return _answer(RECONSTRUCTION, NO, evidence, count=0, **counts)
+    return _answer(RECONSTRUCTION, NO, evidence, count=0, **count_fields)
 
 
 def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answer:
-    """Add the test of recovered targets to the answer about reconstruction."""
-    untested = is_finding and answer.answer == UNKNOWN
-    evidence = targets.line if untested else f"{answer.evidence} {targets.line}"
+    """Return the answer about reconstruction, with the test of recovered targets as further evidence.
+
+    If the test of the recovered targets shows a leak, the answer becomes "yes".
+    """
+    replaces_evidence = is_finding and answer.answer == UNKNOWN
+    evidence = targets.line if replaces_evidence else f"{answer.evidence} {targets.line}"
     answer = answer.replace(evidence=evidence)
     if not is_finding or answer.answer == YES:
         return answer
@@ -221,13 +226,13 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
         why_not_tested = why_not or "no test of membership applies to this file"
         return _answer(MEMBERSHIP, UNKNOWN, f"Not tested: {why_not_tested}.")
     loss_text = "" if test.loss is None else f" {test.loss.line}"
-    counts = {"n": test.records, "count": len(test.named)}
+    count_fields = {"n": test.records, "count": len(test.named)}
     if is_finding:
         evidence = (
             f"{len(test.named)} of {test.records} training samples are named, at a false discovery rate of "
             f"5%, because activation boundaries pass through them ({format_p(test.adjusted_p)})."
         )
-        return _answer(MEMBERSHIP, YES, evidence + loss_text, **counts)
+        return _answer(MEMBERSHIP, YES, evidence + loss_text, **count_fields)
     if test.reason:
         evidence = f"Membership could not be tested: {test.reason.rstrip('.')}."
         if not test.holdout and len(test.decoy_named):
@@ -251,7 +256,7 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
             " But the losses of the training samples show that the network memorizes these samples."
         )
     answer = UNKNOWN if test.loss is not None and test.loss.memorization == SHOWN else NO
-    return _answer(MEMBERSHIP, answer, evidence + loss_text, **counts)
+    return _answer(MEMBERSHIP, answer, evidence + loss_text, **count_fields)
 
 
 def grade_split(findings: Findings) -> str:
@@ -260,11 +265,11 @@ def grade_split(findings: Findings) -> str:
 
 
 def plural(count: int, grade: str) -> str:
-    """Return the number of recovered samples of one grade in words.
+    """Return a number of recovered samples with their grade in words, in singular or plural.
 
     Args:
         count: Number of samples.
-        grade: Grade of the leak.
+        grade: Grade of these samples, such as "near-copy".
 
     Returns:
         Text such as "2 near-copies".

@@ -32,7 +32,8 @@ class AuditRequest(Settings):
 
     effort: Literal["quick", "standard", "thorough"] = Field(
         default="standard",
-        description="How much work the audit plans. quick can show a leak and never rules one out.",
+        description="How much work the audit plans. An audit with the effort 'quick' can show a leak, "
+        "but cannot rule one out.",
     )
     budget: str | float | None = Field(
         default=None,
@@ -80,7 +81,7 @@ class AuditRequest(Settings):
     )
     device: str = Field(default="cpu", description="Where the attacks run: cpu or cuda.")
     task: Literal["auto", "binary", "multiclass", "regression"] = Field(
-        default="auto", description="What the network was trained for."
+        default="auto", description="Task for which the network was trained."
     )
     arch: str | None = Field(
         default=None,
@@ -146,7 +147,7 @@ class AuditRequest(Settings):
 
     @property
     def chosen_by_user(self) -> tuple[str, ...]:
-        """Names of the settings by which the user changed which attacks run, or how they run.
+        """Names of the settings with which the user changed which attacks run, or how attacks run.
 
         An audit with such settings cannot rule out a leak.
         """

@@ -97,20 +97,21 @@ class AuditResult(Record):
         uniqueness_reason: The reason why there is no ``uniqueness``.
         settings: Settings of the audit.
         environment: Software and hardware of the audit.
-        scores: Scores of the strongest attack, None without samples.
+        scores: Scores of the strongest attack, None if there are no samples.
         selected: Scores of the candidates that the attacks selected as likely training samples.
         certificate: KKT certificate: how close the weights are to a KKT point of the samples.
-        uniqueness: Certificate that says how much of each candidate all training sets share that fit the
-            weights equally well.
+        uniqueness: Uniqueness certificate. Several training sets may fit the weights equally well. The
+            certificate says which part of each candidate (reconstructed sample) all these sets share.
         evidence: Samples and values that the report displays.
         batches: The batches of restarts that ran, with all settings needed to repeat them.
         seconds: Duration of each stage in seconds, by name.
         hashes: SHA-256 of the files that were read.
         assumptions: What the attacks assume about the network.
-        limitations: What a reader must not conclude.
+        limitations: What a reader must not conclude from the audit.
         warnings: Properties of the inputs that may mislead a reader.
         notes: Other remarks for the reader.
-        findings: The number of training samples that all attacks together recovered, with its tests.
+        findings: The number of training samples that all attacks together recovered, with the tests of this
+            number.
         displayed_attack: The strongest attack, whose candidates the report displays.
         controls: The negative controls.
         checks: Checks that decide whether an audit without a finding can rule out a leak.
@@ -118,9 +119,10 @@ class AuditResult(Record):
         table: The training table that the attack on a forest recovered.
         targets: The test whether recovered targets are those of the training samples.
         exposure: The ranking of the samples by risk. It does not enter the verdict.
-        applies: The attacks and checks of the audit. For each, whether it was tried and why.
+        applies: One row for each measured property, attack and check. The row says whether the attack or
+            check was tried, and why.
         files: Paths of the input files and of the run directory, as the user passed them.
-        suite: Version of the attack suite.
+        suite: Version of the set of attacks from which the audit could choose.
         suite_attacks: Names of the attacks that the audit could choose from.
     """
 
@@ -163,15 +165,15 @@ class AuditResult(Record):
 
     @property
     def newer_attacks(self) -> tuple[str, ...]:
-        """Attacks of the installed version of residuum that did not exist when the audit ran, in words."""
+        """Texts about attacks of the installed residuum that did not exist when the audit ran, () if none."""
         new_attacks = [name for name in every_attack() if name not in self.suite_attacks]
         new_attack_text = f"attacks that it did not know: {', '.join(new_attacks)}"
-        difference_texts = [new_attack_text] if self.suite_attacks and new_attacks else []
+        suite_differences = [new_attack_text] if self.suite_attacks and new_attacks else []
         if self.suite < SUITE:
-            difference_texts.append(
+            suite_differences.append(
                 f"version {SUITE} of the attack suite, this audit ran version {self.suite}"
             )
-        return tuple(difference_texts)
+        return tuple(suite_differences)
 
     @property
     def fit(self) -> Fit | None:
@@ -180,7 +182,7 @@ class AuditResult(Record):
 
     @cached_property
     def screen(self) -> Screen:
-        """The summary for a reader, with the next step."""
+        """Summary of the audit for a reader: headline, answers to three questions, and the next step."""
         return summarize(self)
 
     @property
@@ -190,7 +192,7 @@ class AuditResult(Record):
 
     @property
     def control(self) -> MetricScore | None:
-        """Number of recovered samples by the metric that decides the verdict.
+        """Score of the metric that decides the verdict, with the number of recovered samples.
 
         None if there are too few held-out samples to set the threshold of the metric.
         """
@@ -234,10 +236,11 @@ class AuditResult(Record):
 
     @property
     def directions(self) -> tuple[int | None, str]:
-        """Number of singular directions of the first layer that come from training.
+        """Number of singular directions of the first layer's weights that come from training samples.
 
-        The second value names the threshold above which directions were counted. If the number is unknown,
-        the values are None and the reason.
+        These are the directions whose singular values exceed those of a random initialization. The second
+        value names the threshold above which singular values were counted. If the number is unknown, the
+        first value is None, and the second value is the reason.
         """
         return self.inspection.directions_for(self.verdict.n or self.knowledge.sample_count)
 

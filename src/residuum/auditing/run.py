@@ -71,13 +71,17 @@ class Audit:
     case: Case  # release, network, samples and knowledge, loaded and checked against each other
     request: AuditRequest  # the settings of the audit
     deadline: Deadline  # the time at which the audit must end
-    store: AuditStore = NO_STORE  # keeps outputs, so that an interrupted audit can continue
+    store: AuditStore = (
+        NO_STORE  # saves the outputs of stages, so that an interrupted audit can continue
+    )
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
     membership: MembershipTest | None = None
     table: RecoveredTable | None = None  # the training table that the attack on a forest recovered
-    targets: TargetTest | None = None  # test: are recovered targets those of the training samples?
-    p_value_of_losses: float | None = None  # of a difference of losses
+    # test whether the targets that an attack recovered from a forest are those of the training samples
+    targets: TargetTest | None = None
+    # p-value of the test whether the losses of training and held-out samples differ
+    p_value_of_losses: float | None = None
     attacks: AttackResults = field(default_factory=AttackResults)
     negative_controls: Controls = field(default_factory=Controls)
     scores: AttackScores | None = None
@@ -90,7 +94,7 @@ class Audit:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def skip(self, stage: str, reason: str) -> Audit:
-        """Return the audit with the reason why a stage was skipped or had no output.
+        """Return the audit with a note why a stage was skipped or had no output.
 
         Args:
             stage: Name of the stage.
@@ -103,7 +107,10 @@ class Audit:
 
     @property
     def outcomes(self) -> tuple[AttackOutcome, ...]:
-        """One row for each attack. If stored records were searched, the first row is about this search."""
+        """One row of the table of attacks for each attack, after a row about the search for stored records.
+
+        If the release stores no records, there is no row about this search.
+        """
         attacks = self.attacks.outcomes if self.scores is None else self.scores.attacks
         return attacks if self.stored_records is None else (self.stored_records, *attacks)
 
@@ -112,10 +119,10 @@ class Audit:
         """Checks that decide whether an audit without a finding can rule out a leak."""
         sample_sets, scores = self.case.sample_sets, self.scores
         findings = None if scores is None else scores.findings
-        samples = () if findings is None else findings.samples
+        recovered_samples = () if findings is None else findings.samples
         controls = self.negative_controls
         return Checks(
-            failures=(*controls.failures, *explain_by_knowledge(controls, samples)),
+            failures=(*controls.failures, *explain_by_knowledge(controls, recovered_samples)),
             level=controls.level,
             fit=self.case.fit,
             told_apart=self.p_value_of_losses,
@@ -146,7 +153,14 @@ class Audit:
         return ""
 
     def verdict(self, assumed: tuple[str, ...] = ()) -> Verdict:
-        """Return the verdict from the outputs of the stages that have run."""
+        """Decide the verdict from the outputs of the stages that have run.
+
+        Args:
+            assumed: Assumptions about network and samples, which are added to the reasons of the verdict.
+
+        Returns:
+            The verdict.
+        """
         unconfirmed_notes = (
             () if self.stored_records is None else unconfirmed((self.stored_records,))
         )
@@ -171,7 +185,7 @@ def restriction(request: AuditRequest) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of an audit. The step runs if ``skip_reason`` returns "", and is skipped otherwise."""
+    """One stage of an audit. The stage runs if ``skip_reason`` returns "", and is skipped otherwise."""
 
     name: str
     run: Callable[[Audit], Audit]
@@ -235,7 +249,7 @@ def audit(
             continues. If it holds a finished audit, its result is returned.
         base: File of the weights before fine-tuning.
         adapter: File of an adapter (LoRA). ``model`` is then the network on which the adapter was trained.
-        trust_code: Allow running the code that ``model_code`` names.
+        trust_code: Allow running the code that the setting ``model_code`` names.
         blur: Blur the images of the report until the reader asks for them.
         expected_hashes: SHA-256 of checkpoint, data and holdout. Files with other hashes are refused.
         listener: Receives messages, stage names and the progress of attacks.
@@ -272,7 +286,9 @@ def audit(
 
 
 def run_stages(audit: Audit, plan: tuple[Stage, ...]) -> Audit:
-    """Run the stages in order. Outputs of stages that finished before an interruption are read from files.
+    """Run the stages of an audit in order.
+
+    If a stage finished before the audit was interrupted, its outputs are read from files instead.
 
     Args:
         audit: The audit.
@@ -286,8 +302,8 @@ def run_stages(audit: Audit, plan: tuple[Stage, ...]) -> Audit:
             audit = audit.skip(stage.name, reason)
             continue
         audit.listener.stage(stage.name)
-        start = time.monotonic()
+        start_time = time.monotonic()
         audit = audit.store.load_or_run(stage.name, stage.run, audit)
-        seconds = audit.seconds.get(stage.name, round(time.monotonic() - start, 3))
-        audit = replace(audit, seconds={**audit.seconds, stage.name: seconds})
+        stage_seconds = audit.seconds.get(stage.name, round(time.monotonic() - start_time, 3))
+        audit = replace(audit, seconds={**audit.seconds, stage.name: stage_seconds})
     return audit

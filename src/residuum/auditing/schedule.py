@@ -52,7 +52,7 @@ class AttackResults(Record):
 
     Attributes:
         outcomes: One row per attack. Deciding attacks, which are all attacks except baselines, come first.
-        reconstructions: Reconstructions of the deciding attacks, with all restarts.
+        reconstructions: Reconstructions of the deciding attacks, each with the candidates of all restarts.
         baselines: Reconstructions of the baselines, which do not enter the verdict.
         batches: The batches of restarts that ran.
         plans: The plan of every attack, by name.
@@ -71,7 +71,10 @@ class AttackResults(Record):
 
 
 def run_attacks(audit: Audit) -> Audit:
-    """Run the attacks. They see the network and the attacker's knowledge, never the samples."""
+    """Return the audit with the outputs of all attacks.
+
+    The attacks read the network and the attacker's knowledge. They never read the samples.
+    """
     schedule = AttackSchedule.for_audit(audit)
     attack_results = schedule.run()
     error_by_name = {p.name: f"failed on import: {p.error}" for p in plugins.load() if p.error}
@@ -80,11 +83,11 @@ def run_attacks(audit: Audit) -> Audit:
     error_rows = [
         AttackOutcome(name, True, True, False, reason) for name, reason in error_by_name.items()
     ]
-    is_canonical = audit.case.attacked is not audit.case.audited
+    was_rescaled = audit.case.attacked is not audit.case.audited
     attack_results = attack_results.replace(
         outcomes=(*attack_results.outcomes, *error_rows),
         reconstructions=tuple(
-            r.replace(canonical=is_canonical) for r in attack_results.reconstructions
+            r.replace(canonical=was_rescaled) for r in attack_results.reconstructions
         ),
     )
     return replace(audit, attacks=attack_results)
@@ -117,7 +120,7 @@ def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Att
 
 
 def read_requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
-    """Return the settings of the attacks that the request names, {} if it names none."""
+    """Return the settings of the attacks that the user names, by name of the attack, {} if there are none."""
     settings: dict[str, dict[str, Any]] = {}
     for entry in request.attacks:
         attack_settings = {"attack": entry} if isinstance(entry, str) else dict(entry)
@@ -130,7 +133,7 @@ def read_requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
 def configure_attack(
     kind: type[Attack], request: AuditRequest, settings: Mapping[str, Any]
 ) -> Attack:
-    """Create an attack with its settings.
+    """Create an attack with settings from the user, the audit and the preset.
 
     Values in ``settings`` replace values in ``request``, and values in ``request`` replace values in the
     preset. Baselines ignore the preset and ``request.steps``.
@@ -143,11 +146,13 @@ def configure_attack(
     Returns:
         The attack.
     """
-    values: dict[str, Any] = {} if kind.is_baseline else dict(PRESETS[request.preset].settings)
-    values |= {"seed": request.seed, "device": request.device}
+    default_settings: dict[str, Any] = (
+        {} if kind.is_baseline else dict(PRESETS[request.preset].settings)
+    )
+    default_settings |= {"seed": request.seed, "device": request.device}
     if request.steps is not None and not kind.is_baseline:
-        values["steps"] = request.steps
-    return kind(**{**kind.select_settings(values), **settings})
+        default_settings["steps"] = request.steps
+    return kind(**{**kind.select_settings(default_settings), **settings})
 
 
 def list_skipped_attacks(
@@ -156,7 +161,7 @@ def list_skipped_attacks(
     knowledge: Knowledge,
     requested: Collection[str],
 ) -> dict[str, AttackOutcome]:
-    """Return one row for every attack that will not run, with the reason why.
+    """Return one table row for every attack that will not run, with the reason why.
 
     Args:
         attacks: The attacks, by name.
@@ -167,16 +172,18 @@ def list_skipped_attacks(
     Returns:
         One row of the table of attacks for each skipped attack, by name.
     """
-    rows: dict[str, AttackOutcome] = {}
+    row_by_attack: dict[str, AttackOutcome] = {}
     for name, attack in attacks.items():
-        with _record_error(name, attack, rows):
-            why_not = attack.why_not(surfaces_by_name[name], knowledge)
-            omission_reason = (
+        with _record_error(name, attack, row_by_attack):
+            why_inapplicable = attack.why_not(surfaces_by_name[name], knowledge)
+            why_omitted = (
                 "" if name in requested else attack.why_skipped(surfaces_by_name[name], knowledge)
             )
-            if reason := why_not or omission_reason:
-                rows[name] = AttackOutcome(name, not attack.is_baseline, not why_not, False, reason)
-    return rows
+            if reason := why_inapplicable or why_omitted:
+                row_by_attack[name] = AttackOutcome(
+                    name, not attack.is_baseline, not why_inapplicable, False, reason
+                )
+    return row_by_attack
 
 
 def find_surfaces(
@@ -223,7 +230,7 @@ class AttackSchedule:
 
     @classmethod
     def for_audit(cls, audit: Audit) -> AttackSchedule:
-        """Return the schedule of the attacks of an audit."""
+        """Return the schedule that runs the attacks of an audit on the attacked network of the audit."""
         return cls(
             network=audit.case.attacked,
             knowledge=audit.case.knowledge,
@@ -244,14 +251,15 @@ class AttackSchedule:
         return find_surfaces(self.attacks, self.network, self.knowledge)
 
     def skipped(self) -> dict[str, AttackOutcome]:
-        """Return one row, with the reason, for every attack that does not apply or is left out."""
+        """Return one table row, with the reason, for every attack that does not apply or is left out."""
         requested = read_requested_settings(self.request)
         return list_skipped_attacks(self.attacks, self.surfaces, self.knowledge, requested)
 
     def plan(self, rows: dict[str, AttackOutcome]) -> dict[str, AttackPlan]:
-        """Return the plans of all attacks that are not in ``rows``, which has one row per skipped attack.
+        """Return the plans of all attacks that are not skipped.
 
-        If an attack raises an error while it is planned, a row with the error is added to ``rows``.
+        ``rows`` holds the table rows of the skipped attacks, by name of the attack. If an attack raises an
+        error while it is planned, a row with the error is added to ``rows``.
         """
         attacks_to_plan = {
             name: attack for name, attack in self.attacks.items() if name not in rows
@@ -271,31 +279,35 @@ class AttackSchedule:
                     raise problem.cause from None
 
     def run(self) -> AttackResults:
-        """Run all attacks that apply, by their plans, and return their outputs."""
-        rows = self.skipped()
-        plans = self.plan(rows)
+        """Run all attacks that apply to the network, as planned, and return their outputs."""
+        row_by_attack = self.skipped()
+        plans = self.plan(row_by_attack)
         self.listener.message(forecast(plans, self.request))
         reconstructions: dict[str, Reconstruction] = {}
         finished_batches: list[Batch] = []
         for name, plan in plans.items():
             attack, reason = self.attacks[name], self.reason_to_skip(name, plan)
             if reason:
-                rows[name] = AttackOutcome(
+                row_by_attack[name] = AttackOutcome(
                     name, not attack.is_baseline, True, False, reason, unfinished=plan.left_out
                 )
                 continue
-            with _record_error(name, attack, rows):
+            with _record_error(name, attack, row_by_attack):
                 result, batches = self._reconstruct(name, plan)
                 row = make_outcome(attack, self.surfaces[name], result)
-                rows[name] = row.replace(unfinished=plan.left_out)
+                row_by_attack[name] = row.replace(unfinished=plan.left_out)
                 reconstructions[name] = result
                 finished_batches.extend(batches)
-        deciding = [name for name, attack in self.attacks.items() if not attack.is_baseline]
+        deciding_attacks = [name for name, attack in self.attacks.items() if not attack.is_baseline]
         return AttackResults(
             # A baseline that does not apply has no row. A baseline that failed has a row with its error.
-            tuple(rows[n] for n in self.attacks if n in deciding or rows[n].applies),
-            tuple(reconstructions[n] for n in deciding if n in reconstructions),
-            tuple(r for n, r in reconstructions.items() if n not in deciding),
+            tuple(
+                row_by_attack[n]
+                for n in self.attacks
+                if n in deciding_attacks or row_by_attack[n].applies
+            ),
+            tuple(reconstructions[n] for n in deciding_attacks if n in reconstructions),
+            tuple(r for n, r in reconstructions.items() if n not in deciding_attacks),
             tuple(finished_batches),
             plans,
         )
@@ -335,7 +347,7 @@ class AttackSchedule:
         return f"left out: {plan.left_out}"
 
     def _reconstruct(self, name: str, plan: AttackPlan) -> tuple[Reconstruction, list[Batch]]:
-        """Run one attack and return its candidates and its batches."""
+        """Run one attack. Return its candidates, and the batches of restarts that ran."""
         attack, surface = self.attacks[name], self.surfaces[name]
         seconds_left = max(self.deadline.seconds_left, MIN_SECONDS)
         if attack.pace != "batches":
@@ -344,15 +356,17 @@ class AttackSchedule:
             if plan.restarts and isinstance(attack, RestartSettings):
                 attack = attack.changed(restarts=plan.restarts)
             return attack.run(surface, self.knowledge), []
-        results: list[Reconstruction] = []
+        batch_results: list[Reconstruction] = []
         batches: list[Batch] = []
         for batch in plan.batches(attack):
-            if results and self.deadline.is_over:
+            if batch_results and self.deadline.is_over:
                 break
             restarts_done = sum(earlier.restarts for earlier in batches)
-            results.append(self._run_batch(attack, surface, batch, restarts_done, plan.restarts))
+            batch_results.append(
+                self._run_batch(attack, surface, batch, restarts_done, plan.restarts)
+            )
             batches.append(batch)
-        reconstruction = merge_batches(results)
+        reconstruction = merge_batches(batch_results)
         if len(batches) < len(plan.batches(attack)):
             # The time limit stopped the attack, so the last restart gets the status "time".
             reconstruction = reconstruction.replace(status=(*reconstruction.status[:-1], "time"))
@@ -361,7 +375,7 @@ class AttackSchedule:
     def _run_batch(
         self, attack: Attack, surface: Surface, batch: Batch, done: int, total: int
     ) -> Reconstruction:
-        """Return the output of one batch of restarts.
+        """Return the output of one batch of restarts (runs from different random candidates).
 
         If the batch finished before an interruption of the audit, its saved output is returned. If the batch
         was interrupted, it continues. Otherwise the batch is run.
@@ -402,9 +416,9 @@ def _record_error(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> 
 
 
 def merge_batches(batches: list[Reconstruction]) -> Reconstruction:
-    """Return the outputs of all batches of an attack as one reconstruction.
+    """Return the outputs of all batches of restarts of one attack as one reconstruction.
 
-    Likely training samples are selected among the candidates of all restarts.
+    Afterwards, likely training samples are selected among the candidates of all restarts.
     """
     if len(batches) == 1:
         return batches[0]
@@ -425,7 +439,9 @@ def merge_batches(batches: list[Reconstruction]) -> Reconstruction:
 
 
 def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> AttackOutcome:
-    """Return the row of the table for an attack that ran, with the residuals of its best restart.
+    """Return the table row of an attack that ran, with the residuals of its best restart.
+
+    A residual is the share of the weights of a layer that the reconstruction does not fit.
 
     Args:
         attack: The attack.
@@ -455,11 +471,11 @@ def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> At
 
 
 def reason_to_run(attack: Attack, surface: Surface) -> str:
-    """Return why an attack applies.
+    """Return why an attack applies to the network.
 
     Args:
         attack: The attack.
-        surface: Its attack surface.
+        surface: The attack surface (part of the release) that the attack works on.
 
     Returns:
         The reason in a few words.

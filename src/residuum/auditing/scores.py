@@ -46,8 +46,9 @@ from residuum.records import Dataset, Record, Scores
 from residuum.theory.kkt import evaluate
 
 # The distance of two images is 1 - NCC. A reconstruction counts as closer to a sample than another image if
-# its distance is at most this share of the other distance. We chose the value on digits. Two means of the
-# same class were compared with a sample. One mean was closer by a quarter in 1% of the cases, by chance.
+# the distance of the reconstruction is at most this share of the distance of the other image. We chose the
+# share on images of digits: of two means of one class, one is closer to a sample by this share in 1% of the
+# cases, by chance.
 MAX_DISTANCE_RATIO = 0.75
 
 
@@ -56,7 +57,7 @@ class AttackTest:
     """The candidates of one attack, compared with the training set.
 
     Attributes:
-        field: The training samples, the held-out samples and the candidates.
+        field: The training samples, the held-out samples and the candidates (reconstructed samples).
         gain: Similarity of each candidate to each sample.
         control: Number of training samples that the candidates recover, and the same number for random
             subsets of the held-out set.
@@ -74,7 +75,7 @@ class AttackTest:
 
     @property
     def survives(self) -> bool:
-        """Whether the attack recovers more samples than expected by chance over all tests."""
+        """Whether the test shows a leak, after its p-value is adjusted for all tests of the audit."""
         return self.adjusted <= self.level
 
     @property
@@ -118,7 +119,7 @@ def run_tests(
     """Test the candidates of every attack, with the same random subsets of the held-out set for all attacks.
 
     Args:
-        pools: Candidates of each attack, by name of the attack.
+        pools: Candidates (reconstructed samples) of each attack, by name of the attack.
         sets: Training and held-out samples.
         seed: Seed that draws the held-out subsets.
         subsets: Number of held-out subsets. If the time is short, fewer subsets are drawn.
@@ -135,7 +136,7 @@ def run_tests(
         InconclusiveError: If there is only one attack and its candidates cannot be compared with the samples.
     """
     notes = list[str]()
-    problems: dict[str, tuple[ScoringData, Array]] = {}
+    data_and_similarity: dict[str, tuple[ScoringData, Array]] = {}
     for name, pool in pools.items():
         messages: list[str] = []
         try:
@@ -147,28 +148,28 @@ def run_tests(
             continue
         notes += [message for message in messages if message not in notes]
         if data.holdout_size:
-            problems[name] = data, data.gain(metric)
-    metric_and_data = [(metric, *problem) for problem in problems.values()]
-    subset_count = count_affordable_subsets(metric_and_data, seed, subsets, seconds)
-    if problems and subset_count < subsets:
+            data_and_similarity[name] = data, data.gain(metric)
+    calibration_inputs = [(metric, *pair) for pair in data_and_similarity.values()]
+    subset_count = count_affordable_subsets(calibration_inputs, seed, subsets, seconds)
+    if data_and_similarity and subset_count < subsets:
         notes.append(f"{subset_count} of {subsets} subsets drawn: time budget exhausted")
-    controls = {
-        name: calibrate_metric(metric, *problem, seed, subset_count)
-        for name, problem in problems.items()
+    calibrations = {
+        name: calibrate_metric(metric, *pair, seed, subset_count)
+        for name, pair in data_and_similarity.items()
     }
-    if not controls:
+    if not calibrations:
         return {}, notes
-    p_values = step_down(np.stack([control.excess for control in controls.values()]))
+    p_values = step_down(np.stack([c.excess for c in calibrations.values()]))
     adjusted_p_values = np.minimum(1.0, QUESTIONS_OF_TESTS * p_values)
     return {
         name: AttackTest(
-            *problems[name],
-            control,
-            float(p) if control.recovered.any() else 1.0,
+            *data_and_similarity[name],
+            calibration,
+            float(p) if calibration.recovered.any() else 1.0,
             level,
             metric.name,
         )
-        for (name, control), p in zip(controls.items(), adjusted_p_values, strict=True)
+        for (name, calibration), p in zip(calibrations.items(), adjusted_p_values, strict=True)
     }, notes
 
 
@@ -178,11 +179,11 @@ def findings(
     graded: dict[int, str] | None = None,
     row_numbers: Sequence[int] | None = None,
 ) -> Findings:
-    """Combine the tests of all attacks. If no test shows a leak, no sample counts as recovered.
+    """Count the training samples that all attacks together recovered, from the tests of the attacks.
 
-    Only attacks whose test shows a leak are combined. If several attacks recover the same sample, this sample
-    counts once, both in the training set and in the held-out subsets. If no test shows a leak, the number
-    expected by chance is computed from all attacks together.
+    Only attacks whose test shows a leak count. If several attacks recover the same sample, this sample counts
+    once, both in the training set and in the held-out subsets. If no test shows a leak, no sample counts as
+    recovered, and the number expected by chance is computed from all attacks together.
 
     Args:
         tests: The test of each attack, by name of the attack.
@@ -205,14 +206,16 @@ def findings(
         float(recovered_by_chance.sum() / len(recovered_by_chance)),
         int(recovered.sum()),
     )
-    excess = np.stack([test.control.excess for test in tests.values()])
+    test_statistics = np.stack([test.control.excess for test in tests.values()])
     level = next((test.level for test in tests.values()), SIGNIFICANCE)
     lower_limits = [
-        fewest_beyond_chance(excess, test.control.own_excess, i, level / QUESTIONS_OF_TESTS)
+        fewest_beyond_chance(
+            test_statistics, test.control.own_excess, i, level / QUESTIONS_OF_TESTS
+        )
         for i, (name, test) in enumerate(tests.items())
         if name in significant_tests
     ]
-    grades = list((graded or {}).values())
+    sample_grades = list((graded or {}).values())
     return Findings(
         n=n,
         recovered=count,
@@ -225,7 +228,7 @@ def findings(
         tests=len(tests),
         survivors=tuple(significant_tests),
         samples=tuple(sample_rows[int(i)] for i in np.flatnonzero(recovered)),
-        grades={grade: grades.count(grade) for grade in dict.fromkeys(grades)},
+        grades={grade: sample_grades.count(grade) for grade in dict.fromkeys(sample_grades)},
     )
 
 
@@ -247,26 +250,31 @@ def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
     Returns:
         The grade of every recovered sample, by position of the sample.
     """
-    data = test.field
-    samples, pool = data.samples[: data.n], data.samples[data.n :]
-    graded: dict[int, str] = {}
+    scoring_data = test.field
+    samples, holdout_samples = (
+        scoring_data.samples[: scoring_data.n],
+        scoring_data.samples[scoring_data.n :],
+    )
+    grade_by_position: dict[int, str] = {}
     recovered_positions = np.flatnonzero(test.control.recovered)
     if not len(recovered_positions):
-        return graded
-    nearest_similarities = similarity.ncc(samples[recovered_positions], pool).amax(1)
+        return grade_by_position
+    nearest_similarities = similarity.ncc(samples[recovered_positions], holdout_samples).amax(1)
     for i, nearest_similarity in zip(
         recovered_positions.tolist(), nearest_similarities.tolist(), strict=True
     ):
         class_samples = (
-            pool if labels is None else pool[torch.from_numpy(labels[data.n :] == labels[i])]
+            holdout_samples
+            if labels is None
+            else holdout_samples[torch.from_numpy(labels[scoring_data.n :] == labels[i])]
         )
-        class_mean = (class_samples if len(class_samples) else pool).mean(0)
+        class_mean = (class_samples if len(class_samples) else holdout_samples).mean(0)
         mean_similarity = float(similarity.ncc(samples[i : i + 1], class_mean[None]))
         distance = 1 - float(test.control.value[i])
         resembles = distance <= MAX_DISTANCE_RATIO * (1 - mean_similarity)
         is_copy = resembles and distance <= MAX_DISTANCE_RATIO * (1 - nearest_similarity)
-        graded[i] = NEAR_COPY if is_copy else RESEMBLANCE if resembles else CLASS_LEVEL
-    return graded
+        grade_by_position[i] = NEAR_COPY if is_copy else RESEMBLANCE if resembles else CLASS_LEVEL
+    return grade_by_position
 
 
 def score_attacks(
@@ -314,9 +322,9 @@ def score_attacks(
         return score(pool.x, train, sets.holdout, seed=seed, subsets=subsets, **options)
 
     def score_if_time(name: str, pool: CandidatePool) -> Scores | None:
-        """Score candidates that do not decide the verdict. Return None if the time is too short."""
-        tested_count = sum(len(tested_pool.x) for tested_pool in pools.values())
-        if len(pool.x) and test_seconds * len(pool.x) / tested_count <= remaining():
+        """Return the scores of candidates that do not decide the verdict, None if too little time is left."""
+        candidate_count = sum(len(tested_pool.x) for tested_pool in pools.values())
+        if len(pool.x) and test_seconds * len(pool.x) / candidate_count <= remaining():
             return scored(pool, metrics=[DECIDING], seconds=remaining())
         if len(pool.x):
             notes.append(f"not scored separately, because the time budget is exhausted: {name}")
@@ -325,7 +333,7 @@ def score_attacks(
     baselines = {b.attack: score_if_time(b.attack, all_candidates(b)) for b in results.baselines}
     selected_pool = join_pools([selected_candidates(result) for result in reconstructions])
     selected_scores = score_if_time("self-selected candidates", selected_pool)
-    rows = tuple(
+    outcomes_with_counts = tuple(
         _with_counts(row, tests.get(row.name), baselines.get(row.name)) for row in results.outcomes
     )
     if not tests:
@@ -334,7 +342,12 @@ def score_attacks(
         untested_findings = Findings(len(train), reason=scores.reason, metric=DECIDING)
         evidence = collect_evidence(sets, scores, outputs, None, seed)
         return AttackScores(
-            rows, untested_findings, reconstructions[0].attack, scores, selected_scores, evidence
+            outcomes_with_counts,
+            untested_findings,
+            reconstructions[0].attack,
+            scores,
+            selected_scores,
+            evidence,
         )
     strongest_attack = strongest_test(tests)
     scores = scored(
@@ -346,14 +359,15 @@ def score_attacks(
     set_aside_matches = match_set_aside(sets.set_aside, pools, tests)
     combined_findings = combined_findings.replace(set_aside_matches=set_aside_matches)
     return AttackScores(
-        rows, combined_findings, strongest_attack, scores, selected_scores, evidence
+        outcomes_with_counts, combined_findings, strongest_attack, scores, selected_scores, evidence
     )
 
 
 def _strongest_grades(tests: dict[str, AttackTest]) -> dict[int, str]:
-    """Return the grade of each recovered sample.
+    """Return the grade of each training sample that attacks recovered, by position of the sample.
 
-    If several attacks whose tests show a leak recovered a sample, the strongest of their grades is returned.
+    Only attacks whose tests show a leak count. If several of these attacks recovered a sample, the strongest
+    grade is returned.
     """
     grades_weakest_first = (CLASS_LEVEL, RESEMBLANCE, NEAR_COPY)
     graded: dict[int, str] = {}
@@ -367,7 +381,7 @@ def _strongest_grades(tests: dict[str, AttackTest]) -> dict[int, str]:
 def match_set_aside(
     samples: Dataset | None, pools: dict[str, CandidatePool], tests: dict[str, AttackTest]
 ) -> tuple[int, ...]:
-    """Return the set-aside samples (training samples that were not judged) that some candidate matches.
+    """Return the set-aside samples (training samples that were not judged) that match some candidate.
 
     Args:
         samples: Training samples that were set aside because they also occur in the held-out set, None if
@@ -400,8 +414,12 @@ def strongest_test(tests: dict[str, AttackTest]) -> str:
     """
 
     def rank(name: str) -> tuple[float, float, int]:
-        test = tests[name]
-        return test.adjusted, test.control.p_value, -int(test.control.recovered.sum())
+        ranked_test = tests[name]
+        return (
+            ranked_test.adjusted,
+            ranked_test.control.p_value,
+            -int(ranked_test.control.recovered.sum()),
+        )
 
     return min(tests, key=rank)
 
@@ -409,7 +427,10 @@ def strongest_test(tests: dict[str, AttackTest]) -> str:
 def _with_counts(
     row: AttackOutcome, test: AttackTest | None, baseline: Scores | None
 ) -> AttackOutcome:
-    """Return the row of an attack or a baseline with the number of samples that it recovers."""
+    """Return the table row of an attack, with the number of samples that the attack recovers.
+
+    The number comes from ``test``, or from the scores ``baseline`` if the attack is a baseline.
+    """
     if test is not None:
         return row.replace(
             recovered=int(test.control.recovered.sum()),

@@ -35,48 +35,49 @@ OTHER_SHAPE = "training and held-out samples have different shapes"
 
 
 def skip_without_records(audit: Audit) -> str:
-    """Return the reason to skip if the release stores no records."""
+    """Return the reason to skip a stage if the release stores no records, "" otherwise."""
     return NO_RECORDS if audit.case.stored is None else ""
 
 
 def find_stored_records(audit: Audit) -> Audit:
-    """Search for the samples among the records that the release stores."""
+    """Return the audit with the result of a search for the samples in the records that the release stores."""
     assert audit.case.stored is not None
-    full_inputs = audit.case.full_inputs or audit.case
+    unchanged_inputs = audit.case.full_inputs or audit.case
     return replace(
-        audit, stored_records=audit.case.stored.outcome(full_inputs.train, full_inputs.holdout)
+        audit,
+        stored_records=audit.case.stored.outcome(unchanged_inputs.train, unchanged_inputs.holdout),
     )
 
 
 def skip_without_network(audit: Audit) -> str:
-    """Return the reason to skip if there is no network."""
+    """Return the reason to skip a stage if there is no network, "" otherwise."""
     return NO_NETWORK if audit.case.network is None else ""
 
 
 def skip_without_samples(audit: Audit) -> str:
-    """Return the reason to skip if there is no network, or no training sample to compare with."""
+    """Return the reason to skip a stage if there is no network or no training sample, "" otherwise."""
     return skip_without_network(audit) or skip_without_train(audit)
 
 
 def skip_without_train(audit: Audit) -> str:
-    """Return the reason to skip if there are no training samples to compare with."""
+    """Return the reason to skip a stage if there are no training samples, "" otherwise."""
     return NO_SAMPLES if audit.case.train is None else ""
 
 
 def skip_without_predictions(audit: Audit) -> str:
-    """Return the reason to skip if residuum cannot evaluate the model, or if there is no training sample."""
+    """Return the reason to skip a stage if the model cannot be evaluated or there are no training samples."""
     return NO_PREDICTIONS if audit.case.predictor is None else skip_without_train(audit)
 
 
 def skip_without_forest(audit: Audit) -> str:
-    """Return the reason to skip if there is no forest."""
+    """Return the reason to skip a stage if there is no forest, "" otherwise."""
     if audit.case.forest is not None:
         return ""
     return audit.case.why_no_attack or NO_PREDICTIONS
 
 
 def skip_without_table(audit: Audit) -> str:
-    """Return the reason to skip if there is no forest, or no training sample to compare with."""
+    """Return the reason to skip a stage if there is no forest or no training sample, "" otherwise."""
     return skip_without_forest(audit) or skip_without_train(audit)
 
 
@@ -102,9 +103,15 @@ def test_membership(audit: Audit) -> Audit:
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Score candidates that do not depend on the network. Such candidates must not match training samples."""
+    """Return the audit with the results of the negative controls.
+
+    A negative control scores candidates that do not depend on the network, so they must not match training
+    samples.
+    """
     case = audit.case
-    import_classifier()  # import this slow module now, so that the first control does not seem slow
+    # Import this slow module before the controls are timed. The duration of a control decides whether there
+    # is time for the next control.
+    import_classifier()
     assert case.balanced_sets is not None
     controls = run_controls(
         case.balanced_sets, case.knowledge, audit.request.seed, deadline=audit.deadline
@@ -113,7 +120,7 @@ def run_negative_controls(audit: Audit) -> Audit:
 
 
 def score_reconstructions(audit: Audit) -> Audit:
-    """Compare the candidates of all attacks with training and held-out samples."""
+    """Return the audit with scores, which compare the candidates of all attacks with the samples."""
     case, request = audit.case, audit.request
     assert case.balanced_sets is not None
     scores = score_attacks(
@@ -129,10 +136,11 @@ def score_reconstructions(audit: Audit) -> Audit:
 
 
 def skip_if_decided(audit: Audit) -> str:
-    """Return the reason to skip the positive controls if they cannot change the verdict.
+    """Return the reason to skip the positive controls if they cannot change the verdict, "" otherwise.
 
-    The verdict is computed as if the tests detected every positive control. If this verdict is not "no leak
-    found" and ends in the same exit code, the positive controls are skipped.
+    Positive controls decide only whether an audit that shows no leak can rule out a leak. To find out, the
+    verdict is computed as if the tests detected every positive control. The controls run if this verdict is
+    "no leak found", or if its findings are weaker than the limit of ``--fail-on``.
     """
     if reason := skip_without_train(audit):
         return reason
@@ -141,17 +149,22 @@ def skip_if_decided(audit: Audit) -> str:
     sample_sets = audit.case.sample_sets
     if sample_sets is None or sample_sets.holdout is None or len(sample_sets.holdout) < MIN_HOLDOUT:
         return DECIDED
-    n = len(sample_sets.train)
-    all_detected = tuple(
-        PositiveControls(question, (ControlSize(n, (n,) * networks, networks, 0.0),))
+    train_count = len(sample_sets.train)
+    fully_detected_controls = tuple(
+        PositiveControls(
+            question, (ControlSize(train_count, (train_count,) * networks, networks, 0.0),)
+        )
         for question, networks in NETWORKS.items()
     )
-    verdict = replace(audit, positive_controls=all_detected).verdict()
-    return "" if verdict.outcome == NO_LEAK_FOUND or verdict.is_below_limit else DECIDED
+    best_verdict = replace(audit, positive_controls=fully_detected_controls).verdict()
+    return "" if best_verdict.outcome == NO_LEAK_FOUND or best_verdict.is_below_limit else DECIDED
 
 
 def run_positive_controls(audit: Audit) -> Audit:
-    """Run the tests of the audit on networks that are known to memorize their samples."""
+    """Return the audit with the results of its positive controls.
+
+    A positive control is a network that is known to memorize its samples. The tests must detect a leak in it.
+    """
     if not audit.request.positive_controls:
         controls = tuple(PositiveControls(question, reason=SWITCHED_OFF) for question in NETWORKS)
     else:
@@ -160,12 +173,12 @@ def run_positive_controls(audit: Audit) -> Audit:
 
 
 def skip_without_network_and_time(audit: Audit) -> str:
-    """Return the reason to skip if there is no network, or if no time is left."""
+    """Return the reason to skip a stage if there is no network or no time is left, "" otherwise."""
     return skip_without_network(audit) or (NO_TIME if audit.deadline.is_over else "")
 
 
 def certify(audit: Audit) -> Audit:
-    """Measure how close the weights are to a KKT point, and how unique the candidates are."""
+    """Return the audit with two certificates: KKT residuals, and the uniqueness of a reconstruction."""
     case = audit.case
     certificates = compute_certificates(
         case.attacked,
@@ -178,14 +191,14 @@ def certify(audit: Audit) -> Audit:
 
 
 def skip_without_network_time_and_samples(audit: Audit) -> str:
-    """Return the reason to skip if there is no network, no time, or no training sample."""
+    """Return the reason to skip a stage if there is no network, no time, or no training sample."""
     if reason := skip_without_network_and_time(audit):
         return reason
     return NO_TRAINING_SAMPLES if audit.case.train is None else ""
 
 
 def rank_exposure(audit: Audit) -> Audit:
-    """Rank the training samples by the risk that they leak, computed from weights and samples."""
+    """Return the audit with a ranking of the training samples by the risk that they leak."""
     case = audit.case
     assert case.train is not None
     assert case.sample_sets is not None
@@ -202,6 +215,6 @@ def rank_exposure(audit: Audit) -> Audit:
 
 
 def certificates_or_reason(audit: Audit) -> Certificates:
-    """Return the certificates, or the reason why they were skipped."""
+    """Return the certificates of an audit, or the reason why the stage "certificates" was skipped."""
     reason = audit.skipped.get("certificates", "")
     return Certificates(None, reason, None, reason) if reason else audit.certificates

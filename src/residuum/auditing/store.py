@@ -38,7 +38,7 @@ class StageOutput(Record):
 
 
 class AuditStore:
-    """Store of an audit that has no run directory. This store saves nothing."""
+    """Saves the outputs of an audit. This base class has no run directory, so it saves nothing."""
 
     path: Path | None = None
 
@@ -46,15 +46,15 @@ class AuditStore:
         return False
 
     def finished(self) -> AuditResult | None:
-        """Return the result if the audit has ended, otherwise None. This store has no result."""
+        """Return None, because a store without a run directory holds no finished audit."""
         return None
 
     def load_or_run(self, name: str, run: Callable[[Audit], Audit], audit: Audit) -> Audit:
-        """Run a stage of an audit. If its outputs are saved already, read them instead.
+        """Run a stage of an audit. A store with a run directory reads saved outputs of the stage instead.
 
         Args:
             name: Name of the stage.
-            run: The stage.
+            run: The function of the stage, which returns the audit with the outputs of the stage.
             audit: The audit before the stage.
 
         Returns:
@@ -67,7 +67,7 @@ class AuditStore:
         return None
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
-        """Save a finished batch.
+        """Save the output of a finished batch of restarts.
 
         Args:
             batch: The finished batch.
@@ -75,7 +75,7 @@ class AuditStore:
         """
 
     def state(self, batch: Batch) -> Path | None:
-        """Return the file for the state of a running batch, None if the store saves nothing."""
+        """Return the file for the state of a batch that is running, None if the store saves nothing."""
         return None
 
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
@@ -115,18 +115,18 @@ class AuditRun(RunDir, AuditStore):
         return any(self.work.glob("*.safetensors"))
 
     def refuse_other_results(self) -> None:
-        """Refuse a folder that holds another audit.
+        """Raise an error if the folder holds an audit already.
 
         Raises:
             OutputError: If the folder holds a finished or an unfinished audit.
         """
         if self.is_complete or self.work.exists():
             message = (
-                "A result is written only to a folder without an audit; "
+                "The folder of a new result must not hold another audit; "
                 f"{str(self.path)!r} holds an audit already."
             )
             raise OutputError(
-                message, "Choose another folder, or remove the folder of the other audit."
+                message, "Pass another folder, or remove the folder of the other audit."
             )
 
     def finished(self) -> AuditResult | None:
@@ -141,7 +141,7 @@ class AuditRun(RunDir, AuditStore):
 
         Args:
             name: Name of the stage.
-            run: The stage.
+            run: The function of the stage, which returns the audit with the outputs of the stage.
             audit: The audit before the stage.
 
         Returns:
@@ -152,18 +152,18 @@ class AuditRun(RunDir, AuditStore):
             audit.deadline.charge(output.seconds)
             seconds_by_stage = {**audit.seconds, name: output.seconds}
             return replace(audit, **output.values, seconds=seconds_by_stage)
-        start = time.monotonic()
+        start_time = time.monotonic()
         audit_after = run(audit)
-        seconds = round(time.monotonic() - start, 3)
-        StageOutput(_changed(audit, audit_after), seconds).save(output_path)
+        stage_seconds = round(time.monotonic() - start_time, 3)
+        StageOutput(_changed(audit, audit_after), stage_seconds).save(output_path)
         return audit_after
 
     def load(self, batch: Batch) -> Reconstruction | None:
-        """Return the saved output of a batch. If no readable file exists, return None."""
+        """Return the saved output of a batch of restarts. If no readable file exists, return None."""
         return Reconstruction.load_or_none(self._file(batch))
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
-        """Save a finished batch and remove its state.
+        """Save the output of a finished batch of restarts, and remove the state of the batch.
 
         Args:
             batch: The finished batch.
@@ -173,7 +173,7 @@ class AuditRun(RunDir, AuditStore):
         self.state(batch).unlink(missing_ok=True)
 
     def state(self, batch: Batch) -> Path:
-        """Return the file for the state of a running batch. Each batch has its own file."""
+        """Return the file for the state of a batch that is running. Each batch has its own file."""
         return self.work / f"{STATE}-{self._file(batch).name}"
 
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
@@ -186,14 +186,14 @@ class AuditRun(RunDir, AuditStore):
         input_paths = {} if self.case is None else self.case.sources.paths
         input_path_texts = {name: str(path.resolve()) for name, path in input_paths.items()}
         release = None if self.case is None else self.case.release
-        file_argument = {} if release is None else {"file": str(release.path)}
+        checkpoint_argument = {} if release is None else {"file": str(release.path)}
         write_artifacts(
             self.path,
             result,
             request=self.request or None,
             sources=input_path_texts,
             blur=blur,
-            **file_argument,
+            **checkpoint_argument,
         )
         self.finish()
 
@@ -230,7 +230,7 @@ def open_run(out: str | Path | None, case: Case, request: AuditRequest) -> Itera
 
 
 def _changed(before: Audit, after: Audit) -> dict[str, Any]:
-    """Return the fields of the audit that differ before and after a stage, by name."""
+    """Return the fields of the audit that a stage changed, by name, with their values after the stage."""
     field_names = [f.name for f in fields(before) if f.name not in ("case", "store", "listener")]
     return {
         name: getattr(after, name)

@@ -32,12 +32,12 @@ ROUNDING = 16 * torch.finfo(torch.float32).eps
 # To find close records fast, samples and records are projected on a random line. Each sample is compared with
 # at most this many records on either side of its projection.
 MAX_NEIGHBORS = 64
-CHUNK = 4096  # number of records that are converted to float64 at a time
+CHUNK = 4096  # number of records that are converted to float64 together, to limit the memory
 
 
 @dataclass(frozen=True, eq=False)
 class StoredRecords:
-    """The records that a release stores.
+    """The data records that a release (the published files of a model) stores.
 
     Attributes:
         model: Class of the estimator that stores the records, "" if the records are not part of an estimator.
@@ -65,8 +65,10 @@ class StoredRecords:
         This is the case if ``is_certain`` is True, or if the rows of some array have as many values as an
         input of the network.
         """
-        widths = {array.records.shape[1] for array in self.arrays if array.records is not None}
-        return self.is_certain or self.inputs in widths
+        values_per_record = {
+            array.records.shape[1] for array in self.arrays if array.records is not None
+        }
+        return self.is_certain or self.inputs in values_per_record
 
     @property
     def count(self) -> int:
@@ -83,7 +85,7 @@ class StoredRecords:
         return sum(array.finding.count or 0 for array in array_by_content.values())
 
     def without(self, network: Network) -> StoredRecords | None:
-        """Return the records without arrays that are parameters of the network, None if none remain."""
+        """Return the records without arrays that are parameters of the network, None if no array remains."""
         parameter_names = tuple(network.source_names.values())
         arrays = tuple(
             array
@@ -109,10 +111,10 @@ class StoredRecords:
         flat_samples = samples.flatten(1).double()
         nearest_distances = torch.full((len(flat_samples),), torch.inf, dtype=torch.float64)
         for array in self.arrays:
-            for x in _after_each_scaler(flat_samples, self.scalings):
-                if array.records is not None and array.records.shape[1] == x.shape[1]:
+            for scaled_samples in _after_each_scaler(flat_samples, self.scalings):
+                if array.records is not None and array.records.shape[1] == scaled_samples.shape[1]:
                     nearest_distances = torch.minimum(
-                        nearest_distances, distance_to_records(x, array.records)
+                        nearest_distances, distance_to_records(scaled_samples, array.records)
                     )
         return nearest_distances
 
@@ -132,38 +134,49 @@ class StoredRecords:
             The row of the table of attacks.
         """
         record_locations = "; ".join(
-            f"{a.finding.what}{f' ({n})' if (n := a.finding.count) else ''}, at {a.finding.where}"
+            f"{a.finding.what}{f' ({count})' if (count := a.finding.count) else ''}, at {a.finding.where}"
             for a in self.arrays
         )
         row = AttackOutcome(NAME, self.is_likely, True, True, record_locations, surface=STORED)
         row = row.replace(candidates=self.count)
         if train is None:
             return row
-        distances = self.distances(train.x)
-        equal_count, matched = int((distances == 0).sum()), int(distances.isfinite().sum())
-        n = len(train)
+        record_distances = self.distances(train.x)
+        equal_count, match_count = (
+            int((record_distances == 0).sum()),
+            int(record_distances.isfinite().sum()),
+        )
+        train_count = len(train)
         row = row.replace(
-            decides=self.is_certain or matched > 0,
-            recovered=matched,
-            sample_count=n,
+            decides=self.is_certain or match_count > 0,
+            recovered=match_count,
+            sample_count=train_count,
             rule="stored in the file",
-            reason=f"{record_locations}; {equal_count} of {n} training samples are stored there bit for bit, "
-            f"{matched - equal_count} more within rounding",
+            reason=f"{record_locations}; {equal_count} of {train_count} training samples are stored there "
+            "bit for bit, "
+            f"{match_count - equal_count} more within rounding",
         )
         if holdout is None or holdout.shape != train.shape:
             return row.replace(expected_by_chance=None)
         holdout_matches = int(self.distances(holdout.x).isfinite().sum())
-        p_value = float(hypergeom.sf(matched - 1, n + len(holdout), matched + holdout_matches, n))
+        p_value = float(
+            hypergeom.sf(
+                match_count - 1,
+                train_count + len(holdout),
+                match_count + holdout_matches,
+                train_count,
+            )
+        )
         return row.replace(
             decides=self.is_certain or p_value <= SIGNIFICANCE,
             reason=f"{row.reason}; {holdout_matches} of {len(holdout)} held-out samples are stored there",
-            expected_by_chance=n * holdout_matches / len(holdout),
+            expected_by_chance=train_count * holdout_matches / len(holdout),
             p_value=p_value,
         )
 
 
 def find_records(release: Release) -> StoredRecords | None:
-    """Return the records that a release stores, or None if it stores none."""
+    """Return the data records that a release stores, or None if the release stores no records."""
     try:
         arrays = tuple(records_in(release))
         scalings = tuple(read_scalings(release)) if arrays else ()
@@ -171,8 +184,8 @@ def find_records(release: Release) -> StoredRecords | None:
         return None
     if not arrays:
         return None
-    model = release.content.class_name if isinstance(release.content, InertObject) else ""
-    return StoredRecords(model, arrays, scalings)
+    estimator_class = release.content.class_name if isinstance(release.content, InertObject) else ""
+    return StoredRecords(estimator_class, arrays, scalings)
 
 
 def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
@@ -209,17 +222,22 @@ def distance_to_records(x: Tensor, records: Tensor) -> Tensor:
     Returns:
         (n,) distances, infinity for samples without a record within ``ROUNDING``.
     """
-    line = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    projected = torch.cat([chunk.to(x) @ line for chunk in records.split(CHUNK)])
-    positions, order = projected.sort()
+    line_vector = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
+    projected_records = torch.cat([chunk.to(x) @ line_vector for chunk in records.split(CHUNK)])
+    sorted_projections, sorted_records = projected_records.sort()
     largest_values = x.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    tolerance, place = 4 * ROUNDING * largest_values * line.norm(), x @ line
-    search_bounds = torch.stack([place - tolerance, place, place + tolerance])
-    first, middle, last = torch.searchsorted(positions, search_bounds)
+    tolerance, projected_samples = (
+        4 * ROUNDING * largest_values * line_vector.norm(),
+        x @ line_vector,
+    )
+    search_bounds = torch.stack(
+        [projected_samples - tolerance, projected_samples, projected_samples + tolerance]
+    )
+    first, middle, last = torch.searchsorted(sorted_projections, search_bounds)
     first, last = first.clamp(min=middle - MAX_NEIGHBORS), last.clamp(max=middle + MAX_NEIGHBORS)
     distances = torch.full((len(x),), torch.inf, dtype=x.dtype)
     for i in (first < last).nonzero().flatten().tolist():
-        neighbors = records[order[first[i] : last[i]]].to(x)
+        neighbors = records[sorted_records[first[i] : last[i]]].to(x)
         distance = (neighbors - x[i]).abs().amax(1).nan_to_num(torch.inf).min() / largest_values[i]
         distances[i] = distance if distance <= ROUNDING else torch.inf
     return distances

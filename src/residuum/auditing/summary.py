@@ -117,7 +117,7 @@ def _wrap(text: str, width: int, first: str = "", following: str = "") -> list[s
 
 
 def summarize(result: AuditResult) -> Screen:
-    """Return the summary of an audit."""
+    """Return the summary of an audit for a reader, with the next step."""
     verdict = result.verdict
     release_text = "model" if result.checks.why_no_attack else "weights"
     no_knowledge_text = f"nothing but the {'file' if verdict.stored else release_text}"
@@ -135,7 +135,10 @@ def summarize(result: AuditResult) -> Screen:
 
 
 def _unproven_assumption(result: AuditResult) -> str:
-    """Return why nothing shows that the model was trained on these samples, "" if something shows it."""
+    """Return why it is not shown that the model was trained on the passed samples.
+
+    If the audit shows that the model was trained on them, return "".
+    """
     needs_no_note = result.verdict.outcome == LEAK or result.membership is None
     return "" if needs_no_note else "; ".join(result.checks.unproven)
 
@@ -161,5 +164,8 @@ def _attacked_surfaces(result: AuditResult) -> str:
         name if name == SURFACE_WORDS[STORED] else f"{name}, by {n} attack{'' if n == 1 else 's'}"
         for name, n in attack_counts.items()
     ]
-    reason = result.checks.why_no_attack and "residuum has no attack on this kind of model"
-    return "; ".join(surface_texts) or f"nothing: {reason or 'no attack applies to this network'}"
+    why_no_attack = result.checks.why_no_attack and "residuum has no attack on this kind of model"
+    return (
+        "; ".join(surface_texts)
+        or f"nothing: {why_no_attack or 'no attack applies to this network'}"
+    )

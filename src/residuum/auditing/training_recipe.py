@@ -17,7 +17,7 @@ EXAMPLE = "optimizer=sgd,rate=0.01,epochs=100,batch=50"
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """How the audited network was trained. An empty text or 0 means that a setting is inferred.
+    """How the audited network was trained. If a setting is "" or 0, it is inferred from the network.
 
     Attributes:
         optimizer: "margin", "gd", "sgd" or "adam". "margin" and "gd" use all samples in every step. Unless
@@ -49,29 +49,35 @@ class TrainingRecipe:
             The recipe.
 
         Raises:
-            InputError: If a name is unknown or a value does not fit.
+            InputError: If the name of a setting is unknown, or if its value is not allowed.
         """
         setting_types = {"optimizer": str, "rate": float, "epochs": int, "batch": int}
         setting_types |= {"start": str, "frozen": str}
-        values: dict[str, object] = {}
+        setting_values: dict[str, object] = {}
         for setting in filter(None, (item.strip() for item in text.split(","))):
             name, _, value = setting.partition("=")
             require_known(name[:40], setting_types, "A recipe has no")
             try:
-                values[name] = setting_types[name](value)
+                setting_values[name] = setting_types[name](value)
             except ValueError as problem:
                 raise InputError(
-                    f"The setting {name} of a training recipe must be a number; got {value[:40]!r}.",
+                    f"The setting {name!r} of a training recipe must be a number; got {value[:40]!r}.",
                     f"Pass --recipe {EXAMPLE}.",
                 ) from problem
         for name, choices in (("optimizer", OPTIMIZERS), ("start", INITIALIZATIONS)):
-            require_known(str(values.get(name, choices[0])), choices, f"A recipe knows no {name}")
-        number_settings = [float(str(values.get(name, 0))) for name in ("rate", "epochs", "batch")]
+            require_known(
+                str(setting_values.get(name, choices[0])), choices, f"A recipe knows no {name}"
+            )
+        number_settings = [
+            float(str(setting_values.get(name, 0))) for name in ("rate", "epochs", "batch")
+        ]
         if not all(0 <= value < 1e9 for value in number_settings):
             raise InputError(
-                "Numbers of a training recipe must be at least 0 and less than 1e9; got "
-                f"{min(number_settings):g} to {max(number_settings):g}.",
+                "The settings 'rate', 'epochs' and 'batch' of a training recipe must be at least 0 and less "
+                f"than 1e9; got {min(number_settings):g} to {max(number_settings):g}.",
                 "Leave out settings that you do not know.",
             )
-        values["frozen"] = tuple(filter(None, str(values.get("frozen", "")).split("+")))
-        return cls(**values)  # type: ignore[arg-type]
+        setting_values["frozen"] = tuple(
+            filter(None, str(setting_values.get("frozen", "")).split("+"))
+        )
+        return cls(**setting_values)  # type: ignore[arg-type]

@@ -5,9 +5,9 @@ The rows of this table are checked in order. The first row whose case is true gi
 | case | verdict | exit code |
 |---|---|---|
 | training records are stored in the file | leak, verbatim | 1 |
-| the inputs cannot be judged: too few held-out samples, a negative control fails, too many repeated samples, the network as read does not fit the samples | inconclusive | 3 |
+| the inputs cannot be judged: too few held-out samples, a negative control fails, too many repeated samples, the network that was read does not fit the samples | inconclusive | 3 |
 | a finding of at least the grade ``--fail-on`` (default: membership) | leak, with the grade | 1 |
-| nothing can be ruled out (``reasons_to_stay_open``) | inconclusive | 3 |
+| the audit cannot rule out a leak, for one of the reasons in ``reasons_to_stay_open`` | inconclusive | 3 |
 | a weaker finding | leak, below the limit | 0 |
 | otherwise | no leak found by these tests | 0 |
 
@@ -69,7 +69,7 @@ class Checks(Record):
     Attributes:
         failures: Reasons why the inputs cannot be judged, such as a negative control that fails.
         level: The largest adjusted p-value that shows a leak.
-        fit: How well the network as read fits the samples.
+        fit: How well the network that was read from the file fits the samples.
         told_apart: P-value of the test whether the losses of training and held-out samples differ, None if
             the losses were not tested.
         positive_controls: The positive controls (networks known to memorize their samples) for membership and
@@ -96,12 +96,15 @@ class Checks(Record):
 
     @property
     def covered(self) -> int:
-        """The largest number of memorized samples at which the tests detect a leak in enough controls."""
+        """Largest number of training samples at which the tests detect a leak in enough positive controls."""
         return covered_samples(self.positive_controls)
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """Why nothing shows that the model was trained on these samples, () if the losses show it."""
+        """Why nothing shows that the model was trained on the passed training samples.
+
+        The tuple is empty if the losses show that the model was trained on them.
+        """
         reasons = []
         if self.told_apart is None:
             reasons.append(
@@ -170,7 +173,7 @@ class Verdict(Record):
 
     @property
     def is_below_limit(self) -> bool:
-        """Whether the findings are weaker than the grade that ends in exit code 1."""
+        """Whether the leak is weaker than ``limit``, the weakest grade that ends in exit code 1."""
         return bool(self.grade) and not reaches(self.grade, self.limit)
 
     @property
@@ -182,7 +185,7 @@ class Verdict(Record):
 
     @property
     def significance(self) -> Share:
-        """The largest adjusted p-value that shows a leak."""
+        """Significance level: the largest adjusted p-value that shows a leak."""
         return self.level
 
     @property
@@ -297,14 +300,14 @@ def decide(
         targets=targets,
         is_target_finding=target_finding is not None,
     )
-    members = membership if is_member_finding else None
-    grades = _grades(stored_row, findings, members, target_finding)
+    significant_membership = membership if is_member_finding else None
+    grades = _grades(stored_row, findings, significant_membership, target_finding)
     outcome, reasons = _row(grades, findings, attacks, checks, membership, why_not_compared, limit)
     if target_finding is not None and outcome == LEAK:
         reasons = (*reasons, target_finding.line)
     is_stored = stored_row is not None and stored_row.is_stored
     tested_findings = None if findings is None or findings.reason else findings
-    counted_result = stored_row if is_stored and stored_row is not None else tested_findings
+    result_with_count = stored_row if is_stored and stored_row is not None else tested_findings
     stored_text = (
         f"{stored_row.candidates} records"
         if is_stored and stored_row and stored_row.candidates
@@ -318,13 +321,15 @@ def decide(
         grades=grades,
         limit=limit,
         n=_sample_count(stored_row if is_stored else None, findings, membership),
-        recovered=None if counted_result is None else counted_result.recovered,
-        expected_by_chance=None if counted_result is None else counted_result.expected_by_chance,
+        recovered=None if result_with_count is None else result_with_count.recovered,
+        expected_by_chance=None
+        if result_with_count is None
+        else result_with_count.expected_by_chance,
         interval=None if findings is None else findings.interval,
-        p_value=None if counted_result is None else counted_result.p_value,
+        p_value=None if result_with_count is None else result_with_count.p_value,
         level=checks.level,
         metric="" if findings is None else findings.metric,
-        rule="" if counted_result is None else counted_result.rule,
+        rule="" if result_with_count is None else result_with_count.rule,
         tests=0 if findings is None else findings.tests,
         named=None if membership is None else len(membership.named),
         stored=stored_text if is_stored else "",
@@ -344,26 +349,30 @@ def _grades(
     members: MembershipTest | None,
     targets: TargetTest | None = None,
 ) -> dict[str, int]:
-    """Return the number of leaking samples of each grade, the strongest grade first."""
-    counts: dict[str, int] = {}
+    """Return how many training samples leak with each grade, the strongest grade first."""
+    count_by_grade: dict[str, int] = {}
     if stored is not None and stored.is_stored:
-        counts[VERBATIM] = stored.recovered or stored.candidates
+        count_by_grade[VERBATIM] = stored.recovered or stored.candidates
     if findings is not None and findings.survivors:
         strongest_index = [*GRADES].index(findings.grade)
         for grade, count in findings.grades.items():
             # A single sample may have a strong grade by chance. If the grade of a sample is stronger than the
             # grade of all findings together, the sample counts with the grade of all findings.
             counted_grade = grade if [*GRADES].index(grade) >= strongest_index else findings.grade
-            counts[counted_grade] = counts.get(counted_grade, 0) + count
+            count_by_grade[counted_grade] = count_by_grade.get(counted_grade, 0) + count
         if not findings.grades:
-            counts[findings.grade] = findings.recovered
+            count_by_grade[findings.grade] = findings.recovered
     if targets is not None:
-        counts[ATTRIBUTE] = targets.recovered
+        count_by_grade[ATTRIBUTE] = targets.recovered
     if members is not None:
-        counts[MEMBERSHIP] = len(members.named)
+        count_by_grade[MEMBERSHIP] = len(members.named)
     # If an array of stored records is damaged, the records cannot be counted. The count of 0 is kept, because
     # stored records are a leak in any case.
-    return {g: counts[g] for g in GRADES if counts.get(g) or (g == VERBATIM and g in counts)}
+    return {
+        g: count_by_grade[g]
+        for g in GRADES
+        if count_by_grade.get(g) or (g == VERBATIM and g in count_by_grade)
+    }
 
 
 def _row(
@@ -375,7 +384,10 @@ def _row(
     why_not_compared: str,
     limit: str,
 ) -> tuple[str, tuple[str, ...]]:
-    """Return outcome and reasons from the first row of the table in this file whose case is true."""
+    """Return the outcome of an audit and its reasons.
+
+    They come from the first row whose case is true, in the table at the top of this file.
+    """
     evidence = _evidence(findings, attacks, checks, membership)
     if VERBATIM in grades:
         stored_row = next(row for row in attacks if row.is_stored)
@@ -416,11 +428,13 @@ def reasons_to_stay_open(
         The reasons, the most useful first, or [] if the audit can rule out a leak.
     """
     loss_test = None if membership is None else membership.loss
-    memorization = []
+    memorization_reasons = []
     if loss_test is not None and loss_test.memorization == SHOWN:
-        memorization = [f"the model memorizes its training samples. {loss_test.line.rstrip('.')}"]
+        memorization_reasons = [
+            f"the model memorizes its training samples. {loss_test.line.rstrip('.')}"
+        ]
     if checks.why_no_attack:
-        return [*memorization, f"{checks.why_no_attack}, so finding nothing proves nothing"]
+        return [*memorization_reasons, f"{checks.why_no_attack}, so finding nothing proves nothing"]
     reasons = [checks.restricted] if checks.restricted else []
     reasons += unfinished(attacks)
     reasons += [checks.stopped] if checks.stopped else []
@@ -430,7 +444,7 @@ def reasons_to_stay_open(
         reasons.append(MOMENT_ATTACKED)
     if membership is not None and membership.neurons and membership.reason:
         reasons.append(f"membership could not be tested: {membership.reason.rstrip('.')}")
-    reasons += memorization
+    reasons += memorization_reasons
     if not checks.covered:
         # If there is another reason to be inconclusive, positive controls were not run, because they cannot
         # change the verdict. Missing positive controls are then not given as a reason.
@@ -441,18 +455,18 @@ def reasons_to_stay_open(
                 f"{no_power_text}. {' '.join(f'{s}.' for s in sentences)}".strip().rstrip(".")
             )
     elif loss_test is None or loss_test.memorization != ABSENT:
-        n = 0 if membership is None else membership.records
-        if checks.covered < COVERED_SHARE * n:
+        train_count = 0 if membership is None else membership.records
+        if checks.covered < COVERED_SHARE * train_count:
             unclear_text = "the losses do not show whether the network memorizes its samples"
             reasons.append(
                 f"{unclear_text}, and a leak is detected only in networks that memorize at most "
-                f"{checks.covered} samples, which is less than half of the {n} training samples"
+                f"{checks.covered} samples, which is less than half of the {train_count} training samples"
             )
     return reasons
 
 
 def unfinished(attacks: tuple[AttackOutcome, ...]) -> list[str]:
-    """Return one sentence for each attack, except baselines, whose planned work exceeded the budget."""
+    """Return one sentence for each attack whose planned work the budget cut short, except baselines."""
     return [
         f"the budget was too small for all work of {attack.name}: {attack.unfinished}"
         for attack in attacks
@@ -508,9 +522,9 @@ def _counted(grade: str, count: int) -> str:
 
 
 def _without_effect(attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
-    """Return a sentence for each attack with many matches that do not enter the verdict.
+    """Return one sentence for each attack whose matches are significant, but do not enter the verdict.
 
-    These are baselines, and attacks that are significant only before the adjustment for all tests.
+    Such an attack is a baseline, or its p-value is significant only before the adjustment for all tests.
     """
     sentences = []
     for attack in attacks:
@@ -568,7 +582,7 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
             "assumes that training came near a KKT point of its margin problem."
         )
     samples_note = "The given samples are the training samples."
-    exchangeable = (
+    exchangeability_note = (
         "The held-out samples come from the distribution of the training samples and were prepared in the "
         "same way."
     )
@@ -576,7 +590,7 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
         note if note.startswith(METADATA_SAYS) else f"Assumed when the file was read: {note}"
         for note in network.assumptions
     )
-    return (samples_note, exchangeable, homogeneity_note, *file_notes)
+    return (samples_note, exchangeability_note, homogeneity_note, *file_notes)
 
 
 def limitations(

@@ -18,8 +18,9 @@ from cyclopts import Parameter
 from residuum.cli import options
 from residuum.cli.output import format_number, print_line, print_table, split_progress
 
-SHARE = 0.9  # default distance by which samples move, as a share of the largest possible distance
-MAX_BLOCKED = 5  # maximal number of samples in the printed list of samples that cannot be moved
+# Default distance by which samples move, as a share of the largest distance that keeps activation patterns.
+SHARE = 0.9
+MAX_BLOCKED = 5  # maximal number of printed lines about samples that cannot move
 
 
 app = options.command_app("alternatives", __doc__)
@@ -57,7 +58,7 @@ def _command(
     direction: Annotated[
         Literal["softest", "largest", "weights", "data", "tangent"],
         Parameter(
-            help="Rule that chooses the direction in which a sample moves.",
+            help="Name of the rule that chooses the direction in which each sample moves.",
             group=options.EXPERT,
             show_default=True,
         ),
@@ -71,11 +72,11 @@ def _command(
     from residuum.verbs.alternative import alternatives
 
     kind_options = {"--far": distance, "--budget-frac": budget_frac, "--merge": merge or None}
-    passed = [name for name, value in kind_options.items() if value is not None]
-    if len(passed) > 1:
+    passed_options = [name for name, value in kind_options.items() if value is not None]
+    if len(passed_options) > 1:
         raise InputError(
-            f"Only one kind of alternative training set can be chosen; got {' and '.join(passed)}.",
-            f"Pass only {passed[0]}.",
+            f"Only one kind of alternative training set can be chosen; got {' and '.join(passed_options)}.",
+            f"Pass only {passed_options[0]}.",
         )
     samples = Dataset.from_npz(find_training_samples(checkpoint, data))
     with split_progress(output.visible) as watch:
@@ -128,9 +129,9 @@ def _show(summary: dict[str, Any], title: str, out: Path) -> None:
     ]
     print_table(title, ("what", "value", "meaning"), table_rows)
     blocked_samples = summary["blocked"]
-    blocked_message = "sample {sample} cannot move: blocked by {neurons} neurons, {names}"
+    blocked_template = "sample {sample} cannot move: blocked by {neurons} neurons, {names}"
     for sample in blocked_samples[:MAX_BLOCKED]:
-        print_line(blocked_message.format(**sample))
+        print_line(blocked_template.format(**sample))
     if len(blocked_samples) > MAX_BLOCKED:
         print_line(
             f"{len(blocked_samples) - MAX_BLOCKED} more blocked samples are in alternatives.json"

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 MAX_ROWS = 20  # maximal number of restarts in the printed table
 FOREST = "forest"  # the attack on decision trees, which have no weights
-# Attacks with the option --surface. They can run on the weights, the weight update or the optimizer state.
+# Attacks with the option --surface, which selects the weights, the weight update or the optimizer state.
 ON_SURFACES = (AUTO, "unmix")
 SUMMARIES = {
     "auto": "Choose the attack that suits the network. This is the default.",
@@ -125,7 +125,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         arch: options.Arch = None,
         model: options.ModelCode = None,
         trust_code: options.TrustCode = False,
-        # This option is only listed for the help. ``main`` reads it and loads the plug-ins before this call.
+        # This function ignores the option. ``main`` reads it earlier. It is listed here only for the help.
         no_plugins: options.NoPlugins = False,
     ) -> None:
         from residuum.attacks import Attack, estimate, make_attack
@@ -153,14 +153,14 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         )
         release = open_release(checkpoint)
         if name in (AUTO, FOREST) and read_forests(release):
-            forest_facts = {k: v for k, v in vars(knowledge_options).items() if v is not None}
+            knowledge_values = {k: v for k, v in vars(knowledge_options).items() if v is not None}
             if dry_run:
                 _preview_forest(release, output)
             else:
-                _attack_forest(release, forest_facts, attack, out, output)
+                _attack_forest(release, knowledge_values, attack, out, output)
             return
         if name == FOREST:
-            read_forest(release)  # raises an error, because the release holds no forest
+            read_forest(release)  # the release holds no forest here, so this call raises an error
         network = load_network(
             release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
         )
@@ -232,8 +232,8 @@ def add_command_of_plugin(arguments: list[str]) -> None:
         arguments: Arguments after ``residuum attack``.
 
     Raises:
-        InputError: If the first argument names neither an attack nor a file, and a second argument follows
-            that is not an option.
+        InputError: If there are two arguments that are not options, and the first argument is neither the
+            name of an attack nor a file.
     """
     if not arguments or arguments[0].startswith("-") or arguments[0] in MODELS:
         return
@@ -256,7 +256,7 @@ def add_command_of_plugin(arguments: list[str]) -> None:
 
 
 def attack_app(name: str, settings_model: type[AttackSettings]) -> App:
-    """Return the application of ``residuum attack NAME``.
+    """Return the command line application (of the package cyclopts) for ``residuum attack NAME``.
 
     Args:
         name: Name of the attack.
@@ -314,33 +314,34 @@ def show(reconstruction: Reconstruction, out: Path) -> None:
 
 
 def _preview_forest(release: Release, output: options.Output) -> None:
-    """Print what the attack on a forest would read, without an attack."""
+    """Print the size of a random forest and what prevents an attack on it. The forest is not attacked."""
     from residuum.attacks.trees.forest import read_forest, why_not
 
-    model = read_forest(release)
-    trees = model.forest.trees
+    forest_model = read_forest(release)
+    trees = forest_model.forest.trees
     preview = {
-        "model": model.name,
+        "model": forest_model.name,
         "trees": len(trees),
         "nodes": sum(len(tree.left) for tree in trees),
-        "columns": model.forest.columns,
-        "records": model.forest.records,
-        "obstacle": why_not(model.forest),
+        "columns": forest_model.forest.columns,
+        "records": forest_model.forest.records,
+        "obstacle": why_not(forest_model.forest),
     }
-    rows = [(name, "-" if value is None else str(value)) for name, value in preview.items()]
+    preview_rows = [(name, "-" if value is None else str(value)) for name, value in preview.items()]
     output.print_result(
-        preview, lambda: print_table("dry run: nothing was attacked", ("figure", "value"), rows)
+        preview,
+        lambda: print_table("dry run: nothing was attacked", ("figure", "value"), preview_rows),
     )
 
 
 def _attack_forest(
     release: Release,
-    forest_facts: dict[str, Any],
+    knowledge_values: dict[str, Any],
     attack: AttackSettings,
     out: Path | None,
     output: options.Output,
 ) -> None:
-    """Recover the table of a forest, write it to a folder, and print what was recovered."""
+    """Recover the training table of a random forest, write it to a folder, and print a summary."""
     from residuum.attacks.trees.forest import ForestAttack
     from residuum.auditing.case import known_by_attacker
     from residuum.records import Knowledge
@@ -348,26 +349,31 @@ def _attack_forest(
 
     if out is None:
         raise InputError("An attack needs a folder to write.", "Pass --out runs/a.")
-    knowledge = known_by_attacker(forest_facts, Knowledge(), None, None)
+    knowledge = known_by_attacker(knowledge_values, Knowledge(), None, None)
     forest_attack = ForestAttack.from_json(
         {k: v for k, v in attack.to_json().items() if k in ForestAttack.model_fields}
     )
     with show_progress("forest", lambda text: (0, 0, text), output.visible) as watch:
-        table = attack_forest(release, knowledge, forest_attack, out, watch or (lambda text: None))
+        recovered_table = attack_forest(
+            release, knowledge, forest_attack, out, watch or (lambda text: None)
+        )
     from residuum.records.rundir import read_json
 
     def show_table() -> None:
-        for line in table.lines:
+        for line in recovered_table.lines:
             print_line(line)
         print_line(f"known to the attacker: {knowledge.line.replace('weights', 'file')}")
-        print_line(f"{table.seconds:.1f} seconds; the table is in {out / TABLE}")
-        print_notes(table.notes)
+        print_line(f"{recovered_table.seconds:.1f} seconds; the table is in {out / TABLE}")
+        print_notes(recovered_table.notes)
 
     output.print_result(read_json(out / SUMMARY), show_table)
 
 
 def _show_added_candidates(reconstruction: Reconstruction) -> None:
-    """Print how often candidates were added, and whether each restart ended at a minimum of the loss."""
+    """Print how often an attack changed the number of candidates by splitting, merging or dropping some.
+
+    Also print whether each restart ended at a minimum of the loss.
+    """
     event_kinds = [event["kind"] for event in reconstruction.events]
     event_counts = ", ".join(
         f"{event_kinds.count(kind)} {kind}" for kind in dict.fromkeys(event_kinds)

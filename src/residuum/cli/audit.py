@@ -155,10 +155,10 @@ def _command(
         ),
     ] = None,
     trust_code: options.TrustCode = False,
-    # This option is only listed for the help. ``main`` reads it and loads the plug-ins before this call.
+    # This function ignores the option. ``main`` reads it earlier. It is listed here only for the help text.
     no_plugins: options.NoPlugins = False,
 ) -> int:
-    """Attack a checkpoint, score the reconstructions, certify them, and give a verdict."""
+    """Attack a checkpoint, count the recovered training samples, and give a verdict on a leak."""
     from residuum.auditing import dryrun
     from residuum.auditing.artifacts import read_result
     from residuum.auditing.conditions import exit_code, read_conditions
@@ -166,7 +166,7 @@ def _command(
     from residuum.auditing.run import audit
 
     grade, comparisons = read_conditions(fail_on or [])
-    passed: dict[str, Any] = {
+    passed_settings: dict[str, Any] = {
         **{"checkpoint": checkpoint and str(checkpoint), "data": data, "holdout": holdout},
         **{
             **vars(knowledge_options),
@@ -176,11 +176,11 @@ def _command(
         },
         "fail_on": grade or None,
     }
-    passed = {name: value for name, value in passed.items() if value is not None}
-    if "attacks" in passed:
-        passed["attacks"] = [read_attack(text) for text in passed["attacks"]]
+    passed_settings = {name: value for name, value in passed_settings.items() if value is not None}
+    if "attacks" in passed_settings:
+        passed_settings["attacks"] = [read_attack(text) for text in passed_settings["attacks"]]
     base_config = AuditConfig() if config is None else read_config(config)
-    audit_request = options.make_from_options(base_config.changed, passed)
+    audit_request = options.make_from_options(base_config.changed, passed_settings)
     if audit_request.checkpoint is None:
         raise InputError("An audit needs a checkpoint.", "Run residuum audit model.safetensors.")
     inputs: dict[str, Any] = {
@@ -210,9 +210,11 @@ def _command(
         import webbrowser
 
         webbrowser.open((out / "report.html").resolve().as_uri())
-    has_only_comparisons = bool(comparisons) and not grade
+    fails_on_comparisons_only = bool(comparisons) and not grade
     return (
-        0 if exit_zero else exit_code(audit_result.verdict, comparisons, only=has_only_comparisons)
+        0
+        if exit_zero
+        else exit_code(audit_result.verdict, comparisons, only=fails_on_comparisons_only)
     )
 
 
@@ -308,11 +310,11 @@ def _explain(result: AuditResult) -> None:
     for line in result.exposure.lines if result.exposure else ():
         print_wrapped(line, "exposure: ", "  ")
     print_notes(result.notes)
-    printed_words = " ".join(
+    printed_text = " ".join(
         [result.screen.text(), *result.verdict.reasons, "residual restart control"]
     )
     print_line("glossary:")
-    for word in find_used_words(printed_words):
+    for word in find_used_words(printed_text):
         print_wrapped(GLOSSARY[word], f"  {word}: ", "    ")
 
 
@@ -339,7 +341,10 @@ def _show_dry_run(plan: DryRun) -> None:
 
 @contextmanager
 def listener_for(visible: bool) -> Iterator[AuditListener]:
-    """Yield a listener that prints the messages of an audit, the progress of attacks and later stages."""
+    """Yield a listener that prints the messages of an audit and the progress of its attacks.
+
+    After the attacks, the listener prints the name of each further stage, such as the report.
+    """
     from residuum.auditing.listener import SILENT, AuditListener
 
     with ExitStack() as stack:
@@ -361,8 +366,8 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
             )
             return progress.step, progress.steps, f"{state_line}  {elapsed}"
 
-        watch = stack.enter_context(show_progress("attacking", describe, visible))
-        if watch is None:
+        show_attack_progress = stack.enter_context(show_progress("attacking", describe, visible))
+        if show_attack_progress is None:
             yield SILENT
             return
         from rich.console import Console
@@ -383,6 +388,6 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
                     sys.stderr.write(f"{STAGE_MESSAGES[name]}, {elapsed}\n")
 
             def watch_attack(self, attack: str, restarts_done: int, restarts: int) -> Any:
-                return partial(watch, attack, restarts_done, restarts)
+                return partial(show_attack_progress, attack, restarts_done, restarts)
 
         yield Terminal()

@@ -108,15 +108,15 @@ def _command(
     share: Annotated[
         float,
         Parameter(
-            help="With --reconstruction: an image counts as a replacement of a candidate if it takes over at "
-            "least this share of the multiplier of the candidate. The certificate bounds how far every "
-            "replacement can be from the candidate.",
+            help="With --reconstruction: smallest share of a candidate's multiplier that an image of another "
+            "training set must have to replace the candidate. The certificate bounds how far every such "
+            "image can be from the candidate.",
             group=options.EXPERT,
             show_default=True,
         ),
     ] = 0.1,
 ) -> None:
-    """Measure KKT residuals and margins on samples, or certify a reconstruction."""
+    """Measure how close a network is to a KKT point, or how unique a reconstruction is."""
     from residuum.verbs.certifying import certify_kkt, certify_reconstruction
 
     if reconstruction is None:
@@ -162,14 +162,14 @@ def _command(
 
 
 def show(certificate: Certificate, title: str) -> None:
-    """Print a certificate of a KKT point as a table.
+    """Print how close a network is to a KKT point as a table.
 
     Args:
-        certificate: The KKT certificate.
+        certificate: The KKT certificate: residuals, margins and multipliers of the network at samples.
         title: Title of the table.
     """
     lam, n = certificate.to_json()["multipliers"], format_number
-    kink_text = (
+    clarke_text = (
         f"{certificate.kinks_freed} of {certificate.kinks} neurons with a kink may be partly active"
     )
     table_rows = [
@@ -178,7 +178,7 @@ def show(certificate: Certificate, title: str) -> None:
             n(certificate.residual_plain),
             "||theta - sum lam y grad Phi|| / ||theta||",
         ),
-        ("KKT residual, Clarke", n(certificate.residual_clarke), kink_text),
+        ("KKT residual, Clarke", n(certificate.residual_clarke), clarke_text),
         *(
             (f"  {layer.name}", n(layer.residual), "plain, relative to the norm of the layer")
             for layer in certificate.layers

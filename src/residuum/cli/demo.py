@@ -129,7 +129,7 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
     knowledge = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
     reconstruction = Unmix(seconds=PHOTO_SECONDS).run(trained_network, knowledge)
     # The class Unmix refuses an untrained layer, because all directions of the layer look like noise.
-    # The function unmix does not refuse. It separates the layer into as many images as the trained layer.
+    # The function unmix does not refuse it. The argument ``rank`` is the number of images to separate.
     untrained_model = initialize(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
     untrained_layer = first_layer(parameters(untrained_model)).float()
     untrained_images = unmix(
@@ -214,7 +214,7 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
     scores = [result.scores for result in results.values() if result.scores is not None]
     verdicts = [result.verdict for result in results.values()]
     residuals = [result.attacks[0].residual for result in results.values()]
-    rows = [
+    table_rows = [
         ("verdict", *(verdict.outcome for verdict in verdicts)),
         ("digits recovered", *(f"{s.recovered} of {s.n}, {s.rule}" for s in scores)),
         ("expected by chance", *(format_number(s.expected_by_chance, 2) for s in scores)),
@@ -222,34 +222,34 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
         ("residual of the first layer", *(format_number(value) for value in residuals)),
     ]
     title = f"{ARCH} trained on {SAMPLES} digits, odd against even: attack from the weights"
-    print_table(title, ("what", "trained", "never trained"), rows)
+    print_table(title, ("what", "trained", "never trained"), table_rows)
     training, holdout = summary["trained"]["certificate"], summary["certificate_holdout"]
-    rows = [
+    table_rows = [
         (name, format_number(training[key]), format_number(holdout[key]))
         for name, key in CERTIFICATE_ROWS.items()
     ]
     print_table(
         "certificate: how close the network is to a KKT point of the digits",
         ("what", "training digits", "held-out digits"),
-        rows,
+        table_rows,
     )
-    photos = summary["photos"]
-    photo_scores = [photos["trained"], photos["untrained"]]
-    rows = [
+    photo_results = summary["photos"]
+    photo_scores = [photo_results["trained"], photo_results["untrained"]]
+    table_rows = [
         ("photos recovered", *(f"{c['recovered']} of {c['n']}, {c['rule']}" for c in photo_scores)),
         ("expected by chance", *(format_number(c["expected_by_chance"], 2) for c in photo_scores)),
         ("p-value, permutation test", *(format_number(c["p_value"], 2) for c in photo_scores)),
     ]
     title = (
         f"{PHOTO_ARCH} trained on {PHOTOS} crops of photographs: unmixed from the first layer in "
-        f"{photos['seconds']:.1f} s"
+        f"{photo_results['seconds']:.1f} s"
     )
-    print_table(title, ("what", "trained", "never trained"), rows)
+    print_table(title, ("what", "trained", "never trained"), table_rows)
     known_facts = summary["trained"]["knowledge"]
     knowledge_text = ", ".join(f"{item['fact']} ({item['provenance']})" for item in known_facts)
     print_line(f"known to the attacker: {knowledge_text}")
     print_line(f"pictures, reconstructions above training images: {summary['picture']} and")
-    print_line(f"  {photos['picture']}")
+    print_line(f"  {photo_results['picture']}")
 
 
 def _check_verdicts(results: dict[str, AuditResult]) -> None:

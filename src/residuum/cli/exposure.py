@@ -67,8 +67,8 @@ def _command(
     group_by: Annotated[
         str | None,
         Parameter(
-            help="Array of the data file that holds the group of each record. By default the group of a "
-            "record is its class.",
+            help="Name of the array in the data file that holds the group of each record. By default the "
+            "group of a record is its class.",
             metavar="NAME",
         ),
     ] = None,
@@ -83,7 +83,7 @@ def _command(
         Path | None,
         Parameter(
             help="An .npz with canaries, which are records inserted into the training set at random. The "
-            "array inserted is 1 for a record x, y in the training set, and 0 for a record that was left "
+            "array 'inserted' is 1 for a record x, y in the training set, and 0 for a record that was left "
             "out. The canaries give a lower bound on epsilon, the privacy loss of the training.",
             metavar="FILE",
         ),
@@ -92,15 +92,15 @@ def _command(
         float | None,
         Parameter(
             help="Exit with code 1 if a record's probability of being recovered is above this number from "
-            "0 to 1. Refused if the probability is not calibrated."
+            "0 to 1. The option is refused if the ranking has no probabilities."
         ),
     ] = None,
     output: options.Output = options.OUTPUT,
     init: Annotated[
         str | None,
         Parameter(
-            help="File of the initial weights, if the attacker knows these weights. With the value own, the "
-            "initial weights are read from the training directory.",
+            help="File of the initial weights, if the attacker knows these weights. With the value 'own', "
+            "the initial weights are read from the training directory.",
             metavar="FILE",
             group=options.ATTACKER,
             completer=lambda _: ("own",),
@@ -110,7 +110,7 @@ def _command(
         float | None, Parameter(help="Weight decay that the training used.", group=options.ATTACKER)
     ] = None,
 ) -> int:
-    """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
+    """Rank training records by their risk of being recovered from the weights, without an attack."""
     from residuum.datasets.given import locate_samples, read_samples
     from residuum.io.attacker_knowledge import build_knowledge
     from residuum.io.checkpoints import load_checkpoint
@@ -156,22 +156,24 @@ def _command(
         )
     if fail_above is not None and record_risks.uncalibrated:
         raise InputError(
-            "--fail-above needs calibrated probabilities, which agree with attacks on similar networks; got "
-            f"probabilities that are not calibrated: {record_risks.uncalibrated}.",
+            "--fail-above needs probabilities of being recovered; got scores that are not probabilities: "
+            f"{record_risks.uncalibrated}.",
             "Leave --fail-above out and read the ranking, or use the exit code of residuum audit.",
         )
-    above_count = 0 if fail_above is None else int((record_risks.probability > fail_above).sum())
+    count_above_limit = (
+        0 if fail_above is None else int((record_risks.probability > fail_above).sum())
+    )
 
     def show_all() -> None:
         show(record_risks, out)
-        if above_count:
+        if count_above_limit:
             print_line(
-                f"exit code 1: {above_count} of {len(record_risks)} records are above --fail-above "
+                f"exit code 1: {count_above_limit} of {len(record_risks)} records are above --fail-above "
                 f"{fail_above:g}"
             )
 
     output.print_result(record_risks.to_json(), show_all)
-    return 1 if above_count else 0
+    return 1 if count_above_limit else 0
 
 
 def show_forest(ranking: ForestExposure, top: int, out: Path | None) -> None:
@@ -182,7 +184,7 @@ def show_forest(ranking: ForestExposure, top: int, out: Path | None) -> None:
         top: Number of records in the table.
         out: Folder that was written, None if no folder was written.
     """
-    rows = [
+    record_rows = [
         (
             str(row["id"] or row["record"]),
             f"{row['exact_columns']} of {ranking.columns}",
@@ -192,7 +194,9 @@ def show_forest(ranking: ForestExposure, top: int, out: Path | None) -> None:
         for row in ranking.per_record[:top]
     ]
     headers = ("record", "exact columns", "right digits", "target")
-    print_table(f"{ranking.model}: the most exposed of {len(ranking)} records", headers, rows)
+    print_table(
+        f"{ranking.model}: the most exposed of {len(ranking)} records", headers, record_rows
+    )
     print_notes(ranking.lines)
     if out is not None:
         print_line(f"written to {out}")
@@ -206,7 +210,7 @@ def show(result: Exposure, out: Path | None) -> None:
         out: Folder that was written, None if no folder was written.
     """
     has_candidates = not bool(result.found_ncc.isnan().all())
-    columns = {  # headers of the columns, and the fields of a record that they show
+    field_of_column = {  # headers of the columns, and the fields of a record that they show
         **({"score": "score"} if result.uncalibrated else {"prob.": "probability"}),
         **({"found": "found_ncc"} if has_candidates else {"heard": "heard"}),
         "own": "own_over_misfit",
@@ -215,10 +219,10 @@ def show(result: Exposure, out: Path | None) -> None:
         "q": "kink_q",
         "margin": "margin",
     }
-    headers = ("record", result.grouped_by or "group", *columns)
+    headers = ("record", result.grouped_by or "group", *field_of_column)
     record_rows = []
     for row in result.rows(len(result.top)):
-        record_values = map(row.get, columns.values())
+        record_values = map(row.get, field_of_column.values())
         cells = [str(v) if isinstance(v, int) else format_number(v, 2) for v in record_values]
         record_rows.append((str(row["index"]), row["group"] or "-", *cells))
     if record_rows:
@@ -238,11 +242,19 @@ def show(result: Exposure, out: Path | None) -> None:
 
 
 def _group_row(group: GroupExposure) -> tuple[str, ...]:
-    """Return the table row of a group. If probabilities are not calibrated, the row has the mean score."""
+    """Return the table row of a group of records.
+
+    The row has the expected number of recovered records. If the records have no probabilities of being
+    recovered, the row has the mean score of the records instead.
+    """
     flagged_count = "-" if group.called is None else str(group.called)
     if group.interval is None:
         return group.name, str(group.records), format_number(group.score, 2), flagged_count
     low, high = group.interval
-    interval = f"{low:.2f} to {high:.2f}"
-    mean_cells = (format_number(group.expected, 3), format_number(group.probability, 2), interval)
+    interval_text = f"{low:.2f} to {high:.2f}"
+    mean_cells = (
+        format_number(group.expected, 3),
+        format_number(group.probability, 2),
+        interval_text,
+    )
     return (group.name, str(group.records), *mean_cells, flagged_count)

@@ -89,11 +89,14 @@ def _command(
 
 
 def show(result: Identification) -> None:
-    """Print the conditions of the recovery, the recovered samples, and what remains undetermined."""
+    """Print the quantities that decide whether samples can be recovered, and the recovered samples.
+
+    The last lines say what the weights leave undetermined, such as the sign of the samples.
+    """
     degree = result.order - 1
-    weight_share = f"{result.carrying} neurons hold 99.9% of |theta|^2"
-    normalized_margin = f"normalized margin {format_number(result.normalized_margin)}"
-    margin = "needs --data" if result.min_margin is None else format_number(result.min_margin)
+    neuron_text = f"{result.carrying} neurons hold 99.9% of |theta|^2"
+    normalized_margin_text = f"normalized margin {format_number(result.normalized_margin)}"
+    margin_text = "needs --data" if result.min_margin is None else format_number(result.min_margin)
     table_rows = [
         ("order", str(result.order), f"degree {degree} + 1"),
         (
@@ -113,8 +116,12 @@ def show(result: Identification) -> None:
             format_number(result.balance_gap),
             f"|W_j|^2 = {degree} a_j^2 at a KKT point",
         ),
-        ("neurons", f"{result.neurons} live, {result.dead} dead", weight_share),
-        ("|theta|, min margin", f"{format_number(result.theta_norm)}, {margin}", normalized_margin),
+        ("neurons", f"{result.neurons} live, {result.dead} dead", neuron_text),
+        (
+            "|theta|, min margin",
+            f"{format_number(result.theta_norm)}, {margin_text}",
+            normalized_margin_text,
+        ),
         ("method", result.method, f"relative residual {format_number(result.residual)}"),
     ]
     print_table(result.arch, ("what", "value", "meaning"), table_rows)

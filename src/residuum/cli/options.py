@@ -77,7 +77,8 @@ def options_from(
         *models: The settings models. If two models have a setting of the same name, the first one is used.
         skip: Names of settings that get no option.
         group: Group of the options in the help. Settings for experts are in the group ``EXPERT``.
-        changes: Annotated types by setting, which replace the type of a setting or change its option.
+        changes: For some settings, the annotated type that the option has instead of the type of the setting.
+            An annotation can also change the option, such as its placeholder in the help.
 
     Returns:
         A TypedDict with one field for each setting. In the command, the parameter is a dictionary of the
@@ -96,24 +97,27 @@ def options_from(
                 show_default=format_default(field.default) or False,
                 negative_bool="no-",
             )
-            annotated_type = (changes or {}).get(name, Annotated[_typed(field.annotation), None])
+            annotated_type = (changes or {}).get(
+                name, Annotated[_drop_none_and_empty(field.annotation), None]
+            )
             fields[name] = Annotated[
                 (annotated_type.__origin__, option, *annotated_type.__metadata__)
             ]
     return TypedDict("Options", fields, total=False)  # type: ignore[operator]
 
 
-def _typed(kind: Any) -> Any:
-    """Return the type of a setting without None and the empty string, which no user types.
+def _drop_none_and_empty(annotation: Any) -> Any:
+    """Return the type of a setting without the values None and "", which a user cannot type.
 
-    If None remained in the type, cyclopts would read the word none as None. But a prior is called "none".
+    If None were allowed, the parser cyclopts would convert the word "none" to None. But "none" is the name of
+    a prior.
     """
-    members = get_args(kind)
-    if get_origin(kind) is Literal:
-        return Literal[tuple(word for word in members if word != "")]
-    if NoneType in members:
-        return Union[tuple(member for member in members if member is not NoneType)]  # noqa: UP007
-    return kind
+    type_arguments = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return Literal[tuple(word for word in type_arguments if word != "")]
+    if NoneType in type_arguments:
+        return Union[tuple(member for member in type_arguments if member is not NoneType)]  # noqa: UP007
+    return annotation
 
 
 def with_options(**types: Any) -> Callable[[Command], Command]:
@@ -199,8 +203,8 @@ Arch = Annotated[
     str | None,
     Parameter(
         help="Architecture of the network, if the file does not hold it, such as "
-        "convnet:1x28x28-8-16-10,bias=all. You can also confirm the activation function: "
-        "mlp:784-128-10,bias=all,activation=relu.",
+        "convnet:1x28x28-8-16-10,bias=all. The activation function is assumed to be ReLU, unless you pass "
+        "it: mlp:784-128-10,bias=all,activation=gelu.",
         metavar="ARCH",
         group=EXPERT,
     ),
@@ -228,7 +232,7 @@ NoPlugins = Annotated[
 TaskOption = Annotated[
     Task,
     Parameter(
-        help="Task that the network was trained for. auto infers the task from the number of outputs."
+        help="Task that the network was trained for. 'auto' infers the task from the number of outputs."
     ),
 ]
 Device = Annotated[Literal["cpu", "cuda"], Parameter(help="Device to compute on.")]
@@ -284,7 +288,7 @@ class KnowledgeOptions:
         str | None,
         Parameter(
             help="Mean that was subtracted from the samples: a number, an .npy, or an .npz with 'mean'. In "
-            "an audit, train or holdout uses the mean that is stored with these samples.",
+            "an audit, 'train' or 'holdout' uses the mean that is stored with these samples.",
             metavar="MEAN",
             completer=lambda _: ("train", "holdout"),
         ),
@@ -292,7 +296,7 @@ class KnowledgeOptions:
     mean_provenance: Annotated[
         Literal["user", "train", "holdout", "release"] | None,
         Parameter(
-            help="Where the mean comes from, if --mean is a number or a file. By default user.",
+            help="Where the mean comes from, if --mean is a number or a file. By default 'user'.",
         ),
     ] = None
     sample_count: Annotated[int | None, Parameter(help="Number of training samples.")] = None
@@ -303,7 +307,7 @@ class KnowledgeOptions:
     init: Annotated[
         str | None,
         Parameter(
-            help="File of the initial weights. With the value own, the initial weights are read from the "
+            help="File of the initial weights. With the value 'own', the initial weights are read from the "
             "training directory.",
             metavar="FILE",
             completer=lambda _: ("own",),
@@ -319,16 +323,16 @@ class KnowledgeOptions:
     columns: Annotated[
         str | None,
         Parameter(
-            help="Types of a table's columns, counted from 0, such as 0-2:onehot,3:integer/9 (divided by "
-            "9).",
+            help="Types of the columns of a table, counted from 0. Example: 0-2:onehot,3:integer/9, where "
+            "columns 0 to 2 are one-hot, and column 3 holds integers that were divided by 9.",
             metavar="FIRST-LAST:TYPE,...",
         ),
     ] = None
     column_ranges: Annotated[
         str | None,
         Parameter(
-            help="Smallest and largest value of every column of a table, for attacks on forests: train or "
-            "holdout (computed from these samples), or a .csv file with a header and two rows.",
+            help="Smallest and largest value of every column of a table, for attacks on forests: 'train' or "
+            "'holdout' (computed from these samples), or a .csv file with a header and two rows.",
             metavar="RANGES",
             completer=lambda _: ("train", "holdout"),
         ),

@@ -57,9 +57,9 @@ def _command(
         Parameter(
             help="Exit with code 1 if there is a finding of one of these kinds, separated by commas: stored "
             "(records or labels in the file), optimizer-state, start (initial weights), touched-rows (rows "
-            "of an embedding that training changed), adapter, statistics (of the training data), paths and "
-            "classes (from other Python packages). With none, no kind leads to code 1. A file that would "
-            "run code always leads to code 4.",
+            "of an embedding that training changed), adapter, statistics (of the training data), paths "
+            "(names of files) and classes (Python code of other packages that loading the file imports). "
+            "With 'none', no kind leads to code 1. A file that would run code always leads to code 4.",
             metavar="KINDS",
             show_default=True,
         ),
@@ -123,7 +123,7 @@ def show_network(network: Inspection) -> None:
     """Print the measurements of a network that a scan has read."""
     homogeneity_order = network.homogeneity_order
     rank_texts = (f"{rank} above {100 * float(share):g}%" for share, rank in network.ranks.items())
-    directions = "unknown" if network.directions is None else str(network.directions)
+    direction_count = "unknown" if network.directions is None else str(network.directions)
     balance_text = (
         "" if network.balance is None else f", balance gap {format_number(network.balance)}"
     )
@@ -136,7 +136,7 @@ def show_network(network: Inspection) -> None:
             else f"homogeneous of order {homogeneity_order:g}"
         )
         + balance_text,
-        f"directions that training left in the first layer: {directions} ({network.directions_of})",
+        f"directions that training left in the first layer: {direction_count} ({network.directions_of})",
         "number of singular values of the first layer, relative to the largest: "
         + ", ".join(rank_texts),
         *(f"assumed: {sentence}" for sentence in network.assumptions),

@@ -76,8 +76,8 @@ def _command(
     search: Annotated[
         list[str] | None,
         Parameter(
-            help="Setting to vary, with its range. It replaces the settings that a sweep varies by default. "
-            "Repeat the option for several settings.",
+            help="Setting to vary, with its range. If you pass this option, the sweep varies only the "
+            "settings that you name. Repeat the option for several settings.",
             metavar="NAME=LOW:HIGH[:log]",
         ),
     ] = None,
@@ -101,8 +101,8 @@ def _command(
     attack: Annotated[
         str,
         Parameter(
-            help="Attack whose settings the sweep varies: a stationarity attack or unmix. auto chooses the "
-            "attack that suits the network.",
+            help="Attack whose settings the sweep varies: 'unmix', or an attack on a stationarity equation, "
+            "such as 'kkt'. 'auto' chooses the attack that suits the network.",
             metavar="NAME",
             group=options.SETTINGS,
             show_default=True,
@@ -122,15 +122,17 @@ def _command(
     from residuum.sweeping import SweepRequest, sweep
     from residuum.sweeping.space import estimate_cost
 
-    passed = dict(settings or {})
-    if "objectives" in passed:
-        passed["objectives"] = tuple(name.strip() for name in passed["objectives"].split(","))
-    trial_settings = {"seed": passed.get("seed", 0), **(attack_settings or {})}
+    passed_settings = dict(settings or {})
+    if "objectives" in passed_settings:
+        passed_settings["objectives"] = tuple(
+            name.strip() for name in passed_settings["objectives"].split(",")
+        )
+    trial_settings = {"seed": passed_settings.get("seed", 0), **(attack_settings or {})}
     trial_attack = make_trial_attack(attack, preset, trial_settings)
-    passed["attack"] = trial_attack
+    passed_settings["attack"] = trial_attack
     if search:
-        passed["space"] = dict(_read_range(text, trial_attack) for text in search)
-    request = options.make_from_options(SweepRequest, passed)
+        passed_settings["space"] = dict(_read_range(text, trial_attack) for text in search)
+    request = options.make_from_options(SweepRequest, passed_settings)
     if request.engine != "ray":
         options.check_device(trial_attack.device)
     release = open_release(checkpoint)
@@ -155,7 +157,7 @@ def _command(
             holdout=holdout,
             arch=arch,
             watch=watch,
-            **passed,
+            **passed_settings,
         )
     if not finished_sweep.order:
         failure_reason = next((t.reason for t in finished_sweep.trials if t.reason), "")
@@ -208,10 +210,10 @@ def show(done: Sweep, out: Path) -> None:
     summary, scored = done.summary, done.scored
     names, objective = tuple(done.request.space), done.request.objectives[0]
     trial_rows = []
-    for place, t in enumerate(done.order[:MAX_ROWS]):
+    for position, t in enumerate(done.order[:MAX_ROWS]):
         statistic_cells = format_number(getattr(t, objective), 3), format_number(t.agreement, 3)
         setting_cells = (format_number(t.params[name], 2) for name in names)
-        trial_rows.append((str(place + 1), str(t.number), *statistic_cells, *setting_cells))
+        trial_rows.append((str(position + 1), str(t.number), *statistic_cells, *setting_cells))
     columns = ("rank", "trial", objective, "agreement", *names)
     print_table("best trials, ranked by the weights alone", columns, trial_rows)
     state_counts = summary["counts"]

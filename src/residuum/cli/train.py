@@ -51,8 +51,8 @@ def _command(
     n: Annotated[
         int | None,
         Parameter(
-            help="Number of training samples, with equal numbers of each label. By default all samples, or "
-            "half of them if the held-out samples come from the same file."
+            help="Number of training samples. Every label gets the same number of samples. By default all "
+            "samples, or half of them if the held-out samples come from the same file."
         ),
     ] = None,
     data_root: Annotated[

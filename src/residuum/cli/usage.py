@@ -78,10 +78,10 @@ def _describe_invalid(problem: CoercionError) -> str:
     if choices := _choices(kind):
         suggestion = did_you_mean(token.value, tuple(map(str, choices)))
         return f"{argument_name} cannot be {token.value!r}. {suggestion}"
-    expected_value = next(
+    expected_type = next(
         (words for k, words in KINDS.items() if kind is k), "a value of another type"
     )
-    return f"{argument_name} takes {expected_value}; got {token.value!r}."
+    return f"{argument_name} takes {expected_type}; got {token.value!r}."
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:

@@ -4,9 +4,9 @@ The stationarity attack searches samples whose weighted sum of gradients fits th
 separates the rows of the first layer into samples. A shift is an image that a defense adds to all samples.
 
 unaware        does not know of the defense, and runs the stationarity attack on the weights
-adapted        transforms the release by a strategy against the defense, then runs the stationarity attack
+adapted        undoes the defense as far as possible (its strategy), then runs the stationarity attack
 start          runs the stationarity attack on the weight update, if the initial weights are large
-unmix          runs the attack unmix on the first layer of the transformed release, minus its initial weights
+unmix          applies the same strategy, then runs unmix on the update of the first layer's weights
 adapted-unmix  infers the shift of the training data, removes it from the first layer, then runs unmix
 told           knows the secret shift, and otherwise does the same as adapted
 told-unmix     knows the secret shift, and otherwise does the same as adapted-unmix
@@ -51,7 +51,7 @@ Attacker = tuple[str, Adapted | InputError]
 def make_attackers(
     released: Released, strategy: str, secret: Secret, in_biases: bool
 ) -> Iterator[Attacker]:
-    """Make the attackers of a release, from the attacker who knows least to the attackers who know most.
+    """Make the attackers of a defended network. First comes the attacker who knows least.
 
     Args:
         released: The defended release. Its attribute ``public_facts`` has the keys ``theta0`` (the initial
@@ -80,7 +80,7 @@ def make_attackers(
             yield "adapted", adapted_or_error
         else:
             adapted = adapted_or_error
-            # If the strategy chose the attack of the unaware attacker, this attack was already yielded.
+            # If the strategy chose the attack of the unaware attacker, do not yield this attack twice.
             if adapted.findings.get("chosen") != "unaware":
                 yield "adapted", adapted
     if released.public_facts["large"] and not isinstance(adapted.attack, NTK):
@@ -152,12 +152,12 @@ def find_strongest(
         return None
 
     def strength(name: str) -> tuple[int, float]:
-        recovered, p = results[name]
-        return recovered or 0, -1.0 if p is None else -p
+        recovered, p_value = results[name]
+        return recovered or 0, -1.0 if p_value is None else -p_value
 
     strongest = max(results, key=strength)
-    p = results[strongest][1]
-    return strongest, None if p is None else min(1.0, len(results) * p), len(results)
+    p_value = results[strongest][1]
+    return strongest, None if p_value is None else min(1.0, len(results) * p_value), len(results)
 
 
 def add_negated(attacker: str, x: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class Secret:
 
     Attributes:
         seed: Seed of all random numbers of the defense.
-        shift: (*shape) what is added to every input of the network. None if the defense has no shift.
+        shift: (*shape) image that is added to every input of the network. None if the defense adds none.
     """
 
     seed: int
@@ -68,7 +68,7 @@ class Training:
         config: Settings of the training.
         descent: Settings that replace ``config`` if a defense needs gradient descent.
         samples: Number of training samples.
-        loop: Function that trains the network of a job.
+        loop: Function that trains the network of a :class:`Job`.
     """
 
     config: TrainingConfig
@@ -135,18 +135,28 @@ class Defense:
             InputError: If the strength is out of range.
             MissingExtraError: If an extra of the package is missing.
         """
-        unbounded, remedy = self.off == math.inf, ""
+        unbounded, rule, remedy = self.off == math.inf, "", ""
         if strength < 0 or (unbounded and strength == 0):
+            rule = "above 0" if unbounded else "at least 0"
             remedy = f"Use a number above 0. A strength of {self.off:g} switches the defense off."
         elif self.is_switch and strength not in (0, 1):
-            remedy = "Use 1."
+            rule, remedy = "0 or 1", "Use 1."
         elif strength > self.max_strength or (strength == math.inf and not unbounded):
-            remedy = f"Use a finite number of at most {self.max_strength:g}."
-        if remedy:
-            raise InputError(f"The strength of {name} is {self.unit}; got {strength:g}.", remedy)
+            is_limited = self.max_strength < math.inf
+            rule = f"at most {self.max_strength:g}" if is_limited else "finite"
+            remedy = (
+                f"Use a number from 0 to {self.max_strength:g}."
+                if is_limited
+                else "Use a finite number."
+            )
+        if rule:
+            raise InputError(
+                f"The strength of the defense {name!r} ({self.unit}) must be {rule}; got {strength:g}.",
+                remedy,
+            )
         if not self.is_available:
             raise MissingExtraError(
-                f"{name} needs the extra {self.extra!r}, which is not installed.",
+                f"The defense {name!r} needs the extra {self.extra!r}, which is not installed.",
                 f"Install it with: {self.install}",
             )
 
@@ -287,8 +297,8 @@ def parse_defense(text: str) -> tuple[str, Defense, float]:
         strength = math.nan
     if math.isnan(strength):
         raise InputError(
-            f"A defense must be NAME:STRENGTH; got {text[:40]!r}.",
-            f"The strength of {name} is {defense.unit}.",
+            f"A defense must be NAME:STRENGTH, where STRENGTH is a number; got {text[:40]!r}.",
+            f"Pass {name}:STRENGTH. For this defense, STRENGTH means: {defense.unit}.",
         )
     defense.check(name, strength)
     return name, defense, strength

@@ -1,7 +1,7 @@
 """Training loops of defenses that need more than the usual training loop.
 
-Every training loop trains the network of a job. A loop returns the final state of the training, and facts
-about the training as plain values by name.
+Every training loop trains the network of a :class:`Job`. A loop returns the final state of the training, and
+a dictionary of facts about the training for the report, such as the privacy budget that was spent.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Job:
 
 
 def train_plain(job: Job) -> tuple[TrainingState, TrainingFacts]:
-    """Train with :func:`residuum.training.train`. Return the final state and no facts about the training."""
+    """Train with :func:`residuum.training.train`. Return the final state and an empty dictionary of facts."""
     return job.train(), {}
 
 
@@ -64,7 +64,7 @@ def train_smoothed(job: Job, *, strength: float) -> tuple[TrainingState, Trainin
         strength: Share of each label that is spread over all classes.
 
     Returns:
-        The final state of the training, and no facts about the training.
+        The final state of the training, and an empty dictionary of facts.
     """
 
     def objective(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,16 +80,16 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
     In each step, record i adds its gradient times the derivative of its loss to the weights. The sum of
     these derivatives over all steps is the multiplier lam_i of the record, which attacks reconstruct. A
     record whose multiplier exceeds the limit is left out of the steps until the multipliers of the other
-    records catch up. It would not help to weight the loss of this record less. If the loss goes to zero,
-    gradient descent ends at the same network with any such weights.
+    records catch up. It would not help to give the loss of this record a smaller weight. If the loss goes to
+    zero, gradient descent ends at the same network with any weights of the losses.
 
     Args:
         job: The network to train.
         cap: The limit: largest multiplier of a record, relative to the mean multiplier of all records.
 
     Returns:
-        The final state of the training. The fact ``held_share`` is the mean share of the steps in which a
-        record was left out.
+        The final state of the training, and a dictionary. Its entry "held_share" is the share of the steps
+        in which a record was left out, on average over the records.
     """
     n, dtype = len(job.data), getattr(torch, job.config.dtype)
     lam = torch.zeros(n, dtype=dtype, device=job.device)
@@ -98,7 +98,7 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
     def objective(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         is_used = lam <= cap * lam.mean()
         losses = compute_smoothed_losses(outputs, y, 0.0)
-        # The absolute derivative |l'| of the loss is 1 minus the probability of the right label.
+        # The absolute derivative of the loss is 1 - exp(-loss). exp(-loss) is the probability of the label.
         lam.add_(is_used * -torch.expm1(-losses.detach()))
         skipped_steps.add_(~is_used)
         return (losses * is_used).mean(), losses.mean()
@@ -115,8 +115,8 @@ def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, 
         strength: Number of records to leave out.
 
     Returns:
-        The final state of the second training. The facts are the indices of the records that were left
-        out, and the mean exposure scores before and after.
+        The final state of the second training, and a dictionary. Its entries are the indices of the records
+        that were left out, and the mean exposure scores of the records in both trainings.
 
     Raises:
         InputError: If ``strength`` is not an integer, or if fewer than two records would remain.
@@ -157,8 +157,8 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
         epsilon: The privacy budget.
 
     Returns:
-        The final state of the training. The facts are the epsilon that was spent and the settings of
-        DP-SGD.
+        The final state of the training, and a dictionary with the epsilon that was spent and the settings
+        of DP-SGD.
     """
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
@@ -175,8 +175,8 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
         warnings.simplefilter(
             "ignore"
         )  # Opacus warns that a seeded generator is not cryptographically secure
-        engine = PrivacyEngine(accountant="rdp")
-        wrapped, optimizer, loader = engine.make_private_with_epsilon(
+        privacy_engine = PrivacyEngine(accountant="rdp")
+        private_model, optimizer, loader = privacy_engine.make_private_with_epsilon(
             module=model,
             loss_reduction="sum",
             noise_generator=noise_generator,
@@ -192,13 +192,15 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
         for _ in range(epochs):
             for inputs, labels in loader:
                 optimizer.zero_grad()
-                outputs = wrapped(inputs.to(job.device))  # empty batches of Opacus are on the CPU
+                outputs = private_model(
+                    inputs.to(job.device)
+                )  # if Opacus draws an empty batch, the batch is on the CPU
                 loss = compute_smoothed_losses(outputs, labels.to(job.device), 0.0).sum()
                 loss.backward()
                 optimizer.step()
                 step += 1
             history.append({"step": float(step), "loss": float(loss.detach()) / batch_size})
-        spent_epsilon = float(engine.get_epsilon(delta))
+        spent_epsilon = float(privacy_engine.get_epsilon(delta))
     training_facts: TrainingFacts = {
         "epsilon": spent_epsilon,
         "epsilon_wanted": epsilon,
@@ -238,7 +240,16 @@ def compute_smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tens
 def _descend(
     job: Job, objective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> TrainingState:
-    """Train by gradient descent. ``objective`` returns the loss to minimize and the loss for the history."""
+    """Train by gradient descent.
+
+    Args:
+        job: The network to train.
+        objective: Function of the outputs and the labels. It returns the loss to minimize, and the loss that
+            is recorded to draw a curve.
+
+    Returns:
+        The final state of the training.
+    """
     config = job.config
     model, x, y = _begin(job)
     optimizer = torch.optim.SGD(
@@ -259,7 +270,7 @@ def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
     """Return the initialized network, its samples and their labels on the device of the job."""
     if job.task == "regression":
         raise InputError(
-            "Label smoothing, caps and DP-SGD need a classification task; got a regression.",
+            "The defenses 'label-smoothing', 'cap' and 'dp' need a classification task; got a regression.",
             "Choose other defenses.",
         )
     network, dtype = Architecture.parse(job.arch), getattr(torch, job.config.dtype)

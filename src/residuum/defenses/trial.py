@@ -1,4 +1,4 @@
-"""Trials of defenses: train a network, defend it, run all attacks on it, score and certify the result.
+"""Trials of defenses: train a network, defend it, run all attacks on it, and score the attacks.
 
 All trials share the data, the seeds, the knowledge of the attacker and the settings of the attack. Some
 defenses add a shift to the training samples. The candidates of an attack are compared with the original
@@ -54,9 +54,11 @@ NONE = "none"
 UNDEFENDED = Defense("nothing", "", "", "")
 REWRITTEN = "rewrite: biases changed after training"
 RETRAINED = "retrain: training data shifted before training"
-# Number of training samples in the uniqueness certificate, and its time limit in seconds.
+# A uniqueness certificate says how much every other training set that fits the weights shares with a sample.
+# These are the number of training samples that get a certificate, and the time limit in seconds.
 CERTIFIED_SAMPLES, CERTIFICATE_SECONDS = 4, 3.0
-NO_KINKS = -1.0  # no pre-activation is this small, so no pre-activation counts as a kink (as zero)
+# A kink is a pre-activation of relative size 0, up to a tolerance. With this tolerance, there are no kinks.
+NO_KINKS = -1.0
 MAX_PAIRS = 8  # maximal number of stored matches (a candidate and its training sample)
 Stage = Callable[[str], None]
 
@@ -75,7 +77,7 @@ class Attacked(Record):
         seconds: Duration of the attack.
         values: (k,) score of each match in ``images``.
         beyond_chance: For each match in ``images``, whether its score is above the chance level.
-        findings: Plain values that an attacker who knows the defense inferred, such as the shift.
+        findings: What an attacker who knows the defense inferred, such as the shift, as plain values.
         rule: When a training sample counts as recovered, such as "ncc > 0.83".
         refused: Why the attack has no candidates to score, "" if the attack has a result.
         tried: Number of attacks among which this attack is the strongest. The p-value is multiplied by
@@ -184,9 +186,9 @@ class Outcome(Record):
         json_keys = {
             "training_facts": "facts"
         }  # keys of attributes that have another name in the JSON file
-        separate_keys = ("attacks", "strength", "name")
+        attributes_added_below = ("attacks", "strength", "name")
         plain_values = {
-            json_keys.get(k, k): v for k, v in vars(self).items() if k not in separate_keys
+            json_keys.get(k, k): v for k, v in vars(self).items() if k not in attributes_added_below
         }
         strongest_attacks = {"adaptive": self.adaptive, "told": self.informed}
         return {
@@ -310,8 +312,8 @@ def run_trial(
 ) -> tuple[Outcome, Network, Secret]:
     """Try a defense at one strength.
 
-    All attackers (:func:`make_attackers`) attack the released network. The certificates are computed for
-    the released network at the samples with the shift of the defense. If no attack applies, an
+    All attackers (:func:`make_attackers`) attack the released network. The KKT residuals of the released
+    network are measured at the samples with the shift of the defense. If no attack applies, an
     ``InputError`` is raised. If the training diverges, an ``InconclusiveError`` is raised.
 
     Args:
@@ -345,7 +347,7 @@ def run_trial(
     stage("certificates")
     attacks_end = time.monotonic()
     measurements = _measure(conditions, network, secret)
-    shift, rewrite = _measure_shift(conditions, defended, defense)
+    shift_facts, rewrite_residuals = _measure_shift(conditions, defended, defense)
     seconds = {
         "train": training_end - start_time,
         "strategy": strategy_seconds,
@@ -360,8 +362,8 @@ def run_trial(
         changes=defense.changes,
         secret=defense.secret,
         strategy=defense.adaptive,
-        shift=shift,
-        rewrite=rewrite,
+        shift=shift_facts,
+        rewrite=rewrite_residuals,
         attacks=attacks,
         training_facts=defended.training_facts,
         seconds={key: round(value, 3) for key, value in seconds.items()},
@@ -391,7 +393,11 @@ def _other_releases(
 def _measure_shift(
     conditions: Conditions, defended: Defended, defense: Defense
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return the kind and size of the secret shift, and KKT residuals if the shift is in the biases."""
+    """Return the kind and size of the secret shift of a defense, and KKT residuals of the defended network.
+
+    The residuals are measured only if the defense rewrote the shift into the biases. Otherwise the second
+    dictionary is empty. Without a shift, both dictionaries are empty.
+    """
     shift = defended.secret.shift
     if shift is None:
         return {}, {}
@@ -404,8 +410,8 @@ def _measure_shift(
     if not defense.release:
         return shift_facts, {}
     train, task = conditions.split.train, conditions.task
-    rewrite = certify_rewriting(defended.before, defended.released, train, task, shift)
-    return shift_facts, rewrite
+    rewrite_residuals = certify_rewriting(defended.before, defended.released, train, task, shift)
+    return shift_facts, rewrite_residuals
 
 
 def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
@@ -424,16 +430,29 @@ def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
 def _run_attacks(
     conditions: Conditions, released: Released, defense: Defense, secret: Secret, stage: Stage
 ) -> tuple[tuple[Attacked, ...], float]:
-    """Run and score every attack. Return the results, and the time to choose the attacks in seconds."""
-    # A strategy against the defense takes time to choose an attack. This time is measured separately.
+    """Run and score every attack on a defended network.
+
+    Args:
+        conditions: The conditions of the trial.
+        released: The defended network, with what is public about its training.
+        defense: The defense.
+        secret: The secret of the owner.
+        stage: Function that receives the name of each attack when the attack begins.
+
+    Returns:
+        The results, and the seconds in which the strategies against the defense prepared the attacks.
+
+    Raises:
+        InputError: If no attack can run.
+    """
     shape = conditions.split.train.shape
     attacks, strategy_seconds = [], 0.0
     stage("attacks")
-    last_end = time.monotonic()
+    previous_end = time.monotonic()
     in_biases = defense.release is not None
     for name, attacker in make_attackers(released, defense.adaptive, secret, in_biases):
         attack_start = time.monotonic()
-        strategy_seconds += attack_start - last_end
+        strategy_seconds += attack_start - previous_end
         stage(f"attack {name}")
         result_or_reason = run_attacker(attacker, shape)
         seconds = time.monotonic() - attack_start
@@ -444,9 +463,9 @@ def _run_attacks(
             findings = attacker.findings if isinstance(attacker, Adapted) else {}
             attacked = _score_attack(conditions, name, result_or_reason)
             attacks.append(attacked.replace(findings=dict(findings), seconds=seconds))
-        last_end = time.monotonic()
+        previous_end = time.monotonic()
     if all(attacked.refused for attacked in attacks):
-        # If all attacks refuse the settings, raise an error. The defense must not look perfect.
+        # If no attack can run, raise an error. Otherwise the defense would look perfect.
         raise InputError(f"No attack applies: {attacks[0].refused}", "Choose other settings.")
     return tuple(attacks), strategy_seconds
 
@@ -477,16 +496,19 @@ def _score_attack(conditions: Conditions, attacker: str, result: Reconstruction)
 
 
 def _measure(conditions: Conditions, network: Network, secret: Secret) -> dict[str, Any]:
-    """Measure accuracy, losses, KKT residuals and uniqueness at samples with the secret shift."""
+    """Return accuracy, losses and KKT residuals of a network at samples with the secret shift of the defense.
+
+    If the conditions ask for it, also return how much of the samples every other training set must share.
+    """
     model = network.double_module
     train, holdout = (
         samples.replace(x=secret.inputs(samples.x.double()))
         for samples in (conditions.split.train, conditions.split.holdout)
     )
     certificate = certify_network(model, train, conditions.task, conditions.kinks)
-    uniqueness: dict[str, Any] = {"determined_energy": None, "uniqueness_note": "not requested"}
+    shared_energy: dict[str, Any] = {"determined_energy": None, "uniqueness_note": "not requested"}
     if conditions.certify:
-        uniqueness = measure_determined_energy(
+        shared_energy = measure_determined_energy(
             model, train, certificate, conditions.knowledge, secret
         )
     accuracy, loss = _accuracy_and_loss(model, holdout, conditions.task)
@@ -497,7 +519,7 @@ def _measure(conditions: Conditions, network: Network, secret: Secret) -> dict[s
         "kkt_plain": certificate.residual_plain,
         "kkt_clarke": certificate.residual_clarke,
         "margin": certificate.margin,
-        **uniqueness,
+        **shared_energy,
     }
 
 
@@ -510,7 +532,7 @@ def _accuracy_and_loss(model: nn.Module, data: Dataset, task: str) -> tuple[floa
 
 
 def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) -> Certificate:
-    """Compute the KKT certificate of a network at samples.
+    """Measure how close a network is to a KKT point of its training at samples.
 
     Args:
         model: The network.
@@ -520,7 +542,7 @@ def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) 
             may have any value from 0 to 1. With 0, no neuron is treated as a kink.
 
     Returns:
-        The KKT certificate.
+        The KKT certificate: residuals, margins and multipliers of the network at the samples.
     """
     options: dict[str, Any] = {"kink_limit": kinks} if kinks else {"kink_tolerance": NO_KINKS}
     return certify(model, data.x, data.y, task=task, **options)
@@ -613,18 +635,19 @@ def measure_determined_energy(
             "uniqueness_note": "not computed: only networks with one output are certified",
         }
     lam = certificate.multipliers
-    by_multiplier = lam.argsort(descending=True)
-    box = knowledge.box(train.x[0].double())  # lowest and highest pixel values without the shift
+    order_by_multiplier = lam.argsort(descending=True)
+    # The lowest and the highest pixel values, without the shift of the defense.
+    pixel_bounds = knowledge.box(train.x[0].double())
     try:
         uniqueness_certificate = uniqueness(
             KKTSet.from_samples(
                 model,
-                train.x[by_multiplier],
-                train.y[by_multiplier],
-                lam[by_multiplier],
+                train.x[order_by_multiplier],
+                train.y[order_by_multiplier],
+                lam[order_by_multiplier],
                 task="binary",
             ),
-            box=box and (secret.inputs(box[0]), secret.inputs(box[1])),
+            box=pixel_bounds and (secret.inputs(pixel_bounds[0]), secret.inputs(pixel_bounds[1])),
             samples=CERTIFIED_SAMPLES,
             seconds=CERTIFICATE_SECONDS,
         )

@@ -23,7 +23,9 @@ from residuum.errors import InputError
 from residuum.records import Record
 from residuum.similarity import chunks, cosine
 
-LEVEL = 0.99  # quantile of the similarities within the pool that a match must exceed
+# The nearest record of a candidate counts as a match if its similarity exceeds this quantile. The quantile is
+# taken over the similarities of each record of the pool and the nearest other record of the pool.
+LEVEL = 0.99
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +60,7 @@ def lookup(candidates: Tensor, pool: Tensor) -> Lookup:
     """
     if len(pool) < 2 or candidates.shape[1:] != pool.shape[1:]:
         raise InputError(
-            "A pool of records needs at least two embeddings of the candidates' shape "
+            "The argument 'pool' must have at least two embeddings of the candidates' shape "
             f"{tuple(candidates.shape[1:])}; got {len(pool)} of shape {tuple(pool.shape[1:])}.",
             "Embed the records with the frozen encoder of the network.",
         )

@@ -98,7 +98,7 @@ def match_greedily_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> 
         (s, n) candidate of each sample in each set, -1 for a sample without a candidate.
     """
     if len(gain) < sets.shape[1]:
-        return _by_candidates(gain, sets, floor)
+        return _match_if_fewer_candidates(gain, sets, floor)
     # A sample needs no more than its n best candidates, because the other n - 1 samples of the set can take
     # at most n - 1 of these candidates.
     candidates_per_sample = min(len(gain), sets.shape[1])
@@ -110,7 +110,9 @@ def match_greedily_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> 
     ordered_gains[ordered_gains < floor] = -np.inf
     sets_per_block = max(1, MATCHING_CHUNK // len(gain))
     matched_blocks = [
-        _defer(candidate_order, ordered_gains, sets[start : start + sets_per_block], len(gain))
+        _match_by_deferred_acceptance(
+            candidate_order, ordered_gains, sets[start : start + sets_per_block], len(gain)
+        )
         for start in range(0, len(sets), sets_per_block)
     ]
     return np.concatenate(matched_blocks)
@@ -140,11 +142,12 @@ def _preferences(gain: Array, depth: int) -> tuple[Array, Array]:
     )
 
 
-def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
+def _match_if_fewer_candidates(gain: Array, sets: Array, floor: float) -> Array:
     """Compute the greedy matching within sets of samples if there are fewer candidates than samples.
 
-    In deferred acceptance, the candidates propose to samples. Each candidate ranks all N samples once, and
-    this ranking is used for all sets. A sample outside the set refuses every proposal.
+    The result is the same as in :func:`match_greedily_in_sets`, but here the candidates propose to samples.
+    Each candidate ranks all N samples once, and this ranking is used for all sets. A sample that does not
+    belong to a set refuses every proposal.
 
     Args:
         gain: (m, N) similarities of m candidates and N samples. Higher is better.
@@ -164,7 +167,7 @@ def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
         position_in_set = np.full((len(set_block), samples), -1)
         position_in_set[set_rows, set_block] = np.arange(set_block.shape[1])
         proposers = np.broadcast_to(np.arange(m), (len(set_block), m))
-        matched_sample = _defer(
+        matched_sample = _match_by_deferred_acceptance(
             sample_order, gains, proposers, samples, (position_in_set < 0).ravel()
         )
         set_row, candidate = np.nonzero(matched_sample >= 0)
@@ -174,57 +177,71 @@ def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
     return candidates
 
 
-def _defer(order: Array, value: Array, sets: Array, m: int, closed: Array | None = None) -> Array:
-    """Match the samples of each set with candidates by deferred acceptance.
+def _match_by_deferred_acceptance(
+    order: Array, value: Array, sets: Array, m: int, closed: Array | None = None
+) -> Array:
+    """Match the samples of each set with candidates by deferred acceptance (Gale and Shapley).
 
-    Every unmatched sample proposes to its best candidate that has not refused yet, and every candidate keeps
-    its best proposal. All sets are matched at once. A sample of set i is a proposer, numbered from 0 to
-    s * n - 1 over all sets. Candidate j is numbered i * m + j within set i.
+    Every unmatched sample proposes to the best candidate that has not refused the sample yet, and every
+    candidate keeps its best proposal. All sets are matched at once. So the samples of all sets are numbered
+    together from 0 to s * n - 1, and these numbers are called proposers. Candidate j has the number i * m + j
+    in set i.
 
     Args:
         order: (N, depth) best candidates of every sample, best first.
         value: (N, depth) similarities of every sample and these candidates.
         sets: (s, n) samples of every set.
         m: Number of candidates.
-        closed: (s * m,) mask of the candidates within a set that refuse all proposals, or None.
+        closed: (s * m,) mask of the candidates that refuse all proposals, in each set, or None if no
+            candidate refuses all proposals.
 
     Returns:
         (s, n) candidate of each sample in each set, -1 for a sample without a candidate.
     """
     s, n = sets.shape
-    proposing_sample = sets.ravel()
-    # Number of candidates to which each proposer has proposed.
+    sample_of_proposer = sets.ravel()
+    # Number of proposals that each proposer (sample of a set) has made.
     proposal_counts = np.zeros(s * n, dtype=np.int64)
     accepted_proposer = np.full(s * m, -1)
     best_gain = np.full(s * m, -np.inf) if closed is None else np.where(closed, np.inf, -np.inf)
     proposers = np.arange(s * n)
     while len(proposers := proposers[proposal_counts[proposers] < order.shape[1]]):
-        gains = value[proposing_sample[proposers], proposal_counts[proposers]]
-        # A gain of -inf means that no permitted candidate is left, so the proposer stays unmatched.
+        gains = value[sample_of_proposer[proposers], proposal_counts[proposers]]
+        # The next candidate is the best one to which the sample has not proposed. If its gain is -inf, the
+        # sample may be matched with no further candidate and stays unmatched.
         proposers, gains = proposers[gains > -np.inf], gains[gains > -np.inf]
-        targets = (
-            proposers // n * m + order[proposing_sample[proposers], proposal_counts[proposers]]
+        proposed_candidates = (
+            proposers // n * m + order[sample_of_proposer[proposers], proposal_counts[proposers]]
         )
         proposal_counts[proposers] += 1
         # Only proposals that are better than the best earlier proposal to the same candidate can be accepted.
-        improving_proposals = np.flatnonzero(gains > best_gain[targets])
-        np.maximum.at(best_gain, targets[improving_proposals], gains[improving_proposals])
-        # A candidate may have several best proposals with equal gains.
+        improving_proposals = np.flatnonzero(gains > best_gain[proposed_candidates])
+        np.maximum.at(
+            best_gain, proposed_candidates[improving_proposals], gains[improving_proposals]
+        )
+        # Accept the best proposal to each candidate. Several best proposals with equal gains are reduced to
+        # one proposal below.
         accepted_proposals = improving_proposals[
-            gains[improving_proposals] == best_gain[targets[improving_proposals]]
+            gains[improving_proposals] == best_gain[proposed_candidates[improving_proposals]]
         ]
-        displaced_proposers = accepted_proposer[targets[accepted_proposals]]
+        displaced_proposers = accepted_proposer[proposed_candidates[accepted_proposals]]
         # If several best proposals have equal gains, this assignment keeps the last proposal.
-        accepted_proposer[targets[accepted_proposals]] = proposers[accepted_proposals]
-        is_kept = accepted_proposer[targets[accepted_proposals]] == proposers[accepted_proposals]
+        accepted_proposer[proposed_candidates[accepted_proposals]] = proposers[accepted_proposals]
+        is_kept = (
+            accepted_proposer[proposed_candidates[accepted_proposals]]
+            == proposers[accepted_proposals]
+        )
         accepted_proposals, displaced_proposers = (
             accepted_proposals[is_kept],
             displaced_proposers[is_kept],
         )
         is_refused = np.ones(len(proposers), dtype=bool)
         is_refused[accepted_proposals] = False
-        # The order of proposers decides between equal gains. So the order must be fixed.
-        displaced_proposers = displaced_proposers[np.argsort(targets[accepted_proposals])]
+        # If two proposals have equal gains, the order of ``proposers`` decides which proposal is accepted. So
+        # the displaced proposers are sorted by candidate, to make the result reproducible.
+        displaced_proposers = displaced_proposers[
+            np.argsort(proposed_candidates[accepted_proposals])
+        ]
         proposers = np.concatenate(
             [proposers[is_refused], displaced_proposers[displaced_proposers >= 0]]
         )
@@ -253,8 +270,8 @@ class ScoringData:
         candidates: (m, *shape) candidates.
         samples: (n + N, *shape) training samples, followed by N held-out samples.
         mean: Mean of the training set that was subtracted from all samples, or None.
-        strata: (n + N,) labels of the samples, or None. Random subsets have the label counts of the training
-            set.
+        strata: (n + N,) labels of the samples, or None. If there are labels, random subsets are drawn with
+            the label counts of the training set.
         reason: Why held-out samples cannot be used, or "" if they can.
     """
 
@@ -285,15 +302,20 @@ class ScoringData:
             column: (k,) indices of the samples.
 
         Returns:
-            (k,) scores. The sign of a metric is changed if its lower values are better.
+            (k,) scores. If lower values of the metric are better, the scores have the opposite sign.
         """
-        a, b = self.displayed_images if metric.needs_images else (self.candidates, self.samples)
-        pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(a.device)
-        scores = as_array(metric.pairs(a, b, pairs))
+        candidates, samples = (
+            self.displayed_images if metric.needs_images else (self.candidates, self.samples)
+        )
+        pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(candidates.device)
+        scores = as_array(metric.pairs(candidates, samples, pairs))
         return scores if metric.higher_is_better else -scores
 
     def value_of(self, metric: Metric) -> Callable[[Array, Array], Array] | None:
-        """Return the function that scores pairs, or None if scores equal the similarities for matching."""
+        """Return a function that scores pairs of a candidate and a sample by ``metric``.
+
+        The result is None if the scores equal the similarities by which pairs are matched.
+        """
         return None if metric.search_is_score else partial(self.value, metric)
 
     def match_and_score(
@@ -354,13 +376,13 @@ def prepare_scoring_data(
         The candidates and samples to compare.
     """
     finite_indices = _finite(candidates, notes)
-    usable_holdout, reason = _control(train, holdout, seed, notes)
+    usable_holdout, reason = _select_usable_holdout(train, holdout, seed, notes)
     sample_tensors = [train.x] if usable_holdout is None else [train.x, usable_holdout.x]
     device = candidates.device
     return ScoringData(
         n=len(train),
         original_index=finite_indices,
-        candidates=_in_shape(candidates, train)[finite_indices],
+        candidates=_reshape_to_samples(candidates, train)[finite_indices],
         samples=torch.cat([x.to(device, torch.float64) for x in sample_tensors]),
         mean=None if train.mean is None else train.mean.to(device, torch.float64),
         strata=_strata(train, usable_holdout, notes)
@@ -382,13 +404,14 @@ def why_not_calibrated(n: int, holdout_size: int | None) -> str:
     """
     if holdout_size is None:
         return "the chance level is unknown: no held-out set was given"
-    if holdout_size == 0:  # datasets are never empty, so all held-out samples were training samples
+    # A held-out set has at least one sample. If none is usable, all of its samples are training samples.
+    if holdout_size == 0:
         return "the chance level is unknown: all samples of the held-out set are training samples"
     if holdout_size < max(MIN_HOLDOUT, n):
-        explanation = ", as many as the training set" if n > MIN_HOLDOUT else ""
+        comparison_with_training_set = ", as many as the training set" if n > MIN_HOLDOUT else ""
         return (
             f"the chance level is unknown: the held-out set needs at least {max(MIN_HOLDOUT, n)} "
-            f"samples{explanation}; it has {holdout_size}"
+            f"samples{comparison_with_training_set}; it has {holdout_size}"
         )
     return ""
 
@@ -416,34 +439,39 @@ def _finite(candidates: Tensor, notes: list[str]) -> Array:
     return finite_indices
 
 
-def _control(
+def _select_usable_holdout(
     train: Dataset, holdout: Dataset | None, seed: int, notes: list[str]
 ) -> tuple[Dataset | None, str]:
-    """Return the held-out samples that can be used, or None with the reason why none can be used.
+    """Return the held-out samples from which the chance level is estimated, and the reason if there are none.
 
     Held-out samples that are also training samples are left out. If too many held-out samples remain, a
-    random selection is used. The reason is "" if there are usable samples.
+    random selection is returned. If too few remain, None is returned with the reason. Otherwise the reason
+    is "".
     """
     if holdout is None:
         return None, why_not_calibrated(len(train), None)
     _check_alike(train, holdout)
     bytes_of_training_samples = {row.tobytes() for row in as_array(train.x.double())}
-    new_indices = [
+    nontraining_indices = [
         i
         for i, row in enumerate(as_array(holdout.x.double()))
         if row.tobytes() not in bytes_of_training_samples
     ]
-    if repeats := len(holdout) - len(new_indices):
+    if repeats := len(holdout) - len(nontraining_indices):
         notes.append(f"{repeats} held-out samples are also training samples and were ignored")
-    if reason := why_not_calibrated(len(train), len(new_indices)):
+    if reason := why_not_calibrated(len(train), len(nontraining_indices)):
         return None, reason
-    if len(new_indices) > (limit := max(MAX_HOLDOUT, 4 * len(train))):
-        notes.append(f"{limit} of {len(new_indices)} held-out samples are used, drawn at random")
-        # This random stream is separate, so that the choice does not depend on other uses of the seed.
-        new_indices = (
-            np.random.default_rng((seed, 1)).choice(new_indices, limit, replace=False).tolist()
+    if len(nontraining_indices) > (limit := max(MAX_HOLDOUT, 4 * len(train))):
+        notes.append(
+            f"{limit} of {len(nontraining_indices)} held-out samples are used, drawn at random"
         )
-    return holdout.take(torch.as_tensor(new_indices)), ""
+        # This random stream is separate, so that the choice does not depend on other uses of the seed.
+        nontraining_indices = (
+            np.random.default_rng((seed, 1))
+            .choice(nontraining_indices, limit, replace=False)
+            .tolist()
+        )
+    return holdout.take(torch.as_tensor(nontraining_indices)), ""
 
 
 def _check_alike(train: Dataset, holdout: Dataset) -> None:
@@ -461,7 +489,7 @@ def _check_alike(train: Dataset, holdout: Dataset) -> None:
         )
 
 
-def _in_shape(candidates: Tensor, train: Dataset) -> Tensor:
+def _reshape_to_samples(candidates: Tensor, train: Dataset) -> Tensor:
     """Return the candidates in the shape of the training samples, in float64."""
     if candidates[0].numel() != train.x[0].numel():
         raise DataError(
@@ -552,7 +580,11 @@ class Metric:
         """
         similarity.check_shapes(candidates, samples)
         if reason := self.why_not(tuple(samples.shape[1:])):
-            raise InputError(f"Metric {self.name!r} {reason}.", "Pass metrics=('ncc', 'l2').")
+            raise InputError(
+                "The metrics in 'metrics' must be able to score these samples; "
+                f"metric {self.name!r} {reason}.",
+                "Pass metrics=('ncc', 'l2').",
+            )
         scores = candidates.new_empty(len(index))
         for rows in similarity.chunks(len(index), 8 * samples[0].numel(), PAIRS_CHUNK):
             i, j = index[rows].unbind(1)
@@ -578,10 +610,10 @@ def display(candidates: Tensor, mean: Tensor | None) -> Tensor:
 
 
 def published_search(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the normalized cross-correlation (NCC) that matches candidates for the published SSIM counts.
+    """Compute the normalized cross-correlation (NCC) by which candidates are matched before SSIM scores them.
 
-    As in the code of Haim et al. (2022), color images are first scaled to half their resolution with bicubic
-    interpolation.
+    This is the matching in the code of Haim et al. (2022), who published counts of images by SSIM. Color
+    images are first scaled to half their resolution with bicubic interpolation.
 
     Args:
         a: (m, *shape) candidates.

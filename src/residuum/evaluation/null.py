@@ -49,15 +49,15 @@ from residuum.evaluation.matching import (
     why_not_calibrated,
 )
 
-ONE_IN = 100  # one in this many samples counts as recovered by chance
+ONE_IN = 100  # at most one in 100 samples that nobody trained on counts as recovered
 SIGNIFICANCE = 0.01  # significance level of all tests of a verdict
 # Minimum and default number of random subsets of a permutation test. The smallest possible p-value is
 # 1 / (subsets + 1).
 MIN_SUBSETS, SUBSETS = (200, 2000)
 # Number of held-out sets from which the floor (the similarity below which pairs are skipped) is estimated.
 PILOT = 16
-# Safety factor of the floor, the similarity below which pairs are skipped. The 99th percentile depends on the
-# best 1% of the values. The floor keeps five times as many, the best 5%.
+# Safety factor of the floor, the similarity below which pairs are skipped. The 99th percentile depends only
+# on the best 1% of the values. The floor is the 95th percentile, so the best 5% of the values are computed.
 SAFE = 5
 
 
@@ -148,8 +148,8 @@ def calibrate(
     training_match = match_greedily_in_sets(gain, training_and_random_sets[:1])
     similarity_floor = estimate_floor(gain, value, holdout_sets[:PILOT])
     while True:
-        match_values = _Outcomes(gain, value, training_and_random_sets, similarity_floor)
-        holdout_match_values = _Outcomes(gain, value, holdout_sets, similarity_floor)
+        match_values = _MatchValues(gain, value, training_and_random_sets, similarity_floor)
+        holdout_match_values = _MatchValues(gain, value, holdout_sets, similarity_floor)
         percentiles = match_values.percentiles_without(training_and_random_sets)
         no_exclusions = np.zeros((1, 0), dtype=int)
         threshold = float(holdout_match_values.percentiles_without(no_exclusions)[0])
@@ -179,8 +179,9 @@ def calibrate(
 def step_down(excess: Array) -> Array:
     """Return p-values that are valid over several tests together.
 
-    This is the step-down max-T procedure of Westfall and Young. The strongest test is compared with the
-    strongest test of every random set, the next test with the strongest of the remaining tests, and so on.
+    This is the step-down max-T procedure of Westfall and Young. Statistics are standardized over the sets.
+    The test with the largest statistic on the training set is compared with the largest statistic of any test
+    on each random set. The next test is compared with the largest statistic of the remaining tests, etc.
 
     Args:
         excess: (tests, B + 1) test statistics of the training set (first column) and of B random sets.
@@ -206,7 +207,7 @@ def step_down(excess: Array) -> Array:
 def fewest_beyond_chance(
     excess: Array, own_excess: Array, test: int, level: float = SIGNIFICANCE
 ) -> int:
-    """Return a lower confidence limit of the number of training samples that leak.
+    """Return a lower confidence limit of the number of training samples that leak into the candidates.
 
     The test statistic is a sum of contributions of the training samples. We remove the largest contributions
     one by one until the test no longer rejects. The number of removed contributions is the limit. If at most
@@ -303,8 +304,9 @@ def count_interval(count: int, n: int) -> tuple[float, float]:
 def smallest_significant(n: int, holdout_size: int) -> int | None:
     """Return the smallest number of recovered samples that can be significant at 1%.
 
-    We draw n of all n + N training and held-out samples at random. The result is the smallest k such that the
-    draw contains k given samples with probability at most 1%.
+    If nothing leaks, the training set is a random subset of n of all n + N training and held-out samples. The
+    p-value of k recovered samples cannot be smaller than the probability that a random subset of n samples
+    contains these k samples. The result is the smallest k for which this probability is at most 1%.
 
     Args:
         n: Number of training samples.
@@ -313,19 +315,20 @@ def smallest_significant(n: int, holdout_size: int) -> int | None:
     Returns:
         The number k, or None if even n recovered samples cannot be significant.
     """
-    probability = 1.0
+    containment_probability = 1.0
     for k in range(n):
-        probability *= (n - k) / (n + holdout_size - k)
-        if probability <= SIGNIFICANCE:
+        containment_probability *= (n - k) / (n + holdout_size - k)
+        if containment_probability <= SIGNIFICANCE:
             return k + 1
     return None
 
 
-class _Outcomes:
+class _MatchValues:
     """The values of the matches in many sets of samples, sorted once so that percentiles are fast to compute.
 
-    Values below ``floor`` are stored as -inf. A percentile above ``floor`` depends only on the number of
-    these values.
+    The value of a match is the similarity of a sample and its candidate. Pairs with a similarity below
+    ``floor`` are skipped, so smaller values are stored as -inf. A percentile above ``floor`` depends only on
+    how many values are smaller.
     """
 
     def __init__(
@@ -334,7 +337,8 @@ class _Outcomes:
         self.sets, self.samples, self.floor = sets, gain.shape[1], floor
         self.values = score_matches(gain, value, match_greedily_in_sets(gain, sets, floor), sets)
         is_known = self.values > -np.inf
-        # If there is a floor, every sample has a match, and a value of -inf is a value below the floor.
+        # A floor is used only if a set has no more samples than there are candidates. Then every sample has a
+        # match, and the value -inf stands for a match below the floor.
         is_matched = np.ones_like(is_known) if floor > -np.inf else is_known
         self.occurrences = np.bincount(sets[is_matched], minlength=self.samples)
         self.is_drawn = np.bincount(sets.ravel(), minlength=self.samples) > 0
@@ -369,11 +373,11 @@ class _Outcomes:
             ``self.floor`` is unknown, because smaller values are not stored.
         """
         percentiles = np.full(self.samples, np.inf)
-        # If a sample is excluded, the rank of the percentile from the top grows by at most the number of
-        # values of this sample. So only samples with one of the ``top_count`` largest values can exceed a
-        # percentile.
+        # If one sample is excluded, the percentile of the other samples moves down in the sorted list of
+        # values by at most the number of values of this sample. So a sample can exceed this percentile only
+        # if one of its values is among the ``top_count`` largest values.
         top_count = (
-            _from_the_top(self.occurrences.sum(), self.is_drawn.sum() - 1)
+            _percentile_rank_from_top(self.occurrences.sum(), self.is_drawn.sum() - 1)
             + 1
             + self.occurrences.max()
         )
@@ -386,10 +390,9 @@ class _Outcomes:
     def _percentiles(self, excluded: Array) -> Array:
         """Return the 99th percentiles of the values of all samples except the excluded samples.
 
-        Values are sorted once for all rows of ``excluded``. The rank of the percentile from the top, among
-        the values of the samples that are not excluded, is known for each row. We count these values from the
-        largest down to this rank. The count covers a prefix of the sorted values. The prefix grows until the
-        rank of every row is reached.
+        For each row of ``excluded``, the percentile is the value with a known rank (from the largest) among
+        the values of the samples that are not excluded. To find this value, we count the values that are not
+        excluded in a prefix of the sorted values. The prefix grows until every row has reached its rank.
 
         Args:
             excluded: Array of k rows. Each row has the samples that are excluded for one percentile.
@@ -401,7 +404,9 @@ class _Outcomes:
         is_excluded = np.zeros((len(excluded), self.samples), dtype=bool)
         is_excluded[np.arange(len(excluded))[:, None], excluded] = True
         value_counts = self.occurrences.sum() - is_excluded @ self.occurrences
-        ranks_from_the_top = _from_the_top(value_counts, (self.is_drawn & ~is_excluded).sum(1))
+        ranks_from_the_top = _percentile_rank_from_top(
+            value_counts, (self.is_drawn & ~is_excluded).sum(1)
+        )
         percentiles = np.where(ranks_from_the_top < 0, np.inf, np.nan)
         unfinished_rows = np.flatnonzero(ranks_from_the_top >= 0)
         prefix_length = int(2 * ranks_from_the_top.max(initial=0)) + 64
@@ -423,12 +428,12 @@ class _Outcomes:
         return percentiles
 
 
-def _from_the_top(length: Array | int, sample_count: Array | int) -> Array:
+def _percentile_rank_from_top(length: Array | int, sample_count: Array | int) -> Array:
     """Return the rank of the 99th percentile among values that are sorted from the largest to the smallest.
 
-    The percentile is the one of conformal prediction. If s samples have one value each, it has the rank
-    ceil(0.99 (s + 1)), counted from the smallest value. If samples have several values, the rank grows in
-    proportion.
+    The percentile is defined as in conformal prediction. If each of s samples has one value, the percentile
+    has the rank ceil(0.99 (s + 1)), counted from the smallest value. If the samples have several values, this
+    rank is multiplied by the mean number of values of a sample, and rounded up.
 
     Args:
         length: Number of values.
@@ -438,7 +443,7 @@ def _from_the_top(length: Array | int, sample_count: Array | int) -> Array:
         The rank from the top, 0 for the largest value, or -1 if the percentile exceeds all values.
     """
     length, sample_count = np.asarray(length), np.maximum(np.asarray(sample_count), 1)
-    # The rank equals ceil(0.99 (sample_count + 1)).
+    # This rank of the percentile, for one value per sample, equals ceil(0.99 (sample_count + 1)).
     rank_among_samples = sample_count + 1 - (sample_count + 1) // ONE_IN
     rank_from_below = -(-length * rank_among_samples // sample_count)
     return np.where(

@@ -19,7 +19,7 @@ def area_under_curve(scores: Array, is_member: Array) -> float:
     """
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(is_member, _finite(scores)))
+    return float(roc_auc_score(is_member, _replace_nonfinite(scores)))
 
 
 def true_positive_rate(scores: Array, is_member: Array, false_positive_rate: float) -> float:
@@ -36,13 +36,13 @@ def true_positive_rate(scores: Array, is_member: Array, false_positive_rate: flo
     from sklearn.metrics import roc_curve
 
     false_positive_rates, true_positive_rates, _ = roc_curve(
-        is_member, _finite(scores), drop_intermediate=False
+        is_member, _replace_nonfinite(scores), drop_intermediate=False
     )
-    # The tolerance is for rounding, because 2/200 may differ from 0.01 in the last bit.
+    # A computed rate such as 2/200 may exceed 0.01 by a rounding error, so a small tolerance is added.
     is_permitted = false_positive_rates <= false_positive_rate + 1e-12
     return float(true_positive_rates[is_permitted].max())
 
 
-def _finite(scores: Array) -> Array:
-    """Replace infinite scores by the largest number, and NaN by the smallest number."""
+def _replace_nonfinite(scores: Array) -> Array:
+    """Replace inf by the largest float64 number, and -inf and NaN by the most negative float64 number."""
     return np.nan_to_num(scores.astype(float), nan=np.finfo(float).min)

@@ -52,7 +52,7 @@ PILOT = 16  # number of sets that are matched to estimate how long a permutation
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The summary of a metric, and the match of every training sample under this metric."""
+    """The counts and values of a metric, and the match of every training sample under this metric."""
 
     figures: MetricScore
     matches: tuple[SampleMatch, ...]
@@ -98,7 +98,7 @@ def score(
     start_time = time.monotonic()
     subset_count = subsets
     notes: list[str] = []
-    chosen_metrics = _choose(metrics, train.shape, notes, deciding)
+    chosen_metrics = _select_metrics(metrics, train.shape, notes, deciding)
     data = prepare_scoring_data(
         candidates,
         train,
@@ -195,7 +195,8 @@ class PermutationTestCost:
         """
         if self.seconds_for(subsets) <= seconds:
             return subsets
-        # On a busy machine a few sets may take no longer than one set. Then the time per set is unknown.
+        # On a busy machine, matching several sets may seem no slower than matching one set. Then the time per
+        # set is unknown and stored as 0, so the smallest number of subsets is used.
         affordable_subsets = (
             int((seconds - self.setup) / (2 * self.per_set)) if self.per_set > 0 else MIN_SUBSETS
         )
@@ -276,33 +277,33 @@ def _judge(
     all_sample_indices = np.arange(data.n)
     match_as_published = MATCHINGS[metric.published_matching]
     published_matches = data.match_and_score(metric, gain, all_sample_indices, match_as_published)
-    metric_score = _published(metric, published_matches)
+    metric_summary = _summarize_matches(metric, published_matches)
     if calibration is None:
         one_to_one_matches = data.match_and_score(metric, gain, all_sample_indices, greedy)
         return _Verdict(
-            metric_score, _matches(metric, data, one_to_one_matches, published_matches, None)
+            metric_summary, _matches(metric, data, one_to_one_matches, published_matches, None)
         )
-    holdout_metric_score = _published(
+    holdout_summary = _summarize_matches(
         metric, data.match_and_score(metric, gain, calibration.reference, match_as_published)
     )
     recovered_count = int(calibration.recovered.sum())
-    metric_score = metric_score.replace(
+    metric_summary = metric_summary.replace(
         recovered=recovered_count,
         expected_by_chance=calibration.expected_by_chance,
         interval=count_interval(recovered_count, data.n),
         p_value=calibration.p_value,
         threshold_null99=_number(metric, calibration.threshold),
-        above_published_threshold_holdout=holdout_metric_score.above_published_threshold,
+        above_published_threshold_holdout=holdout_summary.above_published_threshold,
     )
     one_to_one_matches = Matching(calibration.candidate, calibration.value)
     return _Verdict(
-        metric_score,
+        metric_summary,
         _matches(metric, data, one_to_one_matches, published_matches, calibration.recovered),
     )
 
 
-def _published(metric: Metric, matching: Matching) -> MetricScore:
-    """Return a summary of the values of matches that needs no held-out set."""
+def _summarize_matches(metric: Metric, matching: Matching) -> MetricScore:
+    """Summarize the values of matches: count beyond the published threshold, best value, mean and median."""
     sorted_values = np.sort(matching.value[matching.value > -np.inf])[::-1]
     threshold, count_above_threshold = metric.published_threshold, None
     if threshold is not None:
@@ -370,12 +371,12 @@ def _per_sample(
     return tuple(rows)
 
 
-def _choose(
+def _select_metrics(
     names: Sequence[str] | None, shape: tuple[int, ...], notes: list[str], deciding: Metric
 ) -> tuple[Metric, ...]:
-    """Return the deciding metric and the named metrics.
+    """Return the metric that decides the verdict, followed by the metrics with the given names.
 
-    Without names these are all metrics that can score samples of this shape.
+    If ``names`` is None, all metrics that can score samples of this shape are returned.
 
     Raises:
         InputError: If a named metric does not exist or cannot score samples of this shape.
@@ -383,7 +384,10 @@ def _choose(
     for name in names or ():
         require_known(name, METRICS, "There is no metric")
         if reason := METRICS[name].why_not(shape):
-            raise InputError(f"Metric {name!r} {reason}.", f"Remove {name!r} from metrics.")
+            raise InputError(
+                f"The metrics in 'metrics' must be able to score these samples; metric {name!r} {reason}.",
+                f"Remove {name!r} from 'metrics'.",
+            )
     if names is None:
         reasons_to_skip = {name: metric.why_not(shape) for name, metric in METRICS.items()}
         notes += [
@@ -419,9 +423,9 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
     outputs, y = outputs.detach().cpu().double(), y.cpu()
     if len(outputs) != len(y):
         raise DataError(
-            "The argument outputs needs one row for each training sample; "
+            "The argument 'outputs' must have one row for each training sample; "
             f"got {len(outputs)} rows for {len(y)} samples.",
-            "Pass the network's outputs for train.x.",
+            "Pass the outputs of the network for 'train.x'.",
         )
     if not are_class_labels(y):
         return None
@@ -431,8 +435,8 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
         return signs * outputs[:, 0] if len(y.unique()) <= 2 else None
     if y.min() < 0 or y.max() >= outputs.shape[1]:
         raise DataError(
-            f"Labels must be numbers of the network's {outputs.shape[1]} outputs, counted from 0; got labels "
-            f"from {int(y.min())} to {int(y.max())}.",
+            f"Labels must be class numbers from 0 to {outputs.shape[1] - 1}, one for each output of the "
+            f"network; got labels from {int(y.min())} to {int(y.max())}.",
             "Number the classes from 0 in the order of the outputs.",
         )
     is_own_class = torch.zeros_like(outputs, dtype=torch.bool)
@@ -454,8 +458,8 @@ def by_class(train: Dataset, rows: tuple[SampleScore, ...], metric: str) -> tupl
     labels = sorted({row.label for row in rows if row.label is not None})
     rows_by_label = [[row for row in rows if row.label == label] for label in labels]
     label_names = [label_name(label, train) for label in labels]
-    slices_by_name = zip(label_names, rows_by_label, strict=True)
-    return tuple(_slice(name, members, metric) for name, members in slices_by_name)
+    names_and_rows = zip(label_names, rows_by_label, strict=True)
+    return tuple(_slice(name, members, metric) for name, members in names_and_rows)
 
 
 def label_name(label: float | int, train: Dataset) -> str:
@@ -490,15 +494,15 @@ def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, .
     slice_positions = np.array_split(np.arange(len(ordered_rows)), min(BINS, len(ordered_rows)))
     slices = []
     for positions in slice_positions:
-        scores_in_slice = [ordered_rows[i] for i in positions]
-        margin_range = f"{scores_in_slice[0].margin:.4g} .. {scores_in_slice[-1].margin:.4g}"
-        slices.append(_slice(margin_range, scores_in_slice, metric))
+        rows_in_slice = [ordered_rows[i] for i in positions]
+        margin_range = f"{rows_in_slice[0].margin:.4g} .. {rows_in_slice[-1].margin:.4g}"
+        slices.append(_slice(margin_range, rows_in_slice, metric))
     return tuple(slices)
 
 
 def _slice(name: str, rows: list[SampleScore], metric: str) -> ScoreSlice:
     recovered_flags = [row.recovered for row in rows if row.recovered is not None]
-    scores = [m.score for row in rows if (m := row.matches[metric]).score is not None]
+    scores = [match.score for row in rows if (match := row.matches[metric]).score is not None]
     count, rate = (
         (sum(recovered_flags), sum(recovered_flags) / len(rows))
         if recovered_flags
@@ -508,7 +512,12 @@ def _slice(name: str, rows: list[SampleScore], metric: str) -> ScoreSlice:
 
 
 class CandidatePool(NamedTuple):
-    """Candidates x (m, *shape), and lam (m,), the sum of the multipliers of each candidate."""
+    """Candidates of one or more attacks, with their multipliers (weights of their gradients).
+
+    Attributes:
+        x: (m, *shape) candidates.
+        lam: (m,) sum of the multipliers of each candidate.
+    """
 
     x: Tensor
     lam: Tensor
@@ -525,7 +534,10 @@ def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
 
 
 def selected_candidates(reconstruction: Reconstruction) -> CandidatePool:
-    """Return the candidates that several restarts found, or all ranked candidates if there are none."""
+    """Return the selected candidates that several restarts found.
+
+    If no candidate was found by several restarts, all selected candidates are returned.
+    """
     selection = reconstruction.selection
     if selection is None:
         return CandidatePool(reconstruction.x[:0], reconstruction.weight[:0])

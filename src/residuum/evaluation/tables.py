@@ -57,8 +57,8 @@ DIGITS = Metric(
     published_threshold=None,
     score=_score,
     search=right_digits,
-    description="right digits of a column relative to its range, averaged over the columns; 5 means that "
-    "the value is equal within 1e-5 of the range",
+    description="number of correct decimal digits of a value relative to the range of its column, averaged "
+    "over the columns; 5 means that the value is equal within 1e-5 of the range",
 )
 
 
@@ -88,15 +88,15 @@ def column_ranges(*tables: Dataset | None) -> tuple[Tensor, Tensor]:
     Returns:
         (columns,) smallest values, and (columns,) ranges. The range of a constant column is 1.
     """
-    x = torch.cat([table.x.double() for table in tables if table is not None])
-    low = x.nan_to_num(nan=torch.inf).amin(0)
-    high = x.nan_to_num(nan=-torch.inf).amax(0)
+    all_rows = torch.cat([table.x.double() for table in tables if table is not None])
+    low = all_rows.nan_to_num(nan=torch.inf).amin(0)
+    high = all_rows.nan_to_num(nan=-torch.inf).amax(0)
     width = high - low
     return low.nan_to_num(posinf=0.0), torch.where((width > 0) & width.isfinite(), width, 1.0)
 
 
 def mean_error(a: Tensor, b: Tensor) -> Array:
-    """Return the mean absolute error of each pair of rows. An error counts as at most the range.
+    """Return the mean absolute error of each pair of rows. Errors are limited to the range of the column.
 
     Args:
         a: (m, columns) rows, scaled by the ranges of the columns.

@@ -1,4 +1,4 @@
-"""Test whether values recovered from a file are those of the training samples rather than of any samples.
+"""Test whether values recovered from a model file are values of the training samples, not of any samples.
 
 A regression target is matched if it equals a recovered target within rounding. If training and held-out
 samples are exchangeable, then the number of matched training samples has a hypergeometric distribution, given
@@ -28,12 +28,14 @@ from residuum.records.recovered_table import RecoveredTable
 # Recovered targets equal a target of the table if they differ by at most this share of the range.
 ROUNDING = 1e-6
 VALUES = "values of columns"
-DRAWS = 10_000  # random orders of the labels; the smallest p-value is 1 / (DRAWS + 1)
+# Number of random orders or random subsets with which a test compares the training samples. The smallest
+# possible p-value is 1 / (DRAWS + 1).
+DRAWS = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class TargetTest(Record):
-    """How many values of the training samples, such as their targets, were recovered from the file.
+    """How many values of the training samples, such as their targets, were recovered from the model file.
 
     Attributes:
         what: "targets", "labels" or "values of columns".
@@ -71,10 +73,10 @@ class TargetTest(Record):
                 f"The file stores {self.recovered} of {self.n} values of the training samples as thresholds "
                 f"({self.expected_by_chance:.4g} expected by chance)."
             )
-        order = ", row by row" if self.in_row_order else ""
+        order_text = ", row by row" if self.in_row_order else ""
         return (
-            f"The file determines the {self.what} of {self.recovered} of {self.n} training samples{order} "
-            f"({self.expected_by_chance:.3g} expected by chance)."
+            f"The file determines the {self.what} of {self.recovered} of {self.n} training "
+            f"samples{order_text} ({self.expected_by_chance:.3g} expected by chance)."
         )
 
 
@@ -90,23 +92,24 @@ def compare_targets(targets: Array, train: Array, holdout: Array, tests: int) ->
     Returns:
         The test.
     """
-    recovered = np.sort(targets[~np.isnan(targets)])
-    if not len(recovered):
+    sorted_recovered_targets = np.sort(targets[~np.isnan(targets)])
+    if not len(sorted_recovered_targets):
         return TargetTest("targets", n=len(train), reason="the file determines no target")
-    scale = float(np.ptp(np.concatenate([train, holdout]))) or 1.0
+    target_range = float(np.ptp(np.concatenate([train, holdout]))) or 1.0
     matched, matched_holdout = (
-        _is_among(y, recovered, ROUNDING * scale) for y in (np.asarray(train), np.asarray(holdout))
+        _is_among(y, sorted_recovered_targets, ROUNDING * target_range)
+        for y in (np.asarray(train), np.asarray(holdout))
     )
     n, total = len(train), len(train) + len(holdout)
-    count, all_matched = int(matched.sum()), int(matched.sum() + matched_holdout.sum())
-    p = float(hypergeom.sf(count - 1, total, all_matched, n))
+    matched_count, all_matched = int(matched.sum()), int(matched.sum() + matched_holdout.sum())
+    p_value = float(hypergeom.sf(matched_count - 1, total, all_matched, n))
     return TargetTest(
         what="targets",
-        recovered=count,
+        recovered=matched_count,
         n=n,
         expected_by_chance=n * float(matched_holdout.mean()) if len(holdout) else 0.0,
-        p_value=p,
-        adjusted=min(1.0, tests * p),
+        p_value=p_value,
+        adjusted=min(1.0, tests * p_value),
     )
 
 
@@ -129,23 +132,25 @@ def compare_labels(labels: Array, train: Array, tests: int, seed: int) -> Target
             else f"the file has {len(labels)} training records and the data has {len(train)}"
         )
         return TargetTest("labels", n=len(train), reason=reason)
-    count = int((labels == train).sum())
+    matched_count = int((labels == train).sum())
     rng = np.random.default_rng((seed, 5))
-    draws = np.array([(labels == rng.permutation(train)).sum() for _ in range(DRAWS)])
-    p = float((1 + (draws >= count).sum()) / (DRAWS + 1))
+    counts_in_random_orders = np.array(
+        [(labels == rng.permutation(train)).sum() for _ in range(DRAWS)]
+    )
+    p_value = float((1 + (counts_in_random_orders >= matched_count).sum()) / (DRAWS + 1))
     return TargetTest(
         what="labels",
-        recovered=count,
+        recovered=matched_count,
         n=len(train),
-        expected_by_chance=float(draws.mean()),
-        p_value=p,
-        adjusted=min(1.0, tests * p),
+        expected_by_chance=float(counts_in_random_orders.mean()),
+        p_value=p_value,
+        adjusted=min(1.0, tests * p_value),
         in_row_order=True,
     )
 
 
 def compare_stored_values(train: Array, holdout: Array, cells: int, tests: int) -> TargetTest:
-    """Compare how many values of training samples and of held-out samples a file stores.
+    """Test whether a model file stores more values of the training samples than of held-out samples.
 
     Args:
         train: (n,) number of stored values of each training sample.
@@ -156,17 +161,19 @@ def compare_stored_values(train: Array, holdout: Array, cells: int, tests: int) 
     Returns:
         The test.
     """
-    n, pool = len(train), np.concatenate([train, holdout])
+    n, counts_of_all_samples = len(train), np.concatenate([train, holdout])
     rng = np.random.default_rng(n)
-    sums = np.array([rng.permutation(pool)[:n].sum() for _ in range(DRAWS)])
-    p = float((1 + (sums >= train.sum()).sum()) / (DRAWS + 1))
+    sums_of_random_subsets = np.array(
+        [rng.permutation(counts_of_all_samples)[:n].sum() for _ in range(DRAWS)]
+    )
+    p_value = float((1 + (sums_of_random_subsets >= train.sum()).sum()) / (DRAWS + 1))
     return TargetTest(
         what=VALUES,
         recovered=int(train.sum()),
         n=cells,
         expected_by_chance=n * float(holdout.mean()),
-        p_value=p,
-        adjusted=min(1.0, tests * p),
+        p_value=p_value,
+        adjusted=min(1.0, tests * p_value),
     )
 
 
@@ -180,20 +187,25 @@ def match_targets(table: RecoveredTable, y: Array) -> Array:
     Returns:
         (n,) whether the target was recovered.
     """
-    recovered = table.targets[:, 0].numpy()
+    recovered_targets = table.targets[:, 0].numpy()
     if table.is_classifier:
-        is_right: Array = recovered == y if len(recovered) == len(y) else np.zeros(len(y), bool)
+        is_right: Array = (
+            recovered_targets == y if len(recovered_targets) == len(y) else np.zeros(len(y), bool)
+        )
         return is_right
-    ordered = np.sort(recovered[~np.isnan(recovered)])
-    if not len(ordered):
+    sorted_targets = np.sort(recovered_targets[~np.isnan(recovered_targets)])
+    if not len(sorted_targets):
         return np.zeros(len(y), dtype=bool)
-    return _is_among(y, ordered, ROUNDING * (float(np.ptp(y)) or 1.0))
+    return _is_among(y, sorted_targets, ROUNDING * (float(np.ptp(y)) or 1.0))
 
 
-def _is_among(values: Array, ordered: Array, tolerance: float) -> Array:
-    """Return which values equal one of the ordered numbers within a tolerance."""
-    after = np.searchsorted(ordered, values).clip(max=len(ordered) - 1)
-    before = np.maximum(after - 1, 0)
-    nearest = np.minimum(np.abs(ordered[after] - values), np.abs(ordered[before] - values))
-    result: Array = nearest <= tolerance
+def _is_among(values: Array, sorted_numbers: Array, tolerance: float) -> Array:
+    """Return which values equal one of the sorted numbers within a tolerance."""
+    indices_above = np.searchsorted(sorted_numbers, values).clip(max=len(sorted_numbers) - 1)
+    indices_below = np.maximum(indices_above - 1, 0)
+    smallest_distances = np.minimum(
+        np.abs(sorted_numbers[indices_above] - values),
+        np.abs(sorted_numbers[indices_below] - values),
+    )
+    result: Array = smallest_distances <= tolerance
     return result

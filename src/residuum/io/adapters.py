@@ -25,12 +25,12 @@ LORA = re.compile(r"^(.*)\.lora_(A|B|embedding_A|embedding_B)(\.\w+)?(\.weight)?
 
 
 def find_adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
-    """Return the pair of matrices (A, B) of every layer that a LoRA adapter changes, by layer name."""
+    """Return the two matrices (A, B) of a LoRA adapter for every layer that it changes, by layer name."""
     matrices: dict[str, dict[str, Block]] = {}
     for place in walk(content):
         if isinstance(place.value, Block) and (match := LORA.match(place.path)):
-            letter = match[2].rpartition("_")[2] or match[2]
-            matrices.setdefault(match[1], {})[letter] = place.value
+            matrix_letter = match[2].rpartition("_")[2] or match[2]
+            matrices.setdefault(match[1], {})[matrix_letter] = place.value
     return {name: (ab["A"], ab["B"]) for name, ab in matrices.items() if {*ab} == {"A", "B"}}
 
 
@@ -95,33 +95,33 @@ def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -
         CheckpointError: If the adapter does not fit the base network, or merged weights are not finite.
     """
     network = load_checkpoint(base, arch)
-    network_names = {
+    parameter_names = {
         WRAPPER_PREFIX.sub("", source): name for name, source in network.source_names.items()
     }
     theta = dict(network.theta)
     for name, (a, b) in find_adapter_pairs(adapter.content).items():
-        weight_name = network_names.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
+        weight_name = parameter_names.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
         if weight_name is None:
             raise CheckpointError(
                 "An adapter must change layers of its base network; this base network has no layer "
                 f"{name[:80]!r}.",
                 "Pass the base network that adapter_config.json names.",
             )
-        update = compute_update(a, b, adapter.config)
+        weight_update = compute_update(a, b, adapter.config)
         weight = theta[weight_name]
-        if update.shape != weight.shape:
+        if weight_update.shape != weight.shape:
             raise CheckpointError(
                 f"An adapter must have the shapes of its base network; layer {name[:80]!r} has "
-                f"{list(update.shape)} in the adapter and {list(weight.shape)} in the base network.",
+                f"{list(weight_update.shape)} in the adapter and {list(weight.shape)} in the base network.",
                 "Pass the base network that adapter_config.json names.",
             )
-        theta[weight_name] = (weight.double() + update).to(weight)
+        theta[weight_name] = (weight.double() + weight_update).to(weight)
     if not all(bool(t.isfinite().all()) for t in theta.values()):
         raise CheckpointError(
             "Weights must be finite; after adding this adapter some weights are not.",
             "Check the adapter.",
         )
-    note = "the adapter was added to its base"
+    note = "the adapter was added to its base network"
     if not isinstance(adapter.config.get("lora_alpha"), int | float):
         note += " with the factor 1, because adapter_config.json names no lora_alpha"
     return network.replace(theta=theta, assumptions=(*network.assumptions, note))

@@ -78,8 +78,8 @@ def build_knowledge(
     """
     if column_ranges is not None:
         raise InputError(
-            "--column-ranges is used by attacks on forests; this release holds a network.",
-            "Pass --value-range LOW,HIGH, or omit --column-ranges.",
+            "Only attacks on forests use --column-ranges; this release holds a network.",
+            "Omit --column-ranges. If you know the value range of the samples, pass --value-range LOW,HIGH.",
         )
     if init is not None and base is not None:
         raise InputError(
@@ -149,10 +149,10 @@ def parse_numbers(values: Numbers, option: str, example: str) -> tuple[float, ..
         InputError: If a value is not a finite number.
     """
     try:
-        entries = values.split(",") if isinstance(values, str) else values
-        numbers = tuple(float(entry) for entry in entries)
+        number_texts = values.split(",") if isinstance(values, str) else values
+        numbers = tuple(float(entry) for entry in number_texts)
     except (TypeError, ValueError):
-        numbers = (math.nan,)  # the next check refuses this value
+        numbers = (math.nan,)  # not finite, so the next check raises the error
     if not all(map(math.isfinite, numbers)):
         raise InputError(
             f"{option} needs finite numbers with commas between them; got {str(values)[:40]!r}.",
@@ -174,7 +174,7 @@ def parse_shape(values: Numbers) -> tuple[int, ...]:
 def read_column_ranges(
     source: str, train: Dataset | None, holdout: Dataset | None
 ) -> tuple[Tensor, str]:
-    """Return the smallest and the largest value of each column of a table, and where they come from.
+    """Return the smallest and the largest value of each column of a table, and the source of these values.
 
     Args:
         source: "train" or "holdout" for the ranges of these samples, or a .csv file with a header and two
@@ -193,24 +193,27 @@ def read_column_ranges(
         if samples is None:
             raise InputError(
                 f"--column-ranges {source} needs {'training' if source == 'train' else 'held-out'} samples; "
-                "there are none.",
+                "no such samples were passed.",
                 f"Pass --{'data' if source == 'train' else 'holdout'}.",
             )
-        x = samples.x.flatten(1).double()
-        low, high = x.nan_to_num(nan=torch.inf).amin(0), x.nan_to_num(nan=-torch.inf).amax(0)
+        sample_values = samples.x.flatten(1).double()
+        low, high = (
+            sample_values.nan_to_num(nan=torch.inf).amin(0),
+            sample_values.nan_to_num(nan=-torch.inf).amax(0),
+        )
         return torch.stack([low, high]), source
     try:
         ranges = np.loadtxt(source, delimiter=",", skiprows=1, ndmin=2)
     except (OSError, ValueError) as problem:
         raise InputError(
-            "--column-ranges needs train, holdout or a .csv file with a header and two rows of numbers; "
+            "--column-ranges needs 'train', 'holdout' or a .csv file with a header and two rows of numbers; "
             f"reading {source[:80]!r} failed ({str(problem).splitlines()[0][:100]}).",
             "Write the smallest value of every column into the first row, and the largest into the second.",
         ) from problem
     if len(ranges) != 2 or not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
         raise InputError(
-            f"A file of column ranges has two rows, the smallest and the largest values; {source[:80]!r} has "
-            f"{len(ranges)} rows, or a smallest value above a largest one.",
+            "A file of column ranges must have two rows, the smallest values and the largest values of the "
+            f"columns; {source[:80]!r} has {len(ranges)} rows, or a smallest value above the largest value.",
             "Write the smallest value of every column into the first row, and the largest into the second.",
         )
     return torch.from_numpy(ranges), "user"
@@ -218,12 +221,12 @@ def read_column_ranges(
 
 def parse_value_range(values: Numbers) -> tuple[float, float]:
     """Parse a value range, such as ``"0,1"``, and return the minimum and the maximum."""
-    limits = parse_numbers(values, "--value-range", "0,1")
-    if len(limits) != 2:
+    bounds = parse_numbers(values, "--value-range", "0,1")
+    if len(bounds) != 2:
         raise InputError(
             f"A value range must have two numbers; got {values!r}.", "Example: --value-range 0,1."
         )
-    return limits[0], limits[1]
+    return bounds[0], bounds[1]
 
 
 def check_mean(knowledge: Knowledge) -> None:
@@ -235,13 +238,13 @@ def check_mean(knowledge: Knowledge) -> None:
     Raises:
         InputError: If the mean lies outside of the value range.
     """
-    mean, limits = knowledge.mean, knowledge.value_range
-    if mean is None or limits is None:
+    mean, bounds = knowledge.mean, knowledge.value_range
+    if mean is None or bounds is None:
         return
-    tolerance = 1e-6 * (limits[1] - limits[0])
-    if mean.min() < limits[0] - tolerance or mean.max() > limits[1] + tolerance:
+    tolerance = 1e-6 * (bounds[1] - bounds[0])
+    if mean.min() < bounds[0] - tolerance or mean.max() > bounds[1] + tolerance:
         raise InputError(
-            f"The mean must lie in the value range {limits[0]:g},{limits[1]:g}; the values of the mean are "
+            f"The mean must lie in the value range {bounds[0]:g},{bounds[1]:g}; the values of the mean are "
             f"from {float(mean.min()):.4g} to {float(mean.max()):.4g}.",
             "Pass the mean and the value range in the units of the images before the mean was subtracted.",
         )
@@ -290,7 +293,7 @@ def _get_stored_mean(name: str, provenance: str | None, samples: Dataset | None)
     if samples is None or samples.mean is None:
         raise InputError(
             f"--mean {name} needs a mean that is stored with the samples; no mean is stored.",
-            "Save the mean that was subtracted as array 'mean' of the data file, or omit --mean.",
+            "Save the subtracted mean in the data file as the array 'mean', or omit --mean.",
         )
     return samples.mean.double()
 
@@ -323,12 +326,13 @@ def _read_mean(mean: str | float | Tensor) -> Tensor:
 
 def _read_npy(path: str) -> np.ndarray[Any, Any]:
     try:
-        # A false header can claim more numbers than the file holds.
-        # The file is mapped into memory, so that such a header allocates no memory.
+        # A damaged header of an .npy file can state more numbers than the file holds.
+        # We map the file into memory, so that such a header allocates no memory.
         return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError as problem:
         raise DataError(
-            f"--mean must name a file; {path!r} does not exist.", "Check the path."
+            f"--mean must be a number or an existing file; {path!r} does not exist.",
+            "Check the path.",
         ) from problem
     except (OSError, ValueError, EOFError, SyntaxError) as problem:
         raise DataError(
@@ -338,7 +342,7 @@ def _read_npy(path: str) -> np.ndarray[Any, Any]:
 
 
 def _load_base(file: str | Path, release: Release, network: Network) -> dict[str, Tensor]:
-    """Return the weights before fine-tuning, and refuse a released file that holds no fine-tuned weights."""
+    """Return the weights before fine-tuning. Raise an error if the release holds no fine-tuned weights."""
     # A weight difference or a gradient is smaller than the base and does not correlate with the base.
     # Subtracting the base from a weight difference would hide what this difference reveals.
     base = load_initial_weights(file, release, network)

@@ -1,7 +1,8 @@
 """Find boosted trees of XGBoost, LightGBM and CatBoost in a release.
 
-A model file of these libraries becomes a stand-in for the class that its pickle would hold. So a model file
-and a pickle are read in the same way afterwards.
+These libraries save a model as a model file or inside a pickle. We represent a model file by a stand-in (an
+:class:`.InertObject`) for the model object that a pickle would hold. So later code handles a model file and a
+pickle in the same way.
 """
 
 from __future__ import annotations
@@ -20,24 +21,25 @@ from residuum.io.xgboost_files import is_xgboost_json, is_xgboost_ubjson, read_x
 from residuum.trees.forest import Forest
 
 MAX_BYTES = 512 << 20  # largest model file of boosted trees, which is read completely into memory
-HEAD = 64  # bytes of a file that tell the library
+HEAD = 64  # number of first bytes of a file that show which library wrote the file
 XGBOOST, LIGHTGBM, CATBOOST = "xgboost", "lightgbm", "catboost"
-# The class of the stand-in for a model file, by the name of the library.
+# For each library, the name of the class that represents a model file.
 CLASSES = {
     XGBOOST: "xgboost.core.Booster",
     LIGHTGBM: "lightgbm.basic.Booster",
     CATBOOST: "catboost.core.CatBoost",
 }
-FOREST = "forest"  # attribute of the stand-in for a model file
+FOREST = "forest"  # attribute of a stand-in (the object for a model file) that holds the trees
+# For each library, the attribute of a pickled model that holds the text or the bytes of the model.
 XGBOOST_MODEL, LIGHTGBM_MODEL, CATBOOST_MODEL = "handle", "_handle", "__model"
-OLD_LIGHTGBM_MODEL = "handle"  # name of the attribute before LightGBM 4
+OLD_LIGHTGBM_MODEL = "handle"  # attribute with the text of a pickled model before LightGBM 4
 
 
 def detect_library(head: bytes) -> str:
-    """Return the library that wrote a model file, "" if it is none of these libraries.
+    """Return the library of boosted trees that wrote a model file, or "" for any other file.
 
     Args:
-        head: The first bytes of the file, at least ``HEAD`` if the file has as many.
+        head: The first ``HEAD`` = 64 bytes of the file, or all bytes of a shorter file.
 
     Returns:
         "xgboost", "lightgbm", "catboost" or "".
@@ -54,7 +56,7 @@ def detect_library(head: bytes) -> str:
 def read_boosted_file(
     stream: BufferedReader, size: int, library: str
 ) -> tuple[InertObject, dict[str, str]]:
-    """Return a stand-in for the model in a file, and the texts that the file stores.
+    """Read a model file of XGBoost, LightGBM or CatBoost.
 
     Args:
         stream: The open file.
@@ -62,7 +64,8 @@ def read_boosted_file(
         library: Name of the library that wrote the file.
 
     Returns:
-        The stand-in, whose attribute ``forest`` holds the trees, and the texts by name.
+        An object that represents the model and holds its trees in the attribute ``forest``, and the texts
+        that the file stores, by name.
 
     Raises:
         UnsafeFileError: If the file is too large.
@@ -82,7 +85,7 @@ def read_boosted_file(
 
 
 def find_boosted_forests(content: Any) -> Iterator[tuple[str, Forest]]:
-    """Yield the class name and the trees of every model of these libraries in a release.
+    """Yield the class name and the trees of every XGBoost, LightGBM or CatBoost model in a release.
 
     Args:
         content: The content of a release.
@@ -90,29 +93,29 @@ def find_boosted_forests(content: Any) -> Iterator[tuple[str, Forest]]:
     Yields:
         The class name, such as "XGBRegressor", and the trees.
     """
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     stack: list[tuple[Any, str]] = [(content, "")]
     while stack:
-        value, owner = stack.pop()
-        if id(value) in seen:
+        value, owner_class = stack.pop()
+        if id(value) in visited_ids:
             continue
-        seen.add(id(value))
+        visited_ids.add(id(value))
         if isinstance(value, InertObject):
             if (forest := _read_model(value)) is not None:
-                yield owner or value.class_name, forest
+                yield owner_class or value.class_name, forest
                 continue
             package = value.name.partition(".")[0]
-            owner_of_members = value.class_name if package in CLASSES else ""
-            members = [*value.attributes.values(), *value.items, *value.entries.values()]
-            stack += [(member, owner_of_members) for member in members]
+            inner_owner_class = value.class_name if package in CLASSES else ""
+            inner_values = [*value.attributes.values(), *value.items, *value.entries.values()]
+            stack += [(member, inner_owner_class) for member in inner_values]
         elif isinstance(value, dict):
-            stack += [(member, owner) for member in value.values()]
+            stack += [(member, owner_class) for member in value.values()]
         elif isinstance(value, list | tuple):
-            stack += [(member, owner) for member in value]
+            stack += [(member, owner_class) for member in value]
 
 
 def _read_model(value: InertObject) -> Forest | None:
-    """Return the trees of a model, None if the object is not a model or was not fitted."""
+    """Return the trees of an object of XGBoost, LightGBM or CatBoost, or None if it is no fitted model."""
     attributes = value.attributes
     if isinstance(forest := attributes.get(FOREST), Forest):
         return forest

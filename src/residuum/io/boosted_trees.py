@@ -1,4 +1,4 @@
-"""Check the trees of boosting that a model file describes, and put their nodes into the usual order.
+"""Check the boosted trees that a model file describes, and sort their nodes so that parents come first.
 
 The readers of XGBoost, LightGBM and CatBoost get arrays of nodes from an untrusted file. :func:`build_tree`
 accepts them only if the nodes that can be reached from the root form one tree.
@@ -19,12 +19,15 @@ from residuum.trees.forest import NO_CHILD, Booleans, Floats, Integers, Tree
 
 MAX_NODES = 50_000_000  # largest number of nodes of all trees of a model
 MAX_TREES = 1_000_000  # largest number of trees of a model
-MAX_COLUMNS = 1 << 22  # largest number of columns; hashed texts have up to a million
+MAX_COLUMNS = (
+    1 << 22
+)  # largest number of columns; a table of hashed words has up to a million columns
 MAX_OUTPUTS = 100_000  # largest number of classes or targets
-MAX_INTEGER = 2**31 - 1  # largest number of a child or a column
+MAX_INTEGER = 2**31 - 1  # largest index of a node or of a column
 MAX_NAME = 200  # longest name of a column that is kept, in characters
 MAX_JSON_BYTES = 256 << 20  # largest JSON file
-# Python needs up to 230 bytes for an empty container of JSON, and such a container takes two bytes of a file.
+# Largest number of lists and objects in a JSON file. Python needs up to 230 bytes of memory for an empty list
+# or object, which takes only two bytes of a file.
 MAX_CONTAINERS = 2_000_000
 
 
@@ -33,15 +36,16 @@ class Nodes:
     """The nodes of a tree as a model file describes them, with node 0 as the root.
 
     Attributes:
-        left_child: Number of the left child of each node, -1 for a leaf.
-        right_child: Number of the right child of each node, -1 for a leaf.
+        left_child: Index of the left child of each node, -1 for a leaf.
+        right_child: Index of the right child of each node, -1 for a leaf.
         feature: Column that each node splits.
         threshold: Threshold of each split.
         value: (nodes,) value of each node, NaN for inner nodes without values.
         missing_left: Whether missing values go to the left child.
         weight: Sum of weights or second derivatives below each node, None if the file stores none.
         count: Number of records below each node, None if the file stores none.
-        unused: Largest number of nodes that the root does not reach, because the library deleted them.
+        unused: Number of nodes that the library may have deleted. The arrays still list deleted nodes, but
+            no path from the root leads to them.
     """
 
     left_child: Integers
@@ -60,7 +64,7 @@ def describe_damage(library: str, what: str) -> tuple[str, str]:
 
     Args:
         library: Name of the library that wrote the file.
-        what: What the file must hold.
+        what: What the file must hold, such as "leaf values".
 
     Returns:
         The message and the remedy.
@@ -96,7 +100,7 @@ def read_json(raw: bytes, library: str) -> Any:
         The content.
 
     Raises:
-        UnsafeFileError: If the text has too many bytes or too many containers.
+        UnsafeFileError: If the text has too many bytes, or too many lists and objects.
         CheckpointError: If the text is not JSON.
     """
     if len(raw) > MAX_JSON_BYTES or raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
@@ -112,7 +116,7 @@ def read_json(raw: bytes, library: str) -> Any:
 
 
 def get_member(value: Any, *keys: str, library: str) -> Any:
-    """Return a member of nested objects of JSON.
+    """Return a member of nested JSON objects.
 
     Args:
         value: The outer object.
@@ -152,8 +156,8 @@ def as_floats(value: Any, what: str, library: str, length: int | None = None) ->
     except (TypeError, ValueError, OverflowError) as problem:
         raise CheckpointError(*describe_damage(library, f"numbers as {what}")) from problem
     if numbers.ndim != 1 or (length is not None and len(numbers) != length):
-        count = "a list of numbers" if length is None else f"{length} numbers"
-        raise CheckpointError(*describe_damage(library, f"{count} as {what}"))
+        expected_values = "a list of numbers" if length is None else f"{length} numbers"
+        raise CheckpointError(*describe_damage(library, f"{expected_values} as {what}"))
     return numbers
 
 
@@ -179,11 +183,11 @@ def as_integers(value: Any, what: str, library: str, length: int | None = None) 
 
 
 def as_count(value: Any, what: str, library: str, limit: int) -> int:
-    """Return a number of columns, outputs or nodes.
+    """Return a count or an index in a model file, such as a number of columns, as an integer.
 
     Args:
         value: A number, or its text.
-        what: What is counted, for the error message.
+        what: Name of the count or index, for the error message.
         library: Name of the library that wrote the file.
         limit: The largest allowed number.
 
@@ -191,22 +195,22 @@ def as_count(value: Any, what: str, library: str, limit: int) -> int:
         The number.
 
     Raises:
-        CheckpointError: If the value is not such a number.
+        CheckpointError: If the value is not an integer of at least 0.
         UnsafeFileError: If the number exceeds the limit.
     """
-    count = int(as_integers([value], what, library, 1)[0])
-    if count < 0:
+    number = int(as_integers([value], what, library, 1)[0])
+    if number < 0:
         raise CheckpointError(*describe_damage(library, f"no negative {what}"))
-    if count > limit:
+    if number > limit:
         raise UnsafeFileError(
-            f"A model of {library} may have at most {limit:,} as {what}; this file states {count:,}.",
+            f"A model of {library} may state at most {limit:,} for {what}; this file states {number:,}.",
             COPY_AGAIN,
         )
-    return count
+    return number
 
 
 def column_names(names: Iterable[Any], columns: int) -> tuple[str, ...]:
-    """Return the names of the columns, () if there is not one text for each column.
+    """Return the names of the columns, or () if the file does not hold one text for each column.
 
     Args:
         names: The names in the file.
@@ -222,7 +226,7 @@ def column_names(names: Iterable[Any], columns: int) -> tuple[str, ...]:
 
 
 def build_tree(nodes: Nodes, columns: int, library: str) -> Tree:
-    """Return the tree that the nodes of a file form, every parent before its children.
+    """Return the tree that the nodes in a model file form. Every parent comes before its children.
 
     Args:
         nodes: The nodes.
@@ -236,17 +240,18 @@ def build_tree(nodes: Nodes, columns: int, library: str) -> Tree:
         CheckpointError: If the nodes do not form one tree.
     """
     order = _reachable_nodes(nodes.left_child, nodes.right_child)
-    count = len(nodes.left_child)
-    if order is None or count - len(order) > nodes.unused:
+    node_count = len(nodes.left_child)
+    if order is None or node_count - len(order) > nodes.unused:
         raise CheckpointError(*describe_damage(library, "nodes that form trees"))
-    new_number = np.full(count + 1, NO_CHILD)  # the last entry is for the missing child of a leaf
-    new_number[order] = np.arange(len(order))
-    left_child = new_number[nodes.left_child[order]]
-    inner = left_child != NO_CHILD
+    # A leaf has the child -1. This index selects the last entry of ``new_index``, which is also -1.
+    new_index = np.full(node_count + 1, NO_CHILD)
+    new_index[order] = np.arange(len(order))
+    left_child = new_index[nodes.left_child[order]]
+    is_inner = left_child != NO_CHILD
     feature, threshold, value = nodes.feature[order], nodes.threshold[order], nodes.value[order]
-    if ((feature[inner] < 0) | (feature[inner] >= columns)).any():
+    if ((feature[is_inner] < 0) | (feature[is_inner] >= columns)).any():
         raise CheckpointError(*describe_damage(library, "splits of columns that exist"))
-    if np.isnan(threshold[inner]).any() or not np.isfinite(value[~inner]).all():
+    if np.isnan(threshold[is_inner]).any() or not np.isfinite(value[~is_inner]).all():
         raise CheckpointError(
             *describe_damage(library, "finite values of leaves, and numbers as thresholds")
         )
@@ -255,7 +260,7 @@ def build_tree(nodes: Nodes, columns: int, library: str) -> Tree:
         raise CheckpointError(*describe_damage(library, "finite weights of nodes"))
     return Tree(
         left=left_child,
-        right=new_number[nodes.right_child[order]],
+        right=new_index[nodes.right_child[order]],
         feature=feature,
         threshold=threshold,
         value=value[:, None],
@@ -266,7 +271,7 @@ def build_tree(nodes: Nodes, columns: int, library: str) -> Tree:
 
 
 def check_size(trees: int, nodes: int, library: str) -> None:
-    """Refuse a model with too many trees or nodes.
+    """Raise an error if a model of boosted trees has too many trees or nodes, or no trees.
 
     Args:
         trees: Number of trees.
@@ -274,7 +279,7 @@ def check_size(trees: int, nodes: int, library: str) -> None:
         library: Name of the library that wrote the file.
 
     Raises:
-        UnsafeFileError: If the model has too many of them.
+        UnsafeFileError: If the model has too many trees or nodes.
         CheckpointError: If the model has no trees.
     """
     if trees > MAX_TREES or nodes > MAX_NODES:
@@ -288,28 +293,28 @@ def check_size(trees: int, nodes: int, library: str) -> None:
 
 
 def _reachable_nodes(left_child: Integers, right_child: Integers) -> Integers | None:
-    """Return the nodes that the root reaches, parents first; None if they do not form a tree."""
-    count = len(left_child)
+    """Return the indices of all nodes of a tree from the root down, or None if the nodes form no tree."""
+    node_count = len(left_child)
     inner = np.flatnonzero(left_child != NO_CHILD)
     children = np.concatenate([left_child[inner], right_child[inner]])
-    has_lonely_child = ((left_child == NO_CHILD) != (right_child == NO_CHILD)).any()
-    if not count or has_lonely_child or ((children < 0) | (children >= count)).any():
+    has_single_child = ((left_child == NO_CHILD) != (right_child == NO_CHILD)).any()
+    if not node_count or has_single_child or ((children < 0) | (children >= node_count)).any():
         return None
     is_ordered = bool((left_child[inner] > inner).all() and (right_child[inner] > inner).all())
-    if is_ordered and len(np.unique(children)) == len(children) == count - 1:
-        return np.arange(count)
+    if is_ordered and len(np.unique(children)) == len(children) == node_count - 1:
+        return np.arange(node_count)
     return _traverse(left_child.tolist(), right_child.tolist())
 
 
 def _traverse(left_child: list[int], right_child: list[int]) -> Integers | None:
-    """Return the nodes that the root reaches in depth-first order; None if a node is reached twice."""
-    seen = bytearray(len(left_child))
+    """Return the indices of all nodes of a tree in depth-first order, or None if a node has two parents."""
+    is_visited = bytearray(len(left_child))
     order, stack = [], [0]
     while stack:
         node = stack.pop()
-        if seen[node]:
+        if is_visited[node]:
             return None
-        seen[node] = 1
+        is_visited[node] = 1
         order.append(node)
         if left_child[node] != NO_CHILD:
             stack += [right_child[node], left_child[node]]

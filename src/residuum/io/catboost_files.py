@@ -1,11 +1,13 @@
 """Read models of CatBoost: JSON, the binary format cbm, and the bytes of a model in a pickle of CatBoost.
 
-A symmetric tree asks the same question at all nodes of a level. The answer to question i is bit i of the
-number of the leaf, so the root of the tree asks the last question. Trees of other shapes are stored node by
-node. A record goes to the right child if its value, rounded to float32, is above the border. For each
-column, CatBoost also stores whether a missing value counts as smaller or larger than all numbers.
+A symmetric tree has the same split (a column and a border) at all nodes of a level. The model lists one split
+for each level, from the lowest level to the root. Bit i of the index of a leaf says on which side of split i
+the leaf is. Trees of other shapes are stored node by node. A record goes to the right child if its value,
+rounded to float32, is above the border. For each column, CatBoost also stores whether a missing value counts
+as smaller or larger than all numbers.
 
-A tree for several classes stores several numbers in each leaf. It becomes one tree for each class.
+A tree for several classes stores several numbers in each leaf. We convert such a tree to one tree for each
+class.
 """
 
 from __future__ import annotations
@@ -42,12 +44,16 @@ LIBRARY = "catboost"
 MAGIC = b"CBM1"
 MAX_DEPTH = 16  # largest depth of symmetric trees in CatBoost
 MAX_BORDERS = 10_000_000  # largest number of borders of all columns
-MAX_INFO = 1000  # largest number of properties of a model that are searched for its settings
+MAX_INFO = (
+    1000  # largest number of properties of a model that are searched for its training settings
+)
 NUMERIC_SPLIT = "FloatFeature"
 NOT_NUMERIC = "splits of categorical columns, texts or embeddings"
-RIGHT = "AsTrue"  # missing values count as larger than all numbers
-AS_TRUE = 2  # the number of the same treatment in the binary format
-# Numbers of fields in the tables of the binary format.
+# If missing values of a column count as larger than all numbers, a JSON model stores this text for it, and a
+# binary model stores this number.
+RIGHT, AS_TRUE = "AsTrue", 2
+# The index of each field in its FlatBuffers table: the fields of a file, of a model (two lines), and of a
+# numeric column.
 MODEL, INFO = 1, 2
 DIMENSION, SPLITS, SIZES, STARTS, FLOAT_FEATURES = 0, 1, 2, 3, 5
 LEAF_VALUES, LEAF_WEIGHTS, STEPS, LEAF_NUMBERS, SCALE, BIAS, BIASES = 8, 9, 10, 11, 14, 15, 16
@@ -56,11 +62,11 @@ FLAT_INDEX, BORDERS, NAME, TREATMENT = 2, 3, 4, 5
 
 @dataclass(frozen=True)
 class Column:
-    """A numeric column.
+    """A numeric column of the training table.
 
     Attributes:
-        number: Number of the column in the table.
-        borders: (borders,) the borders between the bins of the column.
+        number: Index of the column in the table.
+        borders: (borders,) the borders between the histogram bins of the column.
         missing_left: Whether missing values count as smaller than all numbers.
         name: Name of the column, "" if the file stores none.
     """
@@ -73,14 +79,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Shape:
-    """The nodes of a tree, with node 0 as the root. Arrays have one entry for each node.
+    """The nodes of a tree, with node 0 as the root. Every array has one entry for each node.
 
     Attributes:
-        left_child: Number of the left child, -1 for a leaf.
-        right_child: Number of the right child, -1 for a leaf.
-        column: Position of the split column in the list of numeric columns.
-        border: Border of the split.
-        leaf: Position of the leaf among the leaf values, -1 for an inner node.
+        left_child: Index of the left child, -1 for a leaf.
+        right_child: Index of the right child, -1 for a leaf.
+        column: Index of the split column in the list of numeric columns.
+        border: Border (threshold) of the split.
+        leaf: Index of the leaf in the list of leaf values, -1 for an inner node.
     """
 
     left_child: Integers
@@ -96,7 +102,7 @@ def is_catboost_json(head: bytes) -> bool:
     return b"".join(head.split()).startswith(tuple(b'{"' + name + b'":' for name in names))
 
 
-@np.errstate(all="ignore")  # damaged numbers may be of any size
+@np.errstate(all="ignore")  # numbers of a damaged file may overflow
 def read_catboost(raw: bytes) -> Forest:
     """Return the trees of a model of CatBoost. Nothing in the model is executed.
 
@@ -120,20 +126,20 @@ def read_catboost(raw: bytes) -> Forest:
 
 
 def _read_core(raw: bytes) -> bytes:
-    """Return the tables of a binary model, which follow the magic number and their size."""
+    """Return the bytes of a binary model after its magic number and its length field."""
     (size,) = struct.unpack_from("<I", raw, len(MAGIC))
-    core = raw[len(MAGIC) + 4 :][:size]
-    if len(core) < size:
+    model_bytes = raw[len(MAGIC) + 4 :][:size]
+    if len(model_bytes) < size:
         raise ValueError("the file ends too early")
-    return core
+    return model_bytes
 
 
 def _read_json_model(content: Any) -> Forest:
     features = get_member(content, "features_info", library=LIBRARY)
-    entries = features.get("float_features", []) if isinstance(features, dict) else None
-    if not isinstance(entries, list):
+    column_entries = features.get("float_features", []) if isinstance(features, dict) else None
+    if not isinstance(column_entries, list):
         raise CheckpointError(*describe_damage(LIBRARY, "a list of numeric columns"))
-    columns = [_read_json_column(entry) for entry in entries]
+    columns = [_read_json_column(entry) for entry in column_entries]
     scale_and_bias = content.get("scale_and_bias", [1, [0]])
     if not isinstance(scale_and_bias, list) or len(scale_and_bias) != 2:
         raise CheckpointError(*describe_damage(LIBRARY, "a scale and a bias"))
@@ -141,10 +147,10 @@ def _read_json_model(content: Any) -> Forest:
     bias = scale_and_bias[1] if isinstance(scale_and_bias[1], list) else scale_and_bias[1:]
     offset = as_floats(bias, "the bias", LIBRARY)
     outputs = as_count(len(offset), "outputs", LIBRARY, MAX_OUTPUTS)
-    places = {column.number: place for place, column in enumerate(columns)}
-    feature_places = {
-        _index(entry, "feature_index"): places[_index(entry, "flat_feature_index")]
-        for entry in entries
+    column_positions = {column.number: position for position, column in enumerate(columns)}
+    feature_positions = {
+        _index(entry, "feature_index"): column_positions[_index(entry, "flat_feature_index")]
+        for entry in column_entries
     }
     if "oblivious_trees" in content:
         read_tree, trees = _read_json_symmetric, content["oblivious_trees"]
@@ -152,20 +158,22 @@ def _read_json_model(content: Any) -> Forest:
         read_tree, trees = _read_json_nested, get_member(content, "trees", library=LIBRARY)
     if not isinstance(trees, list):
         raise CheckpointError(*describe_damage(LIBRARY, "a list of trees"))
-    shapes, values, weights, start = [], [], [], 0
+    shapes, values, weights, first_leaf = [], [], [], 0
     for tree in trees:
-        shape, tree_values, tree_weights = read_tree(tree, feature_places, outputs)
+        shape, tree_values, tree_weights = read_tree(tree, feature_positions, outputs)
         if len(tree_values) != len(tree_weights) or (shape.leaf >= len(tree_values)).any():
             raise CheckpointError(*describe_damage(LIBRARY, "a value and a weight for each leaf"))
-        leaf = np.where(shape.leaf < 0, -1, shape.leaf + start)
-        shapes.append(Shape(shape.left_child, shape.right_child, shape.column, shape.border, leaf))
+        leaf_index = np.where(shape.leaf < 0, -1, shape.leaf + first_leaf)
+        shapes.append(
+            Shape(shape.left_child, shape.right_child, shape.column, shape.border, leaf_index)
+        )
         values.append(tree_values)
         weights.append(tree_weights)
-        start += len(tree_values)
+        first_leaf += len(tree_values)
     if not shapes:
         raise CheckpointError(*describe_damage(LIBRARY, "at least one tree"))
-    info = content.get("model_info")
-    settings = info.get("params") if isinstance(info, dict) else None
+    model_info = content.get("model_info")
+    settings = model_info.get("params") if isinstance(model_info, dict) else None
     return _make_forest(
         columns, shapes, np.concatenate(values), np.concatenate(weights), scale, offset, settings
     )
@@ -186,66 +194,74 @@ def _index(entry: Any, name: str) -> int:
     return as_count(get_member(entry, name, library=LIBRARY), name, LIBRARY, MAX_COLUMNS - 1)
 
 
-def _read_json_split(split: Any, places: dict[int, int]) -> tuple[int, float]:
-    """Return the position of the column of a split among the numeric columns, and the border."""
+def _read_json_split(split: Any, positions: dict[int, int]) -> tuple[int, float]:
+    """Return the border of a split and its column, as an index in the list of numeric columns."""
     if not isinstance(split, dict) or split.get("split_type", NUMERIC_SPLIT) != NUMERIC_SPLIT:
         raise CheckpointError(*describe_unsupported(LIBRARY, NOT_NUMERIC))
-    place = places.get(_index(split, "float_feature_index"))
+    position = positions.get(_index(split, "float_feature_index"))
     border = get_member(split, "border", library=LIBRARY)
-    if place is None:
+    if position is None:
         raise CheckpointError(*describe_damage(LIBRARY, "splits of columns that exist"))
-    return place, float(as_floats([border], "the border", LIBRARY)[0])
+    return position, float(as_floats([border], "the border", LIBRARY)[0])
 
 
 def _read_json_symmetric(
-    tree: Any, places: dict[int, int], outputs: int
+    tree: Any, positions: dict[int, int], outputs: int
 ) -> tuple[Shape, Floats, Floats]:
-    """Return the shape of a symmetric tree, (leaves, outputs) values and (leaves,) weights."""
+    """Return the nodes of a symmetric tree, (leaves, outputs) leaf values and (leaves,) leaf weights."""
     splits = get_member(tree, "splits", library=LIBRARY)
     splits = [] if splits is None else splits
     if not isinstance(splits, list) or len(splits) > MAX_DEPTH:
         raise CheckpointError(
             *describe_damage(LIBRARY, f"at most {MAX_DEPTH} splits in each symmetric tree")
         )
-    pairs = [_read_json_split(split, places) for split in splits]
-    leaves = 1 << len(pairs)
+    columns_and_borders = [_read_json_split(split, positions) for split in splits]
+    leaf_count = 1 << len(columns_and_borders)
     values = as_floats(
-        get_member(tree, "leaf_values", library=LIBRARY), "leaf values", LIBRARY, leaves * outputs
+        get_member(tree, "leaf_values", library=LIBRARY),
+        "leaf values",
+        LIBRARY,
+        leaf_count * outputs,
     )
     weights = tree.get("leaf_weights")
     if not weights:
-        weights = np.full(leaves, np.nan)
-    shape = _symmetric_shape([place for place, _ in pairs], [border for _, border in pairs])
+        weights = np.full(leaf_count, np.nan)
+    nodes = _make_symmetric_nodes(
+        [column for column, _ in columns_and_borders], [border for _, border in columns_and_borders]
+    )
     return (
-        shape,
-        values.reshape(leaves, outputs),
-        as_floats(weights, "leaf weights", LIBRARY, leaves),
+        nodes,
+        values.reshape(leaf_count, outputs),
+        as_floats(weights, "leaf weights", LIBRARY, leaf_count),
     )
 
 
-def _symmetric_shape(columns: Iterable[int], borders: Iterable[float]) -> Shape:
-    """Return the shape of a tree whose levels ask the questions, the first question at the bottom."""
-    column = np.array([*columns], dtype=np.int64)[::-1]
-    border = np.array([*borders], dtype=np.float64)[::-1]
-    depth = len(column)
-    inner, leaves = (1 << depth) - 1, 1 << depth
-    number = np.arange(inner)
-    no_child = np.full(leaves, NO_CHILD)
+def _make_symmetric_nodes(columns: Iterable[int], borders: Iterable[float]) -> Shape:
+    """Return the nodes of a symmetric tree from the split of each level, the lowest level first."""
+    level_columns = np.array([*columns], dtype=np.int64)[::-1]
+    level_borders = np.array([*borders], dtype=np.float64)[::-1]
+    depth = len(level_columns)
+    inner_count, leaf_count = (1 << depth) - 1, 1 << depth
+    inner_index = np.arange(inner_count)
+    no_child = np.full(leaf_count, NO_CHILD)
     level_sizes = 1 << np.arange(depth)
     return Shape(
-        np.concatenate([2 * number + 1, no_child]),
-        np.concatenate([2 * number + 2, no_child]),
-        np.concatenate([np.repeat(column, level_sizes), np.zeros(leaves, dtype=np.int64)]),
-        np.concatenate([np.repeat(border, level_sizes), np.zeros(leaves)]),
-        np.concatenate([np.full(inner, -1), np.arange(leaves)]),
+        np.concatenate([2 * inner_index + 1, no_child]),
+        np.concatenate([2 * inner_index + 2, no_child]),
+        np.concatenate(
+            [np.repeat(level_columns, level_sizes), np.zeros(leaf_count, dtype=np.int64)]
+        ),
+        np.concatenate([np.repeat(level_borders, level_sizes), np.zeros(leaf_count)]),
+        np.concatenate([np.full(inner_count, -1), np.arange(leaf_count)]),
     )
 
 
 def _read_json_nested(
-    tree: Any, places: dict[int, int], outputs: int
+    tree: Any, positions: dict[int, int], outputs: int
 ) -> tuple[Shape, Floats, Floats]:
-    """Return the shape of a tree of nested objects, (leaves, outputs) values and (leaves,) weights."""
-    rows: list[list[float]] = []  # left child, right child, column, border, leaf
+    """Return the nodes, (leaves, outputs) leaf values and (leaves,) leaf weights of nested tree objects."""
+    # Each row is a node: index of the left child, the right child and the column, border, index of the leaf.
+    node_rows: list[list[float]] = []
     values: list[Any] = []
     weights: list[Any] = []
     stack: list[tuple[Any, int, int]] = [(tree, -1, 0)]
@@ -254,21 +270,21 @@ def _read_json_nested(
         if not isinstance(node, dict):
             raise CheckpointError(*describe_damage(LIBRARY, "trees of objects"))
         if parent >= 0:
-            rows[parent][side] = len(rows)
+            node_rows[parent][side] = len(node_rows)
         if "split" in node:
-            place, border = _read_json_split(node["split"], places)
-            stack += [(node.get("right"), len(rows), 1), (node.get("left"), len(rows), 0)]
-            rows.append([NO_CHILD, NO_CHILD, place, border, -1])
+            position, border = _read_json_split(node["split"], positions)
+            stack += [(node.get("right"), len(node_rows), 1), (node.get("left"), len(node_rows), 0)]
+            node_rows.append([NO_CHILD, NO_CHILD, position, border, -1])
         else:
             value = get_member(node, "value", library=LIBRARY)
             value = value if isinstance(value, list) else [value]
             values.append(as_floats(value, "leaf values", LIBRARY, outputs))
             weights.append(node.get("weight"))
-            rows.append([NO_CHILD, NO_CHILD, 0, 0.0, len(values) - 1])
-    table = np.array(rows)
-    left_child, right_child, column, leaf = table[:, [0, 1, 2, 4]].T.astype(np.int64)
-    shape = Shape(left_child, right_child, column, table[:, 3], leaf)
-    return shape, np.array(values), as_floats(weights, "leaf weights", LIBRARY)
+            node_rows.append([NO_CHILD, NO_CHILD, 0, 0.0, len(values) - 1])
+    node_table = np.array(node_rows)
+    left_child, right_child, column, leaf = node_table[:, [0, 1, 2, 4]].T.astype(np.int64)
+    nodes = Shape(left_child, right_child, column, node_table[:, 3], leaf)
+    return nodes, np.array(values), as_floats(weights, "leaf weights", LIBRARY)
 
 
 def _read_binary_model(core: Table) -> Forest:
@@ -298,8 +314,9 @@ def _read_binary_model(core: Table) -> Forest:
 
 
 def _read_binary_columns(model: Table) -> Iterator[Column]:
-    """Yield the numeric columns. Several entries of a hostile file can share the same borders."""
-    borders = 0
+    """Yield the numeric columns of a binary model, and raise an error if they have too many borders."""
+    # A hostile file can store borders once for many columns, so we count the borders of every column.
+    border_count = 0
     for entry in islice(model.tables(FLOAT_FEATURES), MAX_COLUMNS):
         column = Column(
             as_count(
@@ -309,8 +326,8 @@ def _read_binary_columns(model: Table) -> Iterator[Column]:
             entry.number(TREATMENT, "<b", 0) != AS_TRUE,
             entry.text(NAME)[:1000],
         )
-        borders += len(column.borders) + len(column.name)
-        if borders > MAX_BORDERS:
+        border_count += len(column.borders) + len(column.name)
+        if border_count > MAX_BORDERS:
             raise UnsafeFileError(
                 f"A model of CatBoost may have at most {MAX_BORDERS:,} borders; this file has more.",
                 COPY_AGAIN,
@@ -321,69 +338,104 @@ def _read_binary_columns(model: Table) -> Iterator[Column]:
 def _read_binary_trees(
     model: Table, columns: list[Column], leaves: int, outputs: int
 ) -> Iterator[Shape]:
-    """Yield the shapes of all trees. The splits number the borders of all columns one after another."""
+    """Yield the nodes of each tree of a binary model."""
+    # A split is stored as an index in the list of the borders of all columns.
     splits = model.array(SPLITS, "<i4").astype(np.int64)
-    sizes = model.array(SIZES, "<i4").astype(np.int64)
-    starts = model.array(STARTS, "<i4").astype(np.int64)
-    if not len(sizes):  # a model of constant trees stores neither sizes nor starts
+    tree_sizes = model.array(SIZES, "<i4").astype(np.int64)
+    tree_starts = model.array(STARTS, "<i4").astype(np.int64)
+    if not len(tree_sizes):  # for example, if no tree has a split
         raise ValueError("the trees are missing")
-    is_inside = (sizes >= 0) & (starts >= 0) & (starts + sizes <= len(splits))
-    if len(sizes) != len(starts) or not is_inside.all() or sizes.sum() > len(splits):
+    is_tree_inside = (
+        (tree_sizes >= 0) & (tree_starts >= 0) & (tree_starts + tree_sizes <= len(splits))
+    )
+    if (
+        len(tree_sizes) != len(tree_starts)
+        or not is_tree_inside.all()
+        or tree_sizes.sum() > len(splits)
+    ):
         raise ValueError("a tree is incomplete")
-    counts = [len(column.borders) for column in columns]
+    border_counts = [len(column.borders) for column in columns]
     borders = np.concatenate([np.zeros(0), *(column.borders for column in columns)])
-    places = np.repeat(np.arange(len(columns)), counts)
-    # The steps of a node to its children are two numbers of 16 bits, which are read as a single number.
-    steps = model.array(STEPS, "<u4").astype(np.int64)
-    if not len(steps):
-        yield from _read_binary_symmetric(splits, sizes, starts, places, borders, leaves)
+    border_columns = np.repeat(np.arange(len(columns)), border_counts)
+    # A node states its children by two steps (differences of node indices) of 16 bits, read as one number.
+    child_steps = model.array(STEPS, "<u4").astype(np.int64)
+    if not len(child_steps):
+        yield from _read_binary_symmetric(
+            splits, tree_sizes, tree_starts, border_columns, borders, leaves
+        )
         return
     leaf_numbers = model.array(LEAF_NUMBERS, "<u4").astype(np.int64)
-    if not len(splits) == len(steps) == len(leaf_numbers):
+    if not len(splits) == len(child_steps) == len(leaf_numbers):
         raise ValueError("the nodes of a tree are incomplete")
-    for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-        span = slice(start, start + size)
+    for start, size in zip(tree_starts.tolist(), tree_sizes.tolist(), strict=True):
+        tree_slice = slice(start, start + size)
         if not size:
             raise ValueError("a tree has no nodes")
         yield _read_binary_nodes(
-            steps[span], splits[span], leaf_numbers[span], places, borders, (leaves, outputs)
+            child_steps[tree_slice],
+            splits[tree_slice],
+            leaf_numbers[tree_slice],
+            border_columns,
+            borders,
+            (leaves, outputs),
         )
 
 
 def _read_binary_nodes(
-    steps: Integers,
+    child_steps: Integers,
     splits: Integers,
     leaf_numbers: Integers,
-    places: Integers,
+    border_columns: Integers,
     borders: Floats,
     value_shape: tuple[int, int],
 ) -> Shape:
-    """Return the shape of a tree whose nodes state the steps to their children."""
-    # If only one step is 0, this child is a leaf without a node, and the node states the number of this leaf.
-    to_left, to_right = steps & 0xFFFF, steps >> 16
+    """Return the nodes of a tree from the steps (differences of node indices) from each node to its children.
+
+    Args:
+        child_steps: Both steps of each node: the lower 16 bits to the left child, the upper 16 to the right.
+        splits: Index of the border of each node in ``borders``.
+        leaf_numbers: Index of the first value of each leaf.
+        border_columns: Column of each border, as an index in the list of numeric columns.
+        borders: The borders of all columns.
+        value_shape: Shape (leaves, outputs) of the leaf values.
+
+    Returns:
+        The nodes.
+
+    Raises:
+        ValueError: If a leaf has no value.
+    """
+    # A node with both steps 0 is a leaf. If only one step is 0, the child at this side is a leaf that is not
+    # stored as a node, and ``leaf_numbers`` of the parent belongs to this leaf.
+    to_left, to_right = child_steps & 0xFFFF, child_steps >> 16
     is_inner = (to_left > 0) | (to_right > 0)
     lacks_left, lacks_right = is_inner & (to_left == 0), is_inner & (to_right == 0)
-    states_leaf = ~is_inner | lacks_left | lacks_right
-    leaf, remainder = np.divmod(np.where(states_leaf, leaf_numbers, 0), value_shape[1])
-    if (leaf >= value_shape[0]).any() or remainder.any():
+    has_leaf_number = ~is_inner | lacks_left | lacks_right
+    leaf_index, remainder = np.divmod(np.where(has_leaf_number, leaf_numbers, 0), value_shape[1])
+    if (leaf_index >= value_shape[0]).any() or remainder.any():
         raise ValueError("a leaf has no value")
     _check_splits(splits[is_inner], len(borders))
-    number = np.arange(len(steps))
-    new_leaves = np.flatnonzero(lacks_left | lacks_right)
-    new_numbers = np.zeros_like(number)
-    new_numbers[new_leaves] = len(number) + np.arange(len(new_leaves))
-    left_child = np.where(lacks_left, new_numbers, number + to_left)
-    right_child = np.where(lacks_right, new_numbers, number + to_right)
-    column = np.zeros_like(number)
-    border = np.zeros(len(number))
-    column[is_inner], border[is_inner] = places[splits[is_inner]], borders[splits[is_inner]]
-    no_child, no_column = np.full(len(new_leaves), NO_CHILD), np.zeros_like(new_leaves)
+    node_index = np.arange(len(child_steps))
+    parents_of_new_leaves = np.flatnonzero(lacks_left | lacks_right)
+    index_of_new_leaf = np.zeros_like(node_index)
+    index_of_new_leaf[parents_of_new_leaves] = len(node_index) + np.arange(
+        len(parents_of_new_leaves)
+    )
+    left_child = np.where(lacks_left, index_of_new_leaf, node_index + to_left)
+    right_child = np.where(lacks_right, index_of_new_leaf, node_index + to_right)
+    column = np.zeros_like(node_index)
+    border = np.zeros(len(node_index))
+    column[is_inner], border[is_inner] = border_columns[splits[is_inner]], borders[splits[is_inner]]
+    no_child, no_column = (
+        np.full(len(parents_of_new_leaves), NO_CHILD),
+        np.zeros_like(parents_of_new_leaves),
+    )
     return Shape(
         np.concatenate([np.where(is_inner, left_child, NO_CHILD), no_child]),
         np.concatenate([np.where(is_inner, right_child, NO_CHILD), no_child]),
         np.concatenate([column, no_column]),
         np.concatenate([border, no_column]),
-        np.concatenate([np.where(is_inner, -1, leaf), leaf[new_leaves]]),
+        np.concatenate([np.where(is_inner, -1, leaf_index), leaf_index[parents_of_new_leaves]]),
     )
 
 
@@ -391,7 +443,7 @@ def _read_binary_symmetric(
     splits: Integers,
     sizes: Integers,
     starts: Integers,
-    places: Integers,
+    border_columns: Integers,
     borders: Floats,
     leaves: int,
 ) -> Iterator[Shape]:
@@ -400,23 +452,23 @@ def _read_binary_symmetric(
     _check_splits(splits, len(borders))
     first_leaf = 0
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
-        split = splits[start : start + size]
-        shape = _symmetric_shape(places[split], borders[split])
-        leaf = np.where(shape.leaf < 0, -1, shape.leaf + first_leaf)
-        yield Shape(shape.left_child, shape.right_child, shape.column, shape.border, leaf)
+        tree_splits = splits[start : start + size]
+        nodes = _make_symmetric_nodes(border_columns[tree_splits], borders[tree_splits])
+        leaf_index = np.where(nodes.leaf < 0, -1, nodes.leaf + first_leaf)
+        yield Shape(nodes.left_child, nodes.right_child, nodes.column, nodes.border, leaf_index)
         first_leaf += 1 << size
 
 
-def _check_splits(splits: Integers, borders: int) -> None:
-    """Refuse splits that are not numbers of borders, as those of categorical columns."""
+def _check_splits(splits: Integers, border_count: int) -> None:
+    """Raise an error if a split is not the index of a border, as for a split of a categorical column."""
     if (splits < 0).any():
         raise ValueError("a split is negative")
-    if (splits >= borders).any():
+    if (splits >= border_count).any():
         raise CheckpointError(*describe_unsupported(LIBRARY, NOT_NUMERIC))
 
 
 def _read_settings(core: Table) -> Any:
-    """Return the settings of the training that a binary model stores as JSON, None if there are none."""
+    """Return the settings of the training that a binary model stores as JSON, or None if it stores none."""
     for entry in islice(core.tables(INFO), MAX_INFO):
         if entry.text(0)[:100] == "params":
             try:
@@ -435,15 +487,15 @@ def _make_forest(
     offset: Floats,
     settings: Any,
 ) -> Forest:
-    """Return the forest of all trees, one tree for each output of a tree.
+    """Return the forest of all trees. A tree with several outputs becomes one tree for each output.
 
     Args:
         columns: The numeric columns.
-        shapes: The trees.
+        shapes: The nodes of each tree.
         values: (leaves, outputs) values of all leaves.
         weights: (leaves,) weights of all leaves, NaN if they are not stored.
         scale: Factor of the sum of the trees.
-        offset: (outputs,) number that is added to the sum.
+        offset: (outputs,) numbers that are added to the sum of the trees.
         settings: Settings of the training.
 
     Returns:
@@ -453,13 +505,13 @@ def _make_forest(
         CheckpointError: If the model is damaged.
     """
     outputs = values.shape[1]
-    numbers = np.array([column.number for column in columns], dtype=np.int64)
+    column_indices = np.array([column.number for column in columns], dtype=np.int64)
     if len(offset) != outputs or not np.isfinite([scale, *offset]).all():
         raise CheckpointError(*describe_damage(LIBRARY, "a scale and a bias for each output"))
-    if len(np.unique(numbers)) != len(numbers):
+    if len(np.unique(column_indices)) != len(column_indices):
         raise CheckpointError(*describe_damage(LIBRARY, "numeric columns with different numbers"))
     check_size(len(shapes) * outputs, sum(len(s.leaf) for s in shapes) * outputs, LIBRARY)
-    width = int(numbers.max(initial=-1)) + 1
+    column_count = int(column_indices.max(initial=-1)) + 1
     missing_left = np.array([column.missing_left for column in columns], dtype=bool)
     trees = []
     for shape in shapes:
@@ -473,22 +525,22 @@ def _make_forest(
             nodes = Nodes(
                 shape.left_child,
                 shape.right_child,
-                numbers[shape.column] if has_columns else np.zeros_like(shape.column),
+                column_indices[shape.column] if has_columns else np.zeros_like(shape.column),
                 shape.border,
                 np.where(is_leaf, scale * values[shape.leaf, k], np.nan),
                 missing_left[shape.column] if has_columns else is_leaf,
                 weight=_sum_up(shape, leaf_weights) if has_weights else None,
             )
-            trees.append(build_tree(nodes, width, LIBRARY))
-    names = [""] * width
-    edges = [np.zeros(0)] * width
+            trees.append(build_tree(nodes, column_count, LIBRARY))
+    names = [""] * column_count
+    edges = [np.zeros(0)] * column_count
     for column in columns:
         names[column.number], edges[column.number] = column.name, column.borders
     return Forest(
         trees=tuple(trees),
-        columns=width,
+        columns=column_count,
         has_midpoints=False,
-        names=column_names(names, width),
+        names=column_names(names, column_count),
         kind=BOOSTING,
         library=LIBRARY,
         offset=np.array(offset),
@@ -501,21 +553,22 @@ def _make_forest(
 
 
 def _sum_up(shape: Shape, leaf_weights: Floats) -> Floats:
-    """Return the sum of the weights of the leaves below each node. Children come after their parents."""
-    weights = leaf_weights.copy()
-    inner = np.flatnonzero(shape.left_child != NO_CHILD)[::-1]
-    children = np.stack([shape.left_child[inner], shape.right_child[inner]], 1)
-    if ((children <= inner[:, None]) | (children >= len(weights))).any():
+    """Return for each node the sum of the weights of the leaves below it, if parents come before children."""
+    weight_sums = leaf_weights.copy()
+    inner_nodes = np.flatnonzero(shape.left_child != NO_CHILD)[::-1]
+    children = np.stack([shape.left_child[inner_nodes], shape.right_child[inner_nodes]], 1)
+    if ((children <= inner_nodes[:, None]) | (children >= len(weight_sums))).any():
         raise CheckpointError(*describe_damage(LIBRARY, "nodes that form trees"))
-    for node, (low_child, high_child) in zip(inner.tolist(), children.tolist(), strict=True):
-        weights[node] = weights[low_child] + weights[high_child]
-    return weights
+    for node, (low_child, high_child) in zip(inner_nodes.tolist(), children.tolist(), strict=True):
+        weight_sums[node] = weight_sums[low_child] + weight_sums[high_child]
+    return weight_sums
 
 
 def _member_of(settings: Any, *keys: str) -> Any:
+    value = settings
     for key in keys:
-        settings = settings.get(key) if isinstance(settings, dict) else None
-    return settings
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
 def _number_of(settings: Any, *keys: str) -> float | None:

@@ -1,7 +1,8 @@
 """Read the network in a release, and write networks as safetensors files.
 
 A file may come from a hostile author, so everything that the file claims is checked (:mod:`.release`). The
-weights become a clean state dict: unwrapped, dense, real, finite, and without shared memory.
+weights become a clean state dict: names without the prefixes of wrappers such as DataParallel, and tensors
+that are dense, real and finite and share no memory.
 
 Written files also describe the network in their metadata: plain strings that any safetensors reader can show.
 The metadata key ``FORMAT_KEY`` marks files that residuum wrote.
@@ -40,8 +41,8 @@ SAVE_WEIGHTS = (
     "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
     "safetensors.numpy.save_file({name: array, ...}, path)."
 )
-# Kinds of files that residuum can scan but not load as a network, each with a description and a remedy.
 USE_TREES = "Run residuum scan on the file, which reports what its trees store."
+# Kinds of files that residuum can scan but not load as a network, each with a description and a remedy.
 UNREADABLE_KINDS = {
     "torchscript": (
         "a TorchScript program",
@@ -86,7 +87,7 @@ def load_checkpoint(
     if release.size > max_bytes:
         raise UnsafeFileError(
             f"A network may have at most {max_bytes} bytes; {release.path.name!r} has {release.size}.",
-            "Increase max_bytes for a large model.",
+            "For a large model, pass a larger max_bytes.",
         )
     if release.kind in ("pickle", "skops") and (network := read_estimator(release)) is not None:
         return (
@@ -95,7 +96,7 @@ def load_checkpoint(
     if release.kind not in ("torch", "safetensors"):
         what, remedy = UNREADABLE_KINDS.get(release.kind, UNREADABLE_KINDS["pickle"])
         raise CheckpointError(
-            "A checkpoint must be a safetensors file or a file of torch.save; "
+            "The file of a network must be a safetensors file or a file of torch.save; "
             f"{release.path.name!r} is {what}.",
             remedy,
         )
@@ -133,9 +134,9 @@ def as_network(
     if hasattr(model, "coefs_") and hasattr(model, "intercepts_"):
         return convert_estimator(model)
     raise CheckpointError(
-        "A network must be a Network, a module, its state_dict(), a fitted MLPClassifier or MLPRegressor "
-        f"of scikit-learn, or the path of a file; got {type(model).__name__}.",
-        "Pass model.state_dict().",
+        "A network must be a Network, a torch module, its state_dict(), a fitted MLPClassifier or "
+        f"MLPRegressor of scikit-learn, or the path of a file; got {type(model).__name__}.",
+        "If the model is a torch module, pass model.state_dict().",
     )
 
 
@@ -193,7 +194,7 @@ def _read_network(
 def _identify(
     state: dict[str, Tensor], arch: str | None, metadata: Network
 ) -> tuple[Architecture, dict[str, str], list[str]]:
-    """Return the architecture, the tensor name of each parameter, and what had to be assumed, in words."""
+    """Return the architecture of a state dict, the tensor name of each parameter, and assumption notes."""
     arch_text = arch if arch is not None else metadata.arch
     try:
         # A hostile file can claim a huge architecture. On the device "meta", building it allocates no memory.

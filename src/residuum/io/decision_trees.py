@@ -1,6 +1,6 @@
-"""Read decision trees of scikit-learn, and check that the nodes of any tree form a tree.
+"""Read decision trees of scikit-learn, and check the nodes of decision trees of any library.
 
-The nodes of a tree are records of 56 bytes, or of 64 bytes since scikit-learn 1.3. A sample x goes to the
+A node of scikit-learn is stored in 56 bytes, or in 64 bytes since scikit-learn 1.3. A sample x goes to the
 left child of a node if ``x[feature] <= threshold``.
 """
 
@@ -28,13 +28,15 @@ NODE_FIELDS = [
 NODE = np.dtype(NODE_FIELDS)
 NODE_WITH_MISSING = np.dtype([*NODE_FIELDS, ("missing_left", "u1"), ("padding", "V7")])
 MAX_NODES = 50_000_000  # largest number of nodes of all trees of a forest
-MAX_VALUE = 1e150  # largest value of a node
+MAX_VALUE = 1e150  # largest absolute value that a node may store
 MAX_COLUMNS = 1_000_000  # largest number of columns of a training table
 # Criteria of regression trees whose impurity is the variance of the targets below a node.
 VARIANCES = ("squared_error", "friedman_mse", "mse")
 # Criteria of regression trees that store the median of the targets below a node instead of their mean.
 MEDIANS = ("absolute_error", "mae")
-ROUNDING = 1e-12  # impurities below this share of the largest one are zero
+ROUNDING = (
+    1e-12  # an impurity below this fraction of the largest impurity of the tree counts as zero
+)
 SAVE_AGAIN = "Save the model again with a current version of scikit-learn."
 COPY_AGAIN = "Copy or save the file again."
 
@@ -55,77 +57,88 @@ def read_tree(estimator: Any) -> Tree | None:
     if not isinstance(tree, InertObject) or tree.name != TREE:
         return None
     nodes, values = tree.attributes.get("nodes"), tree.attributes.get("values")
-    raw = nodes.raw() if isinstance(nodes, Block) else None
-    if raw is None or not isinstance(values, Block) or raw.shape[1] not in (56, 64):
+    node_bytes = nodes.raw() if isinstance(nodes, Block) else None
+    if node_bytes is None or not isinstance(values, Block) or node_bytes.shape[1] not in (56, 64):
         raise CheckpointError(
             "A tree of scikit-learn must hold an array of nodes and an array of values; a tree in this "
             "file does not.",
             SAVE_AGAIN,
         )
-    kind = NODE_WITH_MISSING if raw.shape[1] == 64 else NODE
-    table = np.ascontiguousarray(raw).view(kind)[:, 0]
-    value = read_numbers(values, "the values of a tree")
-    if value.ndim != 3 or len(value) != len(table) or 0 in value.shape:
+    node_dtype = NODE_WITH_MISSING if node_bytes.shape[1] == 64 else NODE
+    node_table = np.ascontiguousarray(node_bytes).view(node_dtype)[:, 0]
+    node_values = read_numbers(values, "the values of a tree")
+    if node_values.ndim != 3 or len(node_values) != len(node_table) or 0 in node_values.shape:
         raise CheckpointError(
             "The values of a tree must have the shape (nodes, targets, classes), with as many nodes as the "
-            f"tree; a tree in this file has {len(table)} nodes and values of shape {value.shape}.",
+            f"tree; a tree in this file has {len(node_table)} nodes and values of shape {node_values.shape}.",
             COPY_AGAIN,
         )
     is_classifier = "Classifier" in estimator.class_name
-    if is_classifier and value.shape[1] > 1:
+    if is_classifier and node_values.shape[1] > 1:
         raise CheckpointError(
             "residuum reads classification trees with one target; a tree in this file has "
-            f"{value.shape[1]} targets.",
+            f"{node_values.shape[1]} targets.",
             "Train one classifier for each target.",
         )
-    left_child, right_child = table["left"].astype(np.int64), table["right"].astype(np.int64)
-    inner = left_child != NO_CHILD
-    # An owner may have overwritten these fields to protect the training records. Such values say nothing.
-    has_counts = _adds_up(table["count"], left_child, right_child)
-    has_weights = _adds_up(table["weight"], left_child, right_child)
-    has_impurity = bool((table["impurity"][inner] > 0).all()) and has_weights
-    impurity = table["impurity"].astype(np.float64)
-    value = value.reshape(len(table), -1)
+    left_child, right_child = (
+        node_table["left"].astype(np.int64),
+        node_table["right"].astype(np.int64),
+    )
+    is_inner = left_child != NO_CHILD
+    # The owner of a model can overwrite the counts and weights of nodes to protect the training records.
+    # We ignore counts or weights of nodes that are not the sums of those of their children.
+    has_counts = _adds_up(node_table["count"], left_child, right_child)
+    has_weights = _adds_up(node_table["weight"], left_child, right_child)
+    has_impurity = bool((node_table["impurity"][is_inner] > 0).all()) and has_weights
+    impurity = node_table["impurity"].astype(np.float64)
+    node_values = node_values.reshape(len(node_table), -1)
     criterion = estimator.attributes.get("criterion")
     if not is_classifier and criterion not in (None, *VARIANCES):
-        # Other criteria only show which leaves are pure.
+        # For other criteria, the impurity is not a variance. It is 0 if all targets of a node are equal.
+        # We keep only these zeros.
         is_zero = np.abs(impurity) <= ROUNDING * np.abs(impurity).max(initial=0.0)
         impurity = np.where(is_zero, 0.0, np.nan)
     if not is_classifier and criterion in MEDIANS:
-        value = np.where(inner[:, None], np.nan, value)  # a median is not a linear equation
+        # We ignore medians of inner nodes. Unlike a mean, a median is not a linear equation for the targets.
+        node_values = np.where(is_inner[:, None], np.nan, node_values)
     seed = estimator.attributes.get("random_state")
     return Tree(
         left=left_child,
         right=right_child,
-        feature=table["feature"].astype(np.int64),
-        threshold=table["threshold"].astype(np.float64),
-        value=value,
-        weight=table["weight"].astype(np.float64) if has_weights else None,
-        count=table["count"].astype(np.int64) if has_counts else None,
+        feature=node_table["feature"].astype(np.int64),
+        threshold=node_table["threshold"].astype(np.float64),
+        value=node_values,
+        weight=node_table["weight"].astype(np.float64) if has_weights else None,
+        count=node_table["count"].astype(np.int64) if has_counts else None,
         impurity=impurity if has_impurity else None,
-        missing_left=table["missing_left"] != 0 if kind is NODE_WITH_MISSING else None,
+        missing_left=node_table["missing_left"] != 0 if node_dtype is NODE_WITH_MISSING else None,
         seed=read_seed(seed),
     )
 
 
-def _adds_up(amount: Any, left_child: Any, right_child: Any) -> bool:
-    """Return True if an amount of records is positive and adds up: a node has as many as its children."""
-    nodes = len(left_child)
-    inner = np.flatnonzero(
-        (left_child >= 0) & (left_child < nodes) & (right_child >= 0) & (right_child < nodes)
+def _adds_up(weights: Any, left_child: Any, right_child: Any) -> bool:
+    """Return True if all weights are positive and the weight of each node is the sum over its children."""
+    node_count = len(left_child)
+    inner_nodes = np.flatnonzero(
+        (left_child >= 0)
+        & (left_child < node_count)
+        & (right_child >= 0)
+        & (right_child < node_count)
     )
-    amount = amount.astype(np.float64)
-    if not (np.isfinite(amount) & (amount > 0) & (amount < 1e100)).all():
+    weights = weights.astype(np.float64)
+    if not (np.isfinite(weights) & (weights > 0) & (weights < 1e100)).all():
         return False
     return bool(
         np.allclose(
-            amount[left_child[inner]] + amount[right_child[inner]], amount[inner], rtol=1e-6
+            weights[left_child[inner_nodes]] + weights[right_child[inner_nodes]],
+            weights[inner_nodes],
+            rtol=1e-6,
         )
     )
 
 
 def read_seed(value: Any) -> int | None:
-    """Return the seed of a tree, None if the value is no seed."""
+    """Return the value if it is a seed of a tree (an integer from 0 to 2^32 - 1), otherwise None."""
     return value if type(value) is int and 0 <= value < 2**32 else None
 
 
@@ -185,9 +198,9 @@ def read_columns(model: InertObject) -> int:
         The number of columns.
 
     Raises:
-        CheckpointError: If the estimator does not state it.
+        CheckpointError: If the estimator does not store the number of columns.
     """
-    # Versions of scikit-learn before 1.0 store the number as n_features_.
+    # Versions of scikit-learn before 1.0 store the number of columns as ``n_features_``.
     attributes = model.attributes
     columns = attributes.get("n_features_in_", attributes.get("n_features_"))
     if type(columns) is not int or not 1 <= columns <= MAX_COLUMNS:
@@ -200,14 +213,14 @@ def read_columns(model: InertObject) -> int:
 
 
 def read_names(model: InertObject) -> tuple[str, ...]:
-    """Return the names of the columns of an estimator, () if the file stores no names."""
+    """Return the names of the columns of an estimator, or () if the file stores no names."""
     value = model.attributes.get("feature_names_in_")
     names = value.objects if isinstance(value, Block) else None
     return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
 
 def has_best_splits(estimators: list[InertObject]) -> bool:
-    """Return True if all trees search for the best threshold, which is the midpoint of two values."""
+    """Return True if every tree uses best splits, whose thresholds are midpoints of two column values."""
     return all(
         estimator.attributes.get("splitter") == "best"
         if "splitter" in estimator.attributes
@@ -217,7 +230,7 @@ def has_best_splits(estimators: list[InertObject]) -> bool:
 
 
 def check_forest(forest: Forest) -> None:
-    """Refuse nodes that do not form a tree, because a hostile file could cause an endless loop.
+    """Raise an error if the nodes of a tree do not form a tree. Such nodes could cause an endless loop.
 
     Args:
         forest: The forest.
@@ -229,44 +242,47 @@ def check_forest(forest: Forest) -> None:
         raise CheckpointError(
             f"A forest may have at most {MAX_NODES:,} nodes and {MAX_COLUMNS:,} columns; this forest has "
             "more.",
-            "Audit some of the trees.",
+            "Save a model with fewer trees, and audit this model.",
         )
     for tree in forest.trees:
-        nodes = len(tree.left)
-        inner = tree.left != NO_CHILD
+        node_count = len(tree.left)
+        is_inner = tree.left != NO_CHILD
         is_tree = (
-            nodes > 0
-            and len(tree.value) == nodes
+            node_count > 0
+            and len(tree.value) == node_count
             and forms_tree(tree.left, tree.right)
-            and bool((tree.left[inner] > np.flatnonzero(inner)).all())
-            and bool((tree.right[inner] > np.flatnonzero(inner)).all())
-            and bool(((tree.feature[inner] >= 0) & (tree.feature[inner] < forest.columns)).all())
-            and not np.isnan(tree.threshold[inner]).any()
+            and bool((tree.left[is_inner] > np.flatnonzero(is_inner)).all())
+            and bool((tree.right[is_inner] > np.flatnonzero(is_inner)).all())
+            and bool(
+                ((tree.feature[is_inner] >= 0) & (tree.feature[is_inner] < forest.columns)).all()
+            )
+            and not np.isnan(tree.threshold[is_inner]).any()
         )
         if not is_tree:
             raise CheckpointError(
-                "The nodes of a decision tree must form one tree; the nodes in this file do not.",
+                "The nodes of a decision tree must form one connected tree with splits of existing columns; "
+                "the nodes in this file do not.",
                 COPY_AGAIN,
             )
         has_shares = forest.is_classifier and forest.kind == AVERAGE
-        same_width = tree.value.shape[1] == forest.trees[0].value.shape[1]
-        if not same_width or not _has_values(tree, has_shares):
+        has_same_width = tree.value.shape[1] == forest.trees[0].value.shape[1]
+        if not has_same_width or not _has_values(tree, has_shares):
             raise CheckpointError(
-                "The leaves of decision trees must store finite targets, or shares of the same classes; a "
-                "leaf in this file does not.",
+                "The leaves of decision trees must store finite targets, or class shares for the same number "
+                "of classes; a leaf in this file does not.",
                 COPY_AGAIN,
             )
 
 
 def _has_values(tree: Tree, has_shares: bool) -> bool:
-    """Return True if the values of all nodes are numbers of a moderate size. Inner nodes may lack values.
+    """Check the values of all nodes of a tree.
 
     Args:
         tree: The tree.
-        has_shares: Whether the values must be shares or numbers of classes.
+        has_shares: Whether the values must be class shares or class counts, which are not negative.
 
     Returns:
-        Whether this is the case.
+        True if every leaf has a value and no value is too large. Inner nodes may lack values (NaN).
     """
     leaf_values = tree.value[tree.left == NO_CHILD]
     values = tree.value[~np.isnan(tree.value).any(1)]

@@ -10,12 +10,13 @@ draws them with Glorot's rule, layer after layer from one generator (``MLPClassi
 
 for the weight W_l and the bias b_l of layer l. For logistic units the 6 is replaced by 2.
 
-Without early stopping the estimator also stores a copy of its initial weights in ``_best_coefs``.
+Without early stopping, the estimator also stores a copy of its initial weights in ``_best_coefs``.
 
 We report initial weights W0 only if they correlate with the trained weights W. Training changes W only within
 the span of few samples, so most of W0 remains in W. The cosine of two independent matrices with n entries is
 0 +- 1/sqrt(n). The cosine of W and the true W0 is many times larger. The evidence also says how many singular
-directions exceed noise in W, and in W after W0 is subtracted with its best factor.
+values of W exceed the noise edge (the largest singular value of a random matrix). It says the same for
+W - c W0, where c is the factor with which c W0 is closest to W.
 """
 
 from __future__ import annotations
@@ -49,8 +50,12 @@ CENTERS |= {"MaxAbsScaler": "none"}
 VALUE_ERRORS = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
 # Initial weights are accepted if their cosine with the trained weights exceeds this many standard deviations.
 MIN_DEVIATIONS = 6.0
-MAX_VALUES = 50_000_000  # largest number of weights for which initial weights are drawn again
-CHUNK_ROWS = 64  # number of rows of a matrix that are converted to float64 at a time
+MAX_VALUES = (
+    50_000_000  # largest number of weights of a network whose initial weights are drawn again
+)
+CHUNK_ROWS = (
+    64  # number of rows of a weight matrix that are converted to float64 together, to save memory
+)
 # Singular values are computed only for layers of at most this many weights. This takes half a second.
 MAX_SPECTRUM = 1_000_000
 
@@ -104,7 +109,7 @@ def read_estimator(release: Release) -> Network | None:
         if obj.class_name.endswith(preprocessor_suffixes)
     ]
     preprocessor_list = ", ".join(dict.fromkeys(preprocessor_names))
-    note = f"the model file applies {preprocessor_list} to samples before the network"
+    preprocessing_note = f"the model file applies {preprocessor_list} to samples before the network"
     try:
         network = convert_estimator(_to_namespace(estimator))
         network.check_weights()
@@ -115,17 +120,17 @@ def read_estimator(release: Release) -> Network | None:
             "Save the estimator again.",
         ) from problem
     return network.replace(
-        assumptions=(*network.assumptions, *([note] if preprocessor_names else []))
+        assumptions=(*network.assumptions, *([preprocessing_note] if preprocessor_names else []))
     )
 
 
 def _refuse_other_estimators(release: Release) -> None:
-    """Raise an error that names the estimator if the pickle holds an estimator that is not an MLP."""
-    content = release.content
-    if isinstance(content, InertObject) and content.name.startswith("sklearn."):
+    """Raise an error if the pickle holds an estimator of scikit-learn that is not an MLP."""
+    estimator = release.content
+    if isinstance(estimator, InertObject) and estimator.name.startswith("sklearn."):
         raise CheckpointError(
             f"residuum attacks neural networks and trees; {release.path.name[:80]!r} is a pickle of a "
-            f"{content.class_name[:60]}, for which residuum has no attack.",
+            f"{estimator.class_name[:60]}, for which residuum has no attack.",
             "Use the findings of residuum scan. If you trust the file, load it and pass the live model to "
             "residuum.audit, which compares the losses of training and held-out samples.",
         )
@@ -152,7 +157,7 @@ def read_training_state(
     initialization, moment = find_initial_weights(estimator), None
     try:
         moment = read_moment(_to_namespace(estimator))
-    except InputError:  # the file holds no optimizer state
+    except InputError:  # raised if the file holds no optimizer state
         pass
     except VALUE_ERRORS as problem:
         raise CheckpointError(
@@ -178,7 +183,7 @@ def read_scalings(release: Release) -> list[tuple[Tensor, Tensor]]:
     Returns:
         One pair of tensors for each scaler.
     """
-    scalings = (read_scaling(candidate) for candidate in _iterate_objects(release))
+    scalings = (read_scaling(pickled_object) for pickled_object in _iterate_objects(release))
     return [scaling for scaling in scalings if scaling is not None]
 
 
@@ -189,7 +194,7 @@ def read_scaling(scaler: InertObject) -> tuple[Tensor, Tensor] | None:
         scaler: An object of a pickle.
 
     Returns:
-        The pair (factor, shift), None if the object is no fitted scaler.
+        The pair (factor, shift), or None if the object is not a fitted scaler of scikit-learn.
     """
     attributes = scaler.attributes
     attribute_names = ("scale_", CENTERS.get(scaler.class_name, "none"))
@@ -216,14 +221,16 @@ def _find_network(release: Release) -> InertObject | None:
 
 
 def _to_namespace(value: Any, depth: int = 0) -> Any:
-    """Convert values of a pickle: arrays to numpy arrays, and objects to namespaces of their attributes."""
+    """Convert a value of a pickle: an array to a numpy array, an object to a namespace of its attributes."""
     if isinstance(value, Block):
         return value.tensor().numpy() if value.read is not None else list(value.objects or ())
     if isinstance(value, list | tuple) and depth < MAX_DEPTH:
         return [_to_namespace(entry, depth + 1) for entry in value]
     if isinstance(value, InertObject) and depth < MAX_DEPTH:
-        items = value.attributes.items()
-        return SimpleNamespace(**{name: _to_namespace(entry, depth + 1) for name, entry in items})
+        attributes = value.attributes.items()
+        return SimpleNamespace(
+            **{name: _to_namespace(entry, depth + 1) for name, entry in attributes}
+        )
     return value
 
 
@@ -261,12 +268,16 @@ def read_layers(weights: Any, biases: Any) -> dict[str, Tensor] | None:
     """
     if not isinstance(weights, list) or not isinstance(biases, list):
         return None
-    blocks = [w for w in weights if isinstance(w, Block)]
-    bias_blocks = [b for b in biases if isinstance(b, Block)]
-    if not blocks or len(blocks) != len(bias_blocks) or sum(b.numel for b in blocks) > MAX_VALUES:
+    weight_blocks = [block for block in weights if isinstance(block, Block)]
+    bias_blocks = [block for block in biases if isinstance(block, Block)]
+    if (
+        not weight_blocks
+        or len(weight_blocks) != len(bias_blocks)
+        or sum(block.numel for block in weight_blocks) > MAX_VALUES
+    ):
         return None
     theta: dict[str, Tensor] = {}
-    for l, (weight, bias) in enumerate(zip(blocks, bias_blocks, strict=True)):
+    for l, (weight, bias) in enumerate(zip(weight_blocks, bias_blocks, strict=True)):
         if len(weight.shape) != 2 or bias.shape != weight.shape[1:]:
             return None
         theta[f"layers.{l}.weight"] = weight.tensor().T.contiguous()
@@ -347,39 +358,42 @@ def describe_evidence(theta: dict[str, Tensor], theta0: dict[str, Tensor]) -> st
     Returns:
         The evidence, or None if the trained and initial weights are equal or do not correlate.
     """
-    trained_weight = theta["layers.0.weight"]
-    initial_weight = theta0["layers.0.weight"].to(trained_weight)
+    first_weight = theta["layers.0.weight"]
+    first_initial_weight = theta0["layers.0.weight"].to(first_weight)
     if (
-        trained_weight.shape != initial_weight.shape
-        or not bool(trained_weight.isfinite().all())
-        or torch.equal(trained_weight, initial_weight)
+        first_weight.shape != first_initial_weight.shape
+        or not bool(first_weight.isfinite().all())
+        or torch.equal(first_weight, first_initial_weight)
     ):
         return None
-    inner, initial_square = (
-        _inner_product(trained_weight, initial_weight),
-        _inner_product(initial_weight, initial_weight),
+    inner_product, squared_initial_norm = (
+        _inner_product(first_weight, first_initial_weight),
+        _inner_product(first_initial_weight, first_initial_weight),
     )
-    cosine = inner / max(
-        (_inner_product(trained_weight, trained_weight) * initial_square) ** 0.5, 1e-30
+    cosine = inner_product / max(
+        (_inner_product(first_weight, first_weight) * squared_initial_norm) ** 0.5, 1e-30
     )
-    deviation_count = cosine * math.sqrt(trained_weight.numel())
-    if not deviation_count > MIN_DEVIATIONS:
+    standard_deviations = cosine * math.sqrt(first_weight.numel())
+    if not standard_deviations > MIN_DEVIATIONS:
         return None
-    evidence = f"cosine {cosine:.2f} with the weights ({deviation_count:.0f} standard deviations)"
-    best_factor = inner / max(initial_square, 1e-30)
-    if min(trained_weight.shape) > 2 and trained_weight.numel() <= MAX_SPECTRUM:
-        count = noise_edge(_singular_values(trained_weight), *trained_weight.shape)[0]
-        count_without_init = noise_edge(
-            _singular_values(trained_weight - best_factor * initial_weight), *trained_weight.shape
+    evidence = (
+        f"cosine {cosine:.2f} with the weights ({standard_deviations:.0f} standard deviations)"
+    )
+    best_factor = inner_product / max(squared_initial_norm, 1e-30)
+    if min(first_weight.shape) > 2 and first_weight.numel() <= MAX_SPECTRUM:
+        singular_value_count = noise_edge(_singular_values(first_weight), *first_weight.shape)[0]
+        count_without_initialization = noise_edge(
+            _singular_values(first_weight - best_factor * first_initial_weight), *first_weight.shape
         )[0]
         evidence += (
-            f"; W - {best_factor:.2f} W0 shows {count_without_init} directions, W shows {count}"
+            f"; W - {best_factor:.2f} W0 shows {count_without_initialization} directions, W shows "
+            f"{singular_value_count}"
         )
     return evidence
 
 
 def _inner_product(a: Tensor, b: Tensor) -> float:
-    """Return the inner product of two matrices in float64, computed from a few rows at a time."""
+    """Return the inner product (sum of products of entries) of two matrices, a few rows at a time."""
     chunk_pairs = zip(a.split(CHUNK_ROWS), b.split(CHUNK_ROWS), strict=True)
     return sum(float((x.double() * y.double()).sum()) for x, y in chunk_pairs)
 

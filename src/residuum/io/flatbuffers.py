@@ -1,8 +1,9 @@
-"""Read tables of FlatBuffers, the format inside of binary models of CatBoost, with checks for every offset.
+"""Read tables of FlatBuffers, the format of binary models of CatBoost, with checks for every offset.
 
-A table begins with the distance to its field list. The field list states for each field how far behind the
-beginning of the table its content is, 0 for a field that is not stored. Texts, arrays and inner tables are
-stored elsewhere, and the field holds the distance to them. All numbers are little-endian.
+A table is a group of fields, which are numbered from 0. The table begins with the distance in bytes back to
+its field list. The field list states the distance from the beginning of the table to each field, or 0 for a
+field that is not stored. A number is stored in its field. For a text, an array or an inner table, the field
+holds the distance to the place where the content is stored. All numbers are little-endian.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Table:
 
     Attributes:
         raw: The bytes of the file.
-        position: Position of the table.
+        position: Position of the table in the file, in bytes.
     """
 
     raw: bytes
@@ -29,16 +30,16 @@ class Table:
 
     @classmethod
     def root(cls, raw: bytes) -> Table:
-        """Return the table to which the first bytes of a file refer."""
+        """Return the outermost table. The first four bytes of a file state its position."""
         return cls(raw, _read(raw, "<I", 0))
 
     def number(self, field: int, kind: str, default: float) -> float:
         """Return a number that is stored in the table.
 
         Args:
-            field: Number of the field.
+            field: Index of the field in the table.
             kind: Format of the number, as in :mod:`struct`.
-            default: Result for a field that is not stored.
+            default: Value to return if the field is not stored.
 
         Returns:
             The number.
@@ -47,20 +48,20 @@ class Table:
         return default if position is None else _read(self.raw, kind, position)
 
     def table(self, field: int) -> Table | None:
-        """Return an inner table, None if the field is not stored."""
+        """Return the inner table in a field, or None if the field is not stored."""
         position = self._follow(field)
         return None if position is None else Table(self.raw, position)
 
     def text(self, field: int) -> str:
-        """Return a text, "" if the field is not stored."""
+        """Return the text in a field, or "" if the field is not stored."""
         return self.array(field, "u1").tobytes().decode("utf-8", "replace")
 
     def array(self, field: int, kind: str) -> NDArray:
-        """Return an array of numbers, which shares the bytes of the file.
+        """Return the array of numbers in a field, as a view of the bytes of the file without a copy.
 
         Args:
-            field: Number of the field.
-            kind: Dtype of numpy.
+            field: Index of the field in the table.
+            kind: Dtype of the numbers, as numpy names it.
 
         Returns:
             The array, which is empty if the field is not stored.
@@ -72,26 +73,26 @@ class Table:
         return np.frombuffer(self.raw, kind, count, position + 4)
 
     def tables(self, field: int) -> Iterator[Table]:
-        """Yield the tables of an array of tables."""
+        """Yield the tables in a field that holds an array of tables."""
         position = self._follow(field)
         if position is None:
             return
-        for k in range(_read(self.raw, "<I", position)):
-            entry = position + 4 + 4 * k
-            yield Table(self.raw, entry + _read(self.raw, "<I", entry))
+        for index in range(_read(self.raw, "<I", position)):
+            entry_position = position + 4 + 4 * index
+            yield Table(self.raw, entry_position + _read(self.raw, "<I", entry_position))
 
     def _find(self, field: int) -> int | None:
-        """Return the position of a field, None if the table does not store the field."""
-        fields = self.position - _read(self.raw, "<i", self.position)
-        size = _read(self.raw, "<H", fields)
-        entry = 4 + 2 * field
-        if entry + 2 > size:
+        """Return the position of a field in the file, or None if the field is not stored."""
+        list_position = self.position - _read(self.raw, "<i", self.position)
+        list_bytes = _read(self.raw, "<H", list_position)
+        entry_offset = 4 + 2 * field
+        if entry_offset + 2 > list_bytes:
             return None
-        distance = _read(self.raw, "<H", fields + entry)
-        return self.position + distance if distance else None
+        field_distance = _read(self.raw, "<H", list_position + entry_offset)
+        return self.position + field_distance if field_distance else None
 
     def _follow(self, field: int) -> int | None:
-        """Return the position to which a field refers."""
+        """Return the position of the text, array or inner table of a field, or None if it is not stored."""
         position = self._find(field)
         return None if position is None else position + _read(self.raw, "<I", position)
 

@@ -17,7 +17,7 @@ from residuum.io.inert import Block, InertObject
 from residuum.io.tree_ensembles import read_bagging, read_isolation_forest, read_random_embedding
 from residuum.trees.forest import Forest
 
-# Random forests and single trees.
+# Classes of scikit-learn that ``read_forest`` reads: random forests and single trees.
 READABLE = (
     "RandomForestRegressor",
     "RandomForestClassifier",
@@ -41,16 +41,16 @@ def find_forests(content: Any) -> Iterator[tuple[str, Forest]]:
     Yields:
         The class name and the forest.
     """
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     stack = [content]
     while stack:
         value = stack.pop()
-        if id(value) in seen:
+        if id(value) in visited_ids:
             continue
-        seen.add(id(value))
+        visited_ids.add(id(value))
         if isinstance(value, InertObject):
-            read = READERS.get(value.class_name)
-            if read is not None and (forest := read(value)) is not None:
+            read_model = READERS.get(value.class_name)
+            if read_model is not None and (forest := read_model(value)) is not None:
                 yield value.class_name, forest
             else:
                 stack += [*value.attributes.values(), *value.entries.values(), *value.items]
@@ -69,27 +69,29 @@ def read_forest(model: InertObject) -> Forest | None:
         model: The estimator.
 
     Returns:
-        The forest, None if the estimator was not fitted.
+        The forest, or None if the estimator was not fitted.
 
     Raises:
         CheckpointError: If a tree is damaged.
     """  # noqa: DOC502
     attributes = model.attributes
-    members = attributes.get("estimators_")
+    tree_list = attributes.get("estimators_")
     estimators = [
-        e for e in (members if isinstance(members, list) else [model]) if isinstance(e, InertObject)
+        e
+        for e in (tree_list if isinstance(tree_list, list) else [model])
+        if isinstance(e, InertObject)
     ]
     trees = [read_tree(estimator) for estimator in estimators]
     if not trees or any(tree is None for tree in trees):
         return None
-    is_single = not isinstance(members, list)
-    records = attributes.get("_n_samples")
+    is_single = not isinstance(tree_list, list)
+    record_count = attributes.get("_n_samples")
     forest = Forest(
         trees=tuple(tree for tree in trees if tree is not None),
         columns=read_columns(model),
         is_classifier=model.class_name.endswith("Classifier"),
         has_bootstrap=False if is_single else attributes.get("bootstrap") is True,
-        records=records if type(records) is int else None,
+        records=record_count if type(record_count) is int else None,
         has_midpoints=has_best_splits(estimators),
         has_sample_weights=attributes.get("_sample_weight") is not None,
         names=read_names(model),
@@ -98,7 +100,7 @@ def read_forest(model: InertObject) -> Forest | None:
     return forest
 
 
-# Functions that read a model, by the name of its class.
+# For each class of scikit-learn, the function that reads its trees.
 READERS: dict[str, Callable[[InertObject], Forest | None]] = {
     **dict.fromkeys(READABLE, read_forest),
     "BaggingRegressor": read_bagging,

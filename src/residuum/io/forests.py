@@ -31,7 +31,7 @@ def read_forests(release: Release) -> tuple[NamedForest, ...]:
         release: The release.
 
     Returns:
-        The forests, () if the release holds none.
+        The forests, or an empty tuple if the release holds no forest.
     """
     forests = [NamedForest(name, forest) for name, forest in find_forests(release.content)]
     forests += [NamedForest(name, forest) for name, forest in find_boosted_forests(release.content)]

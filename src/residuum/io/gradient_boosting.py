@@ -1,11 +1,12 @@
 """Read boosted trees of scikit-learn: GradientBoosting and HistGradientBoosting.
 
-The prediction before the link function, called margin, is
+The margin of a sample (its prediction before the sigmoid, softmax or exponential function) is
 
     offset + sum over all trees of the value of the sample's leaf.
 
 GradientBoosting multiplies the leaf values by the learning rate during prediction. Its offset is the
-prediction of ``init_``, by default the mean target, or for classifiers the link of the class shares:
+prediction of ``init_``. By default this is the mean target. For classifiers, it follows from the share p of
+class 1, or from the share p_k of each class k, in the training records:
 
     log(p / (1 - p))                          for two classes,
     log(p_k) - mean of log(p) over classes    for more classes.
@@ -35,7 +36,7 @@ from residuum.io.decision_trees import (
 from residuum.io.inert import Block, InertObject
 from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Tree
 
-# Nodes of HistGradientBoosting. Versions of scikit-learn before 1.2 store the feature in 4 bytes.
+# Fields of a node of HistGradientBoosting. Before version 1.2, scikit-learn stores the feature in 4 bytes.
 BIN_NODE_FIELDS = [
     ("value", "<f8"),
     ("count", "<u4"),
@@ -69,14 +70,15 @@ def read_gradient_boosting(model: InertObject) -> Forest | None:
         CheckpointError: If the estimator is damaged.
     """
     attributes = model.attributes
-    stages = attributes.get("estimators_")
-    estimators = _flatten(stages)
+    stage_array = attributes.get("estimators_")
+    estimators = _flatten(stage_array)
     trees = [tree for estimator in estimators if (tree := read_tree(estimator)) is not None]
-    if not trees or len(trees) != len(estimators) or not isinstance(stages, Block):
+    if not trees or len(trees) != len(estimators) or not isinstance(stage_array, Block):
         return None
-    if len(stages.shape) != 2 or stages.shape[0] * stages.shape[1] != len(trees):
+    if len(stage_array.shape) != 2 or stage_array.shape[0] * stage_array.shape[1] != len(trees):
         raise CheckpointError(
-            "GradientBoosting must store an array of trees with one row for each stage; this file does not.",
+            "GradientBoosting must store an array of trees with one row for each boosting stage; this file "
+            "does not.",
             COPY_AGAIN,
         )
     learning_rate = _learning_rate(attributes)
@@ -85,8 +87,8 @@ def read_gradient_boosting(model: InertObject) -> Forest | None:
             "A tree of GradientBoosting must have one value per node; a tree in this file has more.",
             COPY_AGAIN,
         )
-    outputs = stages.shape[1]
-    count = trees[0].count
+    output_count = stage_array.shape[1]
+    node_counts = trees[0].count
     is_classifier = model.class_name.endswith("Classifier")
     objective = attributes.get("loss")
     forest = Forest(
@@ -95,13 +97,15 @@ def read_gradient_boosting(model: InertObject) -> Forest | None:
         is_classifier=is_classifier,
         has_bootstrap=False,
         records=(
-            int(count[0]) if count is not None and attributes.get("subsample") == 1.0 else None
+            int(node_counts[0])
+            if node_counts is not None and attributes.get("subsample") == 1.0
+            else None
         ),
         has_midpoints=has_best_splits([e for e in estimators if isinstance(e, InertObject)]),
         names=read_names(model),
         kind=BOOSTING,
-        offset=_offset(attributes, outputs, is_classifier),
-        outputs=np.tile(np.arange(outputs), stages.shape[0]),
+        offset=_offset(attributes, output_count, is_classifier),
+        outputs=np.tile(np.arange(output_count), stage_array.shape[0]),
         learning_rate=learning_rate,
         objective=objective if isinstance(objective, str) else "",
     )
@@ -125,37 +129,37 @@ def read_histogram_boosting(model: InertObject) -> Forest | None:
     iterations = attributes.get("_predictors")
     if not isinstance(iterations, list) or not iterations:
         return None
-    sizes = {len(row) if isinstance(row, list) else 0 for row in iterations}
-    if len(sizes) != 1 or 0 in sizes:
+    trees_per_iteration = {len(row) if isinstance(row, list) else 0 for row in iterations}
+    if len(trees_per_iteration) != 1 or 0 in trees_per_iteration:
         raise CheckpointError(
             "HistGradientBoosting must store the same number of trees in every iteration; this file does "
             "not.",
             COPY_AGAIN,
         )
     _refuse_categories(attributes)
-    (outputs,) = sizes
+    (output_count,) = trees_per_iteration
     offset = read_numbers(attributes.get("_baseline_prediction"), "the baseline prediction").ravel()
-    if len(offset) != outputs:
+    if len(offset) != output_count:
         raise CheckpointError(
-            f"HistGradientBoosting must store one baseline prediction for each of its {outputs} outputs; "
-            f"this file stores {len(offset)}.",
+            f"HistGradientBoosting must store one baseline prediction for each of its {output_count} "
+            f"outputs; this file stores {len(offset)}.",
             COPY_AGAIN,
         )
     trees = [_read_bin_tree(tree) for row in iterations for tree in row]
-    columns = read_columns(model)
-    edges, max_edges = _bin_edges(attributes, columns)
-    count, objective = trees[0].count, attributes.get("loss")
+    column_count = read_columns(model)
+    edges, max_edges = _bin_edges(attributes, column_count)
+    node_counts, objective = trees[0].count, attributes.get("loss")
     forest = Forest(
         trees=tuple(trees),
-        columns=columns,
+        columns=column_count,
         is_classifier=model.class_name.endswith("Classifier"),
         has_bootstrap=False,
-        records=None if count is None else int(count[0]),
+        records=None if node_counts is None else int(node_counts[0]),
         has_midpoints=bool(edges) and all(len(column) < max_edges for column in edges),
         names=read_names(model),
         kind=BOOSTING,
         offset=offset,
-        outputs=np.tile(np.arange(outputs), len(iterations)),
+        outputs=np.tile(np.arange(output_count), len(iterations)),
         learning_rate=_learning_rate(attributes),
         objective=objective if isinstance(objective, str) else "",
         compares_doubles=True,
@@ -165,12 +169,12 @@ def read_histogram_boosting(model: InertObject) -> Forest | None:
     return forest
 
 
-def _flatten(stages: Any) -> list[Any]:
-    """Return the entries of an array of objects, which joblib stores as an array in an array."""
+def _flatten(entries: Any) -> list[Any]:
+    """Return the entries of an array of objects, which joblib stores inside another array, as a list."""
     for _ in range(2):
-        if isinstance(stages, Block):
-            stages = stages.objects
-    return stages if isinstance(stages, list) else []
+        if isinstance(entries, Block):
+            entries = entries.objects
+    return entries if isinstance(entries, list) else []
 
 
 def _learning_rate(attributes: dict[str, Any]) -> float:
@@ -185,7 +189,7 @@ def _learning_rate(attributes: dict[str, Any]) -> float:
 
 
 def _scale(tree: Tree, factor: float) -> Tree:
-    """Return the tree with its values times a factor. Its impurities stay those of the residuals."""
+    """Return a tree whose node values are multiplied by a factor, and whose impurities do not change."""
     return Tree(
         left=tree.left,
         right=tree.right,
@@ -200,75 +204,80 @@ def _scale(tree: Tree, factor: float) -> Tree:
 
 
 def _offset(attributes: dict[str, Any], outputs: int, is_classifier: bool) -> Floats | None:
-    """Return the prediction before the first tree, None if another model makes it."""
-    init, loss = attributes.get("init_"), attributes.get("_loss")
-    if init == "zero":
+    """Return the offset (the prediction before the first tree), or None if it depends on the sample."""
+    initial_model, loss = attributes.get("init_"), attributes.get("_loss")
+    if initial_model == "zero":
         return np.zeros(outputs)
-    if not isinstance(init, InertObject) or not isinstance(loss, InertObject):
-        return None  # versions of scikit-learn before 1.4 use other link functions
-    if init.class_name == "DummyRegressor" and not is_classifier:
-        constant = read_numbers(init.attributes.get("constant_"), "its first prediction").ravel()
+    if not isinstance(initial_model, InertObject) or not isinstance(loss, InertObject):
+        return None  # before version 1.4, scikit-learn computes the offset in another way
+    if initial_model.class_name == "DummyRegressor" and not is_classifier:
+        constant = read_numbers(
+            initial_model.attributes.get("constant_"), "its first prediction"
+        ).ravel()
         return constant if len(constant) == outputs == 1 else None
-    is_prior = init.attributes.get("strategy") == "prior"
-    if init.class_name != "DummyClassifier" or not is_prior or not is_classifier:
+    is_prior = initial_model.attributes.get("strategy") == "prior"
+    if initial_model.class_name != "DummyClassifier" or not is_prior or not is_classifier:
         return None
-    shares = read_numbers(init.attributes.get("class_prior_"), "the shares of classes")
+    shares = read_numbers(initial_model.attributes.get("class_prior_"), "the shares of classes")
     if shares.ndim != 1 or not ((shares >= 0) & (shares <= 1)).all():
         return None
-    eps = np.finfo(np.float64).eps
-    logs = np.log(np.clip(shares, eps, 1 - eps))
+    epsilon = np.finfo(np.float64).eps
+    log_shares = np.log(np.clip(shares, epsilon, 1 - epsilon))
     if outputs > 1:
-        return logs - logs.mean() if len(logs) == outputs else None
+        return log_shares - log_shares.mean() if len(log_shares) == outputs else None
     if len(shares) != 2:
         return None
-    share = float(np.clip(shares[1], eps, 1 - eps))
+    share = float(np.clip(shares[1], epsilon, 1 - epsilon))
     margin = np.log(share / (1 - share))
     return np.array([margin / 2 if attributes.get("loss") == "exponential" else margin])
 
 
 def _refuse_categories(attributes: dict[str, Any]) -> None:
-    flags = attributes.get("is_categorical_")
-    if flags is not None and (not isinstance(flags, Block) or flags.tensor().any()):
+    categorical_flags = attributes.get("is_categorical_")
+    if categorical_flags is not None and (
+        not isinstance(categorical_flags, Block) or categorical_flags.tensor().any()
+    ):
         raise CheckpointError(
-            "residuum reads HistGradientBoosting without categorical columns; this model has some.",
+            "residuum reads HistGradientBoosting without categorical columns; this model has categorical "
+            "columns.",
             "Encode the categories as numbers and train with categorical_features=None.",
         )
 
 
 def _read_bin_tree(predictor: Any) -> Tree:
-    """Return a tree of HistGradientBoosting."""
     nodes = predictor.attributes.get("nodes") if isinstance(predictor, InertObject) else None
-    raw = nodes.raw() if isinstance(nodes, Block) else None
-    if raw is None or raw.shape[1] not in NODES:
+    node_bytes = nodes.raw() if isinstance(nodes, Block) else None
+    if node_bytes is None or node_bytes.shape[1] not in NODES:
         raise CheckpointError(
             "A tree of HistGradientBoosting must hold an array of nodes; a tree in this file does not.",
             "Save the model again with a current version of scikit-learn.",
         )
-    table = np.ascontiguousarray(raw).view(NODES[raw.shape[1]])[:, 0]
-    is_leaf = table["is_leaf"] != 0
-    if (table["is_categorical"][~is_leaf] != 0).any():
+    node_table = np.ascontiguousarray(node_bytes).view(NODES[node_bytes.shape[1]])[:, 0]
+    is_leaf = node_table["is_leaf"] != 0
+    if (node_table["is_categorical"][~is_leaf] != 0).any():
         raise CheckpointError(
-            "residuum reads HistGradientBoosting without categorical splits; a tree in this file has some.",
+            "residuum reads HistGradientBoosting without categorical splits; a tree in this file has such "
+            "splits.",
             "Encode the categories as numbers and train with categorical_features=None.",
         )
-    count = table["count"].astype(np.int64)
+    count = node_table["count"].astype(np.int64)
     return Tree(
-        left=np.where(is_leaf, NO_CHILD, table["left"].astype(np.int64)),
-        right=np.where(is_leaf, NO_CHILD, table["right"].astype(np.int64)),
-        feature=table["feature"].astype(np.int64),
-        threshold=table["threshold"].astype(np.float64),
-        value=table["value"].astype(np.float64)[:, None],
+        left=np.where(is_leaf, NO_CHILD, node_table["left"].astype(np.int64)),
+        right=np.where(is_leaf, NO_CHILD, node_table["right"].astype(np.int64)),
+        feature=node_table["feature"].astype(np.int64),
+        threshold=node_table["threshold"].astype(np.float64),
+        value=node_table["value"].astype(np.float64)[:, None],
         count=count if (count > 0).all() else None,
-        missing_left=table["missing_left"] != 0,
+        missing_left=node_table["missing_left"] != 0,
     )
 
 
 def _bin_edges(attributes: dict[str, Any], columns: int) -> tuple[tuple[Floats, ...], int]:
-    """Return the edges of the histogram bins of all columns, and the largest number of edges of a column."""
-    mapper = attributes.get("_bin_mapper")
-    if not isinstance(mapper, InertObject):
+    """Return the edges of the histogram bins of each column, and the largest number of edges of a column."""
+    bin_mapper = attributes.get("_bin_mapper")
+    if not isinstance(bin_mapper, InertObject):
         return (), 0
-    edges, bins = mapper.attributes.get("bin_thresholds_"), mapper.attributes.get("n_bins")
+    edges, bins = bin_mapper.attributes.get("bin_thresholds_"), bin_mapper.attributes.get("n_bins")
     if not isinstance(edges, list) or len(edges) != columns or type(bins) is not int:
         raise CheckpointError(
             "HistGradientBoosting must store the edges of the histogram bins of every column; this file "
@@ -276,4 +285,7 @@ def _bin_edges(attributes: dict[str, Any], columns: int) -> tuple[tuple[Floats, 
             COPY_AGAIN,
         )
     columns_of_edges = tuple(read_numbers(column, "the edges of bins").ravel() for column in edges)
-    return columns_of_edges, bins - 2  # one bin holds missing values
+    return (
+        columns_of_edges,
+        bins - 2,
+    )  # one bin is for missing values; the other bins - 1 bins have bins - 2 edges

@@ -66,7 +66,7 @@ class View:
         storage: The storage that holds the numbers.
         offset: Index of the first element of the tensor in the storage.
         size: Shape of the tensor.
-        stride: For each dimension, the distance of neighbors in the storage.
+        stride: For each dimension, the distance in the storage between neighboring elements of the tensor.
     """
 
     storage: Storage
@@ -106,8 +106,9 @@ class GlobalName:
 
     Attributes:
         name: The full name, such as "torch.nn.modules.linear.Linear".
-        kind: What a pickle may do with the name: call it (HARMLESS), make an instance without a call
-            (KNOWN, or FOREIGN for other packages), or nothing (UNLISTED). See :mod:`.pickle_names`.
+        kind: One of four kinds that say what a pickle may do with the class or function. HARMLESS: call it.
+            KNOWN: make an instance without a call. FOREIGN: the same, but the scan reports the package.
+            UNLISTED: nothing. See :mod:`.pickle_names`.
     """
 
     name: str
@@ -135,7 +136,7 @@ class Block:
     structures: Callable[[], np.ndarray] | None = None
 
     def raw(self) -> np.ndarray | None:
-        """Return the bytes of an array of structures, shape (entries, entry size), None for other arrays."""
+        """Return the bytes of an array of structures as (entries, entry size), or None for other arrays."""
         return None if self.structures is None else self.structures()
 
     @property
@@ -192,7 +193,7 @@ class InertObject:
     @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of the object by name, from all dicts of its state."""
-        # The state of an object can be a tuple of two dicts: one for ``__dict__`` and one for ``__slots__``.
+        # A pickle can store the state of an object as two dicts: for ``__dict__`` and for ``__slots__``.
         state_values = self.state if isinstance(self.state, tuple) else (self.state,)
         attributes: dict[str, Any] = {}
         for state in state_values:
@@ -202,13 +203,13 @@ class InertObject:
 
 
 class Opaque:
-    """A stand-in for a dict key or number of a pickle that is too large or too nested to keep."""
+    """A placeholder for a dict key or number in a pickle that is too large or too nested to store."""
 
 
 def make_key(value: Any) -> Any:
-    """Return a dict key that hashes fast. A long or nested value is replaced by an :class:`Opaque`."""
-    is_plain = value is None or type(value) in (bool, float)
-    if is_plain or (type(value) in (str, bytes) and len(value) <= 1000):
+    """Return the value as a dict key. A long or nested value, which hashes slowly, becomes an ``Opaque``."""
+    is_short = value is None or type(value) in (bool, float)
+    if is_short or (type(value) in (str, bytes) and len(value) <= 1000):
         return value
     return value if type(value) is int and abs(value) < 2**60 else Opaque()
 

@@ -1,11 +1,11 @@
 """Read models of LightGBM: text files, and the text of a model in a pickle of LightGBM.
 
 The text has one line ``name=value`` for each property of the model, and then one block of such lines for each
-tree. The inner nodes of a tree are numbered from 0 and its leaves from -1 downward. The property
-``feature_infos`` holds the smallest and the largest value of each column of the training table.
+tree. The inner nodes of a tree have the numbers 0, 1, 2 and so on, and its leaves -1, -2, -3 and so on. The
+property ``feature_infos`` holds the smallest and the largest value of each column of the training table.
 
-A record goes to the left child if its float64 value is at most the threshold. For a missing value, the
-decision type of a node states the direction, or that the value counts as 0.
+A record goes to the left child if its float64 value is at most the threshold. The number ``decision_type`` of
+a node states where missing values go: to the left, to the right, or to the same child as the value 0.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ from residuum.trees.forest import AVERAGE, BOOSTING, NO_CHILD, Floats, Forest
 LIBRARY = "lightgbm"
 MAGIC = b"tree\n"
 MAX_TEXT_BYTES = 512 << 20  # largest text of a model
-IS_CATEGORICAL, DEFAULT_LEFT = (
-    1,
-    2,
-)  # bits of a decision type; the next two bits are the missing type
-MISSING_NONE, MISSING_ZERO = 0, 1  # missing types: NaN counts as 0; zeros count as missing
+# Bits of the number ``decision_type`` of a node. The next two bits are the missing type of the node.
+IS_CATEGORICAL, DEFAULT_LEFT = 1, 2
+# Missing types of a node. For MISSING_NONE, NaN counts as 0. For MISSING_ZERO, 0 counts as a missing value.
+MISSING_NONE, MISSING_ZERO = 0, 1
 RANGE = re.compile(r"\[([^:\[\]]+):([^:\[\]]+)\]")
 PARAMETER = re.compile(r"^\[(\w+): (.+)\]$", re.MULTILINE)
 # Settings that make the value of a leaf differ from the mean target of its records.
@@ -49,7 +48,7 @@ CHANGES_OF_MEANS = ("lambda_l1", "lambda_l2", "path_smooth", "max_delta_step", "
 DEFAULT_NAME = re.compile(r"Column_\d+")
 
 
-@np.errstate(all="ignore")  # damaged numbers may be of any size
+@np.errstate(all="ignore")  # numbers of a damaged file may overflow
 def read_lightgbm(text: str) -> Forest:
     """Return the trees of a model of LightGBM. Nothing in the model is executed.
 
@@ -72,41 +71,43 @@ def read_lightgbm(text: str) -> Forest:
     body, end, _ = text.partition("\nend of trees")
     if not text.startswith("tree\n") or not end:
         raise CheckpointError(*describe_damage(LIBRARY, "the lines from 'tree' to 'end of trees'"))
-    starts = [match.start() for match in re.finditer(r"^Tree=", body, re.MULTILINE)]
-    model = _read_properties(body[: starts[0]] if starts else body)
-    columns = as_count(model.get("max_feature_idx"), "max_feature_idx", LIBRARY, MAX_COLUMNS) + 1
-    outputs_of_model = as_count(
-        model.get("num_tree_per_iteration"), "num_tree_per_iteration", LIBRARY, MAX_OUTPUTS
+    tree_starts = [match.start() for match in re.finditer(r"^Tree=", body, re.MULTILINE)]
+    properties = _read_properties(body[: tree_starts[0]] if tree_starts else body)
+    column_count = (
+        as_count(properties.get("max_feature_idx"), "max_feature_idx", LIBRARY, MAX_COLUMNS) + 1
     )
-    blocks = [_read_properties(body[a:b]) for a, b in pairwise([*starts, len(body)])]
-    sizes = model.get("tree_sizes", "").split()
-    if outputs_of_model < 1 or len(sizes) not in (0, len(blocks)):
+    output_count = as_count(
+        properties.get("num_tree_per_iteration"), "num_tree_per_iteration", LIBRARY, MAX_OUTPUTS
+    )
+    tree_blocks = [_read_properties(body[a:b]) for a, b in pairwise([*tree_starts, len(body)])]
+    tree_sizes = properties.get("tree_sizes", "").split()
+    if output_count < 1 or len(tree_sizes) not in (0, len(tree_blocks)):
         raise CheckpointError(*describe_damage(LIBRARY, "as many trees as it states"))
-    nodes = [_read_nodes(block) for block in blocks]
-    if any(n.weight is None for n in nodes):
-        nodes = [replace(n, weight=None) for n in nodes]
-    if any(n.count is None for n in nodes):
-        nodes = [replace(n, count=None) for n in nodes]
-    check_size(len(nodes), sum(len(n.left_child) for n in nodes), LIBRARY)
-    trees = tuple(build_tree(n, columns, LIBRARY) for n in nodes)
-    names = model.get("feature_names", "").split(" ")
+    nodes_of_trees = [_read_nodes(block) for block in tree_blocks]
+    if any(nodes.weight is None for nodes in nodes_of_trees):
+        nodes_of_trees = [replace(nodes, weight=None) for nodes in nodes_of_trees]
+    if any(nodes.count is None for nodes in nodes_of_trees):
+        nodes_of_trees = [replace(nodes, count=None) for nodes in nodes_of_trees]
+    check_size(len(nodes_of_trees), sum(len(nodes.left_child) for nodes in nodes_of_trees), LIBRARY)
+    trees = tuple(build_tree(nodes, column_count, LIBRARY) for nodes in nodes_of_trees)
+    names = properties.get("feature_names", "").split(" ")
     has_default_names = all(map(DEFAULT_NAME.fullmatch, names))
     forest = Forest(
         trees=trees,
-        columns=columns,
+        columns=column_count,
         has_midpoints=False,
-        names=() if has_default_names else column_names(names, columns),
+        names=() if has_default_names else column_names(names, column_count),
         kind=BOOSTING,
         library=LIBRARY,
-        offset=np.zeros(outputs_of_model),
-        outputs=np.arange(len(trees)) % outputs_of_model,
-        learning_rate=_learning_rate(blocks, text),
+        offset=np.zeros(output_count),
+        outputs=np.arange(len(trees)) % output_count,
+        learning_rate=_learning_rate(tree_blocks, text),
         regularization=_setting(text, "lambda_l2"),
-        objective=model.get("objective", "").partition(" ")[0][:100],
+        objective=properties.get("objective", "").partition(" ")[0][:100],
         compares_doubles=True,
-        stored_ranges=_read_ranges(model.get("feature_infos", "").split(" "), columns),
+        stored_ranges=_read_ranges(properties.get("feature_infos", "").split(" "), column_count),
     )
-    return _as_mean(forest, outputs_of_model, text) if "average_output" in model else forest
+    return _as_mean(forest, output_count, text) if "average_output" in properties else forest
 
 
 def read_parameters(text: str) -> dict[str, str]:
@@ -123,7 +124,7 @@ def read_parameters(text: str) -> dict[str, str]:
 
 
 def _read_properties(block: str) -> dict[str, str]:
-    """Return the properties in lines ``name=value``."""
+    """Return the properties in the lines ``name=value`` of a text, by name."""
     properties: dict[str, str] = {}
     for line in block.split("\n"):
         name, _, value = line.partition("=")
@@ -132,29 +133,34 @@ def _read_properties(block: str) -> dict[str, str]:
 
 
 def _read_nodes(block: dict[str, str]) -> Nodes:
-    """Return the nodes of a tree: its inner nodes, then its leaves."""
-    leaves = as_count(block.get("num_leaves"), "num_leaves", LIBRARY, MAX_NODES)
-    if leaves < 1:
+    """Return the nodes of a tree from its properties in the file. Inner nodes come before leaves."""
+    leaf_count = as_count(block.get("num_leaves"), "num_leaves", LIBRARY, MAX_NODES)
+    if leaf_count < 1:
         raise CheckpointError(*describe_damage(LIBRARY, "at least one leaf in each tree"))
     if block.get("is_linear", "0") != "0":
         raise CheckpointError(
             *describe_unsupported(LIBRARY, "leaves with linear models (linear_tree)")
         )
-    inner = leaves - 1
+    inner_count = leaf_count - 1
 
     def numbers(name: str, length: int) -> Floats:
         return as_floats(block.get(name, "").split(), name, LIBRARY, length)
 
-    def joined(name: str) -> Floats | None:
-        """Return a property of inner nodes and leaves, None if the file does not store it."""
-        has_inner = not inner or f"internal_{name}" in block
-        if not block.get(f"leaf_{name}") or not has_inner:  # a tree of one leaf states no weight
+    def numbers_of_all_nodes(name: str) -> Floats | None:
+        """Return a property of all nodes, such as "count", or None if the file does not store it."""
+        # A tree with a single leaf stores no weight.
+        has_inner_values = not inner_count or f"internal_{name}" in block
+        if not block.get(f"leaf_{name}") or not has_inner_values:
             return None
-        leaf_values = numbers(f"leaf_{name}", leaves)
-        return np.concatenate([numbers(f"internal_{name}", inner) if inner else [], leaf_values])
+        leaf_values = numbers(f"leaf_{name}", leaf_count)
+        return np.concatenate(
+            [numbers(f"internal_{name}", inner_count) if inner_count else [], leaf_values]
+        )
 
     def integers(name: str) -> Any:
-        return as_integers(block.get(name, "").split() if inner else [], name, LIBRARY, inner)
+        return as_integers(
+            block.get(name, "").split() if inner_count else [], name, LIBRARY, inner_count
+        )
 
     decision_type = integers("decision_type")
     if (decision_type & IS_CATEGORICAL).any() or block.get("num_cat", "0") != "0":
@@ -164,35 +170,35 @@ def _read_nodes(block: dict[str, str]) -> Nodes:
         raise CheckpointError(
             *describe_unsupported(LIBRARY, "splits that treat zeros as missing (zero_as_missing)")
         )
-    threshold = numbers("threshold", inner) if inner else np.zeros(0)
-    goes_left = np.where(
+    threshold = numbers("threshold", inner_count) if inner_count else np.zeros(0)
+    missing_goes_left = np.where(
         missing_type == MISSING_NONE, threshold >= 0, decision_type & DEFAULT_LEFT != 0
     )
     children = [integers(name) for name in ("left_child", "right_child")]
-    # Leaf number k is stored as -k - 1, and becomes node number inner + k.
+    # The file refers to leaf k by the number -k - 1. In our arrays, leaf k is node ``inner_count + k``.
     left_child, right_child = (
-        np.concatenate([np.where(c < 0, inner - 1 - c, c), np.full(leaves, NO_CHILD)])
+        np.concatenate([np.where(c < 0, inner_count - 1 - c, c), np.full(leaf_count, NO_CHILD)])
         for c in children
     )
-    of_leaf = np.zeros(leaves)
-    value = joined("value")
+    leaf_zeros = np.zeros(leaf_count)
+    value = numbers_of_all_nodes("value")
     if value is None:
-        value = np.concatenate([np.full(inner, np.nan), numbers("leaf_value", leaves)])
-    count = joined("count")
+        value = np.concatenate([np.full(inner_count, np.nan), numbers("leaf_value", leaf_count)])
+    count = numbers_of_all_nodes("count")
     return Nodes(
         left_child.astype(np.int64),
         right_child.astype(np.int64),
-        np.concatenate([integers("split_feature"), of_leaf]).astype(np.int64),
-        threshold=np.concatenate([threshold, of_leaf]),
+        np.concatenate([integers("split_feature"), leaf_zeros]).astype(np.int64),
+        threshold=np.concatenate([threshold, leaf_zeros]),
         value=value,
-        missing_left=np.concatenate([goes_left, of_leaf]).astype(bool),
-        weight=joined("weight"),
+        missing_left=np.concatenate([missing_goes_left, leaf_zeros]).astype(bool),
+        weight=numbers_of_all_nodes("weight"),
         count=None if count is None else as_integers(count, "counts", LIBRARY),
     )
 
 
 def _read_ranges(infos: list[str], columns: int) -> tuple[Floats, Floats] | None:
-    """Return the smallest and the largest training value of each column, NaN where the file has none."""
+    """Return the smallest and the largest training value of each column, NaN for a column without them."""
     if len(infos) != columns:
         return None
     matches = [RANGE.fullmatch(info) for info in infos]
@@ -208,19 +214,19 @@ def _read_ranges(infos: list[str], columns: int) -> tuple[Floats, Floats] | None
 
 
 def _learning_rate(blocks: list[dict[str, str]], text: str) -> float | None:
-    """Return the factor that all trees state, None if they differ."""
-    # LightGBM adds the mean target to the first trees and then states the factor 1 for them.
-    factors = {block.get("shrinkage", "") for block in blocks}
-    if len(factors) > 1:
-        factors.discard("1")
-    elif factors == {"1"} and _setting(text, "boosting") != "rf":
+    """Return the learning rate if all trees state the same learning rate ``shrinkage``, otherwise None."""
+    # LightGBM adds the mean target to the first trees and then states the learning rate 1 for these trees.
+    rates = {block.get("shrinkage", "") for block in blocks}
+    if len(rates) > 1:
+        rates.discard("1")
+    elif rates == {"1"} and _setting(text, "boosting") != "rf":
         return _setting(text, "learning_rate")
-    factor = as_floats([*factors], "shrinkage", LIBRARY) if "" not in factors else np.zeros(0)
-    return float(factor[0]) if len(factor) == 1 and np.isfinite(factor[0]) else None
+    rate = as_floats([*rates], "shrinkage", LIBRARY) if "" not in rates else np.zeros(0)
+    return float(rate[0]) if len(rate) == 1 and np.isfinite(rate[0]) else None
 
 
 def _setting(text: str, name: str) -> Any:
-    """Return a setting of the training as a number, as a text if it is none, and None if it is missing."""
+    """Return a training setting as a number, or as a text if it is not a number, or None if it is missing."""
     value = read_parameters(text).get(name)
     try:
         return None if value is None else float(value)
@@ -228,11 +234,23 @@ def _setting(text: str, name: str) -> Any:
         return value
 
 
-def _as_mean(forest: Forest, outputs: int, text: str) -> Forest:
-    """Return a random forest, whose trees are averaged. Leaves of a regression store mean targets."""
-    changes_values = any(_setting(text, name) != 0 for name in CHANGES_OF_MEANS)
-    if forest.objective == "regression" and outputs == 1 and not changes_values:
+def _as_mean(forest: Forest, output_count: int, text: str) -> Forest:
+    """Return a model of LightGBM with ``boosting=rf`` as a random forest, which averages its trees.
+
+    A leaf of a regression tree stores the mean target of its records, unless a setting changes this value.
+    Other forests are returned as boosting, with leaf values divided by the number of trees of each output.
+
+    Args:
+        forest: The trees as boosting.
+        output_count: Number of outputs of the model.
+        text: The text of the model, which holds its settings.
+
+    Returns:
+        The forest.
+    """
+    has_changed_means = any(_setting(text, name) != 0 for name in CHANGES_OF_MEANS)
+    if forest.objective == "regression" and output_count == 1 and not has_changed_means:
         return replace(forest, kind=AVERAGE, offset=None, outputs=None, learning_rate=None)
-    iterations = max(len(forest.trees) // outputs, 1)
-    trees = tuple(replace(t, value=t.value / iterations) for t in forest.trees)
+    trees_per_output = max(len(forest.trees) // output_count, 1)
+    trees = tuple(replace(t, value=t.value / trees_per_output) for t in forest.trees)
     return replace(forest, trees=trees)

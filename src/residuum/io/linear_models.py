@@ -33,12 +33,13 @@ REGRESSORS = {
     "TheilSenRegressor", "SGDRegressor", "PassiveAggressiveRegressor", "LinearSVR", "MultiTaskLasso",
     "MultiTaskLassoCV", "MultiTaskElasticNet", "MultiTaskElasticNetCV",
 }  # fmt: skip
-LOG_LINK = {"PoissonRegressor", "GammaRegressor", "TweedieRegressor"}  # predict exp(x W' + b)
+# Regressors that predict exp(x W' + b) instead of x W' + b.
+LOG_LINK = {"PoissonRegressor", "GammaRegressor", "TweedieRegressor"}
 SCORERS = {
     "LinearSVC", "RidgeClassifier", "RidgeClassifierCV", "SGDClassifier", "Perceptron",
     "PassiveAggressiveClassifier",
 }  # fmt: skip
-# Classifiers whose shares of classes are a function of their scores.
+# Classifiers that compute the share (probability) of each class from their scores.
 LOGISTIC = {"LogisticRegression", "LogisticRegressionCV", "LinearDiscriminantAnalysis"}
 LINEAR = REGRESSORS | LOG_LINK | SCORERS | LOGISTIC
 
@@ -61,42 +62,49 @@ class Wrapped:
         """Return the samples as the estimator receives them, after the scalers of its pipeline.
 
         Raises:
-            InputError: If the samples do not have the columns of the scalers.
+            InputError: If a sample does not have one value for each column of the scalers.
         """
         if not self.scalings:
             return samples
         x = samples.x.flatten(1).double()
-        total, offset = torch.ones(x.shape[1]).double(), torch.zeros(x.shape[1]).double()
+        total_factor, total_shift = (
+            torch.ones(x.shape[1]).double(),
+            torch.zeros(x.shape[1]).double(),
+        )
         for factor, shift in self.scalings:
             if {factor.numel(), shift.numel()} - {1, x.shape[1]}:
                 raise InputError(
-                    f"Samples must have the columns of the scalers in the model file; the samples have "
-                    f"{x.shape[1]} values.",
+                    "A sample must have one value for each column of the scalers in the model file; the "
+                    f"samples have {x.shape[1]} values.",
                     PASS_AS_TRAINED,
                 )
-            x, total, offset = x * factor + shift, total * factor, offset * factor + shift
+            x, total_factor, total_shift = (
+                x * factor + shift,
+                total_factor * factor,
+                total_shift * factor + shift,
+            )
         note = "the samples were scaled by the scalers in the model file"
-        display: dict[str, Any] = {}
+        scale_and_offset: dict[str, Any] = {}
         if samples.scale is None and samples.mean is None:
-            display = {"scale": 1 / total, "offset": -offset / total}
-        return samples.replace(x=x, notes=(*samples.notes, note), **display)
+            scale_and_offset = {"scale": 1 / total_factor, "offset": -total_shift / total_factor}
+        return samples.replace(x=x, notes=(*samples.notes, note), **scale_and_offset)
 
 
 def find_estimator(content: Any) -> Wrapped | None:
-    """Return the estimator in a release, behind any searches and pipelines.
+    """Return the estimator in a release, which may be inside of searches and pipelines.
 
     Args:
-        content: The content of the release. In a dict, the only estimator is used.
+        content: The content of the release. If the content is a dict, it must hold a single estimator.
 
     Returns:
-        The estimator, None if the release holds none or several.
+        The estimator, or None if the release holds no estimator or several estimators.
     """
     if isinstance(content, dict):
-        names = {"Pipeline", *SEARCHES, *LINEAR}
+        class_names = {"Pipeline", *SEARCHES, *LINEAR}
         values = [value for value in content.values() if isinstance(value, InertObject)]
-        models = [value for value in values if value.class_name in names]
+        models = [value for value in values if value.class_name in class_names]
         content = models[0] if len(models) == 1 else None
-    earlier: list[Any] = []
+    earlier_steps: list[Any] = []
     for _ in range(MAX_WRAPPERS):
         if not isinstance(content, InertObject):
             return None
@@ -104,26 +112,32 @@ def find_estimator(content: Any) -> Wrapped | None:
             content = content.attributes.get("best_estimator_")
         elif content.class_name == "Pipeline":
             steps = content.attributes.get("steps")
-            pairs = steps if isinstance(steps, list) else []
-            objects = [s[1] for s in pairs if isinstance(s, tuple | list) and len(s) == 2]
-            if not objects:
+            names_and_steps = steps if isinstance(steps, list) else []
+            pipeline_steps = [
+                pair[1]
+                for pair in names_and_steps
+                if isinstance(pair, tuple | list) and len(pair) == 2
+            ]
+            if not pipeline_steps:
                 return None
-            earlier += [step for step in objects[:-1] if step not in (None, "passthrough")]
-            content = objects[-1]
+            earlier_steps += [
+                step for step in pipeline_steps[:-1] if step not in (None, "passthrough")
+            ]
+            content = pipeline_steps[-1]
         else:
             scalings = [
                 read_scaling(step)
                 if isinstance(step, InertObject) and step.attributes.get("clip") is not True
                 else None
-                for step in earlier
+                for step in earlier_steps
             ]
             known_scalings = tuple(scaling for scaling in scalings if scaling is not None)
-            return Wrapped(content, known_scalings, len(known_scalings) == len(earlier))
+            return Wrapped(content, known_scalings, len(known_scalings) == len(earlier_steps))
     return None
 
 
 def read_classes(estimator: InertObject) -> tuple[Any, ...]:
-    """Return the classes of a classifier in a file, () if the file does not state them.
+    """Return the classes of a classifier in a file, or () if the file does not store the classes.
 
     Args:
         estimator: The classifier.
@@ -132,7 +146,9 @@ def read_classes(estimator: InertObject) -> tuple[Any, ...]:
         The classes, as numbers or texts.
     """
     attributes = estimator.attributes
-    binarizer = attributes.get("_label_binarizer")  # RidgeClassifier keeps its classes there
+    binarizer = attributes.get(
+        "_label_binarizer"
+    )  # RidgeClassifier stores its classes in this object
     if "classes_" not in attributes and isinstance(binarizer, InertObject):
         attributes = binarizer.attributes
     classes = attributes.get("classes_")
@@ -155,10 +171,17 @@ def read_linear_model(release: Release) -> Predictor | None:
     Raises:
         CheckpointError: If the coefficients are damaged.
     """
-    wrapped = find_estimator(release.content)
-    if wrapped is None or not wrapped.is_readable or wrapped.estimator.class_name not in LINEAR:
+    wrapped_estimator = find_estimator(release.content)
+    if (
+        wrapped_estimator is None
+        or not wrapped_estimator.is_readable
+        or wrapped_estimator.estimator.class_name not in LINEAR
+    ):
         return None
-    name, attributes = wrapped.estimator.class_name, wrapped.estimator.attributes
+    name, attributes = (
+        wrapped_estimator.estimator.class_name,
+        wrapped_estimator.estimator.attributes,
+    )
     weights, intercepts = _numbers(attributes.get("coef_")), _numbers(attributes.get("intercept_"))
     if weights is None or intercepts is None:
         return None
@@ -166,29 +189,29 @@ def read_linear_model(release: Release) -> Predictor | None:
     is_complete = weights.ndim == 2 and weights.size > 0 and len(intercepts) in (1, len(weights))
     if not is_complete or not (np.isfinite(weights).all() and np.isfinite(intercepts).all()):
         raise CheckpointError(
-            f"A linear model must have one finite intercept for each row of coefficients; the {name} in "
-            f"{release.path.name[:80]!r} has not.",
+            "A linear model must have finite coefficients and one finite intercept for each row of "
+            f"coefficients; the {name} in {release.path.name[:80]!r} does not.",
             "Save the model again.",
         )
-    classes = () if name in REGRESSORS | LOG_LINK else read_classes(wrapped.estimator)
+    classes = () if name in REGRESSORS | LOG_LINK else read_classes(wrapped_estimator.estimator)
     if name not in REGRESSORS | LOG_LINK and len(weights) != (
         len(classes) if len(classes) > 2 else 1
     ):
-        return None  # a classifier of several targets
+        return None  # the classifier predicts several targets, which residuum does not evaluate
     has_shares = name in LOGISTIC or attributes.get("loss") in ("log_loss", "log")
     kind = NUMBERS if name in REGRESSORS | LOG_LINK else SHARES if has_shares else SCORES
     link = _choose_link(name, attributes, len(classes)) if kind != SCORES else None
 
     def evaluate(samples: Dataset) -> Array:
-        x = wrapped.scale(samples).x.flatten(1).double().numpy()
-        scores: Array = x @ weights.T + intercepts
+        scaled_samples = wrapped_estimator.scale(samples).x.flatten(1).double().numpy()
+        scores: Array = scaled_samples @ weights.T + intercepts
         return scores if link is None else link(scores)
 
     return Predictor(name, kind, evaluate, classes, weights.shape[1])
 
 
 def _choose_link(name: str, attributes: dict[str, Any], classes: int) -> Any:
-    """Return the function from scores to predictions, None if the scores are the predictions."""
+    """Return the function from scores to predictions, or None if the scores are the predictions."""
     if name in LOG_LINK:
         power = attributes.get("power", 0)
         is_automatic = attributes.get("link", "auto") == "auto"
@@ -199,7 +222,7 @@ def _choose_link(name: str, attributes: dict[str, Any], classes: int) -> Any:
         return None
     multi_class = attributes.get("multi_class")
     if classes <= 2:
-        # Older versions of scikit-learn can fit a softmax over -s and s to two classes.
+        # For two classes and a score s, older versions of scikit-learn can use the softmax of (-s, s).
         return _double_sigmoid if multi_class == "multinomial" else expit
     is_one_against_rest = name == "SGDClassifier" or (
         multi_class in ("ovr", "warn") or attributes.get("solver") == "liblinear"
@@ -221,7 +244,7 @@ def _softmax(scores: Array) -> Array:
 
 
 def _numbers(value: Any) -> Array | None:
-    """Return an array or a number of a file in float64, None if it is neither."""
+    """Return an array or a number of a file as a float64 array, or None for any other value."""
     if isinstance(value, Block) and value.read is not None:
         return value.tensor().double().numpy()
     return np.array([value], dtype=np.float64) if type(value) in (int, float) else None

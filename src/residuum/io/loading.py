@@ -37,7 +37,7 @@ def resolve_trained_and_base(
         return Path(checkpoint), base
     if base is not None:
         raise InputError(
-            "With --adapter the checkpoint is the base, so --base cannot be used.",
+            "--base cannot be used with --adapter, because the checkpoint is the base of the adapter.",
             "Omit --base or --adapter.",
         )
     return Path(adapter), str(checkpoint)
@@ -71,7 +71,8 @@ def load_network(
     if model is not None:
         if arch is not None:
             raise InputError(
-                "--model makes the network, so --arch cannot be used.", "Omit --model or --arch."
+                "--arch cannot be used with --model, because the code of --model defines the architecture.",
+                "Omit --model or --arch.",
             )
         return load_with_code(source, model, shape, trusted=trust_code)
     release = open_release(source)
@@ -98,7 +99,8 @@ def load_initial_weights(file: str | Path, release: Release, network: Network) -
         file = folder / INIT_FILE
         if not file.is_file():
             raise InputError(
-                f"`--init own` needs {INIT_FILE} in a training directory; {str(folder)!r} has none.",
+                f"'--init own' needs the file {INIT_FILE!r} in the directory of the model; {str(folder)!r} "
+                "does not hold it.",
                 "Pass the file of the initial weights.",
             )
     if network.live is not None:

@@ -16,7 +16,7 @@ from residuum.networks.network import Network
 from residuum.records import TASKS
 
 FORMAT_KEY, FORMAT = "residuum_format", "1"
-# Limits of the metadata. No network that residuum writes comes near these limits.
+# Limits for the metadata of a file. The metadata that residuum writes are far below these limits.
 # Largest number of characters of an architecture string, and of any other text.
 MAX_ARCHITECTURE, MAX_TEXT = 256, 200
 # Largest number of labels or of sentences, and largest number of dimensions of a sample.
@@ -72,7 +72,7 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
 
 
 def _attribute_statements(sentences: tuple[str, ...]) -> tuple[str, ...]:
-    """Return at most ten sentences from the metadata. Mark those that residuum did not write itself."""
+    """Return at most ten sentences from the metadata. Mark sentences that residuum did not write itself."""
     marked_sentences = [
         text if text in (ASSUMED_RELU, ASSUMED_STRIDES) else f"{METADATA_SAYS}{text}"
         for text in sentences[:MAX_STATEMENTS]
@@ -86,7 +86,7 @@ def _attribute_statements(sentences: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _parse_list(text: str) -> tuple[Any, ...] | None:
-    """Return the entries of a JSON list, () for an empty text, and None if the text is not a list."""
+    """Return the entries of a JSON list, () for an empty text, or None if the text is not a list."""
     try:
         entries = json.loads(text or "[]")
     except (ValueError, RecursionError):
@@ -104,7 +104,8 @@ def _are_texts(values: tuple[Any, ...]) -> bool:
 
 NO_METADATA = Network({}, "")
 TEXTS = (MAX_TEXTS, _are_texts, f"up to {MAX_TEXTS} printable texts of up to {MAX_TEXT} characters")
-# For each key of the metadata: the largest length of its value, a check, and the rule in words.
+# For each key of the metadata: the largest length of its value, a function that checks the value, and the
+# rule in words.
 RULES: dict[str, tuple[int, Callable[[Any], bool], str]] = {
     "architecture": (MAX_ARCHITECTURE, bool, f"a text of 1 to {MAX_ARCHITECTURE} characters"),
     "input_shape": (MAX_SIZES, _are_sizes, f"up to {MAX_SIZES} positive whole numbers"),

@@ -63,8 +63,8 @@ def checkpoint_from_module(
         return wrapped.replace(labels=tuple(labels), task=task)
     arch, state = description
     theta, _, notes = clean_state(state)
-    module_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
-    source_names = {name: module_names[id(t)] for name, t in state.items()}
+    name_by_tensor_id = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
+    source_names = {name: name_by_tensor_id[id(t)] for name, t in state.items()}
     shape = check_input_shape(arch, input_shape)
     return Network(theta, str(arch), shape, tuple(labels), task, tuple(notes), source_names)
 
@@ -85,7 +85,7 @@ def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, 
     shape = tuple(shape) or arch.image_shape or ()
     if shape and (min(shape) < 1 or math.prod(shape) != arch.inputs):
         raise ArchitectureError(
-            f"The input shape of {arch} must have {arch.inputs} values; got the shape {shape}.",
+            f"A sample of the network {str(arch)!r} must have {arch.inputs} values; got the shape {shape}.",
             "Correct the input shape, or omit the input shape.",
         )
     return shape
@@ -94,7 +94,7 @@ def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, 
 def _describe(
     model: nn.Module, shape: tuple[int, ...]
 ) -> tuple[Architecture, dict[str, Tensor]] | None:
-    """Return the architecture of a module, and its parameters under the names of this architecture.
+    """Return the architecture of a module, and its parameters by the names that the architecture uses.
 
     Return None if no architecture string describes the module.
     """
@@ -124,10 +124,10 @@ def wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
     if not any(p.ndim > 1 for p in theta.values()):
         raise ArchitectureError(
             f"A network needs a layer with weights; this {class_name} has no weights.",
-            "Check the module.",
+            "Pass the module that holds the weights.",
         )
-    is_valid = {n: p.is_floating_point() and bool(p.isfinite().all()) for n, p in theta.items()}
-    if invalid_names := [n for n, valid in is_valid.items() if not valid]:
+    is_finite = {n: p.is_floating_point() and bool(p.isfinite().all()) for n, p in theta.items()}
+    if invalid_names := [n for n, finite in is_finite.items() if not finite]:
         raise CheckpointError(
             f"Weights must be finite real numbers; {invalid_names[0]!r} of this {class_name} are not.",
             "Use a network whose training did not diverge.",
@@ -146,7 +146,7 @@ def wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
     try:
         probe_result = probe(model, shape)
     except ArchitectureError:
-        flat_shape = (math.prod(shape),)  # the network may take flattened images
+        flat_shape = (math.prod(shape),)  # try flattened samples, because a network may expect them
         if (
             shape == flat_shape
             or not isinstance(first_layer, nn.Linear)

@@ -23,7 +23,7 @@ class NumpyDtype:
     """The dtype of a numpy array in a pickle.
 
     Attributes:
-        code: A letter and a size, such as "f8".
+        code: Kind and size in bytes as numpy writes them, such as "f8" for float64.
         order: The byte order, "<" or ">".
     """
 
@@ -33,27 +33,29 @@ class NumpyDtype:
     @property
     def itemsize(self) -> int:
         """Size of one entry in bytes."""
-        size = np.dtype(self.code).itemsize
-        if size > MAX_ITEM_BYTES:
+        entry_bytes = np.dtype(self.code).itemsize
+        if entry_bytes > MAX_ITEM_BYTES:
             raise ValueError("an entry of an array may have at most 65536 bytes")
-        return size
+        return entry_bytes
 
 
-def read_dtype(code: Any = "", *_: Any) -> NumpyDtype | InertObject:
+def read_dtype(argument: Any = "", *_: Any) -> NumpyDtype | InertObject:
     """Return the dtype that a call in a pickle makes, such as ``numpy.dtype('f8', False, True)``.
 
     Args:
-        code: The first argument of the call.
+        argument: The first argument of the call, such as 'f8'.
         *_: The other arguments, which are ignored.
 
     Returns:
         The dtype, or a stand-in for the call if the dtype is not plain, such as a structured dtype.
     """
-    if isinstance(code, GlobalName):  # a call such as numpy.dtype(numpy.float64)
-        code = np.dtype(getattr(np, code.name.rpartition(".")[2], "V1")).str[1:]
-    if type(code) is not str or not PLAIN_DTYPE.fullmatch(code):
-        return InertObject("numpy.dtype", (code,))
-    return NumpyDtype(code)
+    if isinstance(
+        argument, GlobalName
+    ):  # the pickle calls numpy.dtype with a class, such as numpy.float64
+        argument = np.dtype(getattr(np, argument.name.rpartition(".")[2], "V1")).str[1:]
+    if type(argument) is not str or not PLAIN_DTYPE.fullmatch(argument):
+        return InertObject("numpy.dtype", (argument,))
+    return NumpyDtype(argument)
 
 
 def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | None = None) -> Block:
@@ -64,8 +66,8 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
             for each byte.
         kind: The stand-in for the dtype.
         shape: Shape of the array.
-        fortran: Whether the first index varies fastest (Fortran order).
-        block: The block whose attributes are set, or None to make a new block.
+        fortran: Whether the numbers are in Fortran order (the first index varies fastest).
+        block: The block that receives the shape and the content, or None to make a new block.
 
     Returns:
         The array as a block.
@@ -98,8 +100,8 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
         order: Any = "F" if fortran else "C"
 
         def read() -> Tensor:
-            buffer = raw.encode("latin-1") if isinstance(raw, str) else raw
-            array = np.frombuffer(buffer, np.dtype(kind.order + kind.code))
+            array_bytes = raw.encode("latin-1") if isinstance(raw, str) else raw
+            array = np.frombuffer(array_bytes, np.dtype(kind.order + kind.code))
             array = array.reshape(block.shape, order=order)
             supported_dtype = (
                 np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
@@ -112,7 +114,7 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
 
 @dataclass(eq=False)
 class _Texts:
-    """The texts of an array, which are decoded on demand."""
+    """The texts in a numpy array of texts. A text is decoded when a caller iterates over the array."""
 
     raw: Any
     kind: NumpyDtype

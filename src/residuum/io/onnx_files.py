@@ -47,7 +47,7 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str], Any]:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as problem:  # the exceptions of protobuf have no common base class
         raise CheckpointError(
-            f"{path.name!r} must be an ONNX graph; it cannot be read ({type(problem).__name__}).",
+            f"{path.name!r} must be an ONNX graph; the file cannot be read ({type(problem).__name__}).",
             COPY_AGAIN,
         ) from problem
 

@@ -6,7 +6,7 @@ outputs. An ONNX file stores no seeds, no numbers of records, and no values of i
 The operators add the trees. So a converter divides the leaf values of a random forest by the number of trees
 T. We multiply by T, so that leaf values are targets again. Three things tell a random forest from boosting:
 
-- A random forest has no base values, which are the offset of boosting.
+- A random forest has no base values (numbers that boosting adds to the sum of its trees).
 - The leaf values of a classification forest are shares of classes: they lie between 0 and 1/T, and no
   function such as the softmax follows.
 - The trees of a regression forest are fitted to the same targets. So many leaves of different trees have the
@@ -36,21 +36,21 @@ REGRESSOR, CLASSIFIER, ENSEMBLE = (
     "TreeEnsemble",
 )
 DOMAINS = ("ai.onnx.ml", "com.microsoft", "")
-# Operators that may follow the trees. Others change the meaning of the leaf values, as in isolation forests.
+# Operators that may follow the trees. Other operators change the meaning of leaf values, as in isolation
+# forests.
 HARMLESS = (
     "Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "ReduceMean", "ZipMap",
     "ArgMax", "ArrayFeatureExtractor", "Normalizer",
 )  # fmt: skip
 MAX_VALUES = 50_000_000  # largest number of leaf values of all trees
 MAX_TARGETS = 10_000  # largest number of targets or classes
-SAME_RANGE = (
-    0.3  # the smallest range of leaf values in a tree of a random forest, as a share of the largest
-)
-SHARED_VALUES = (
-    0.2  # smallest share of leaf values that occur in several trees of a fully grown forest
-)
-SHARE_ERROR = 1e-3  # rounding error of the share of a class
-# Exceptions that attributes of the wrong type can raise.
+# We assume a random forest if, in every tree, the range of leaf values (largest minus smallest) is at least
+# this fraction of the largest such range.
+SAME_RANGE = 0.3
+# We assume a random forest if at least this fraction of all leaf values occur in several trees.
+SHARED_VALUES = 0.2
+SHARE_ERROR = 1e-3  # largest rounding error of a class share that a file stores
+# Exceptions that the code may raise if an attribute of an operator has a wrong type or value.
 MALFORMED = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
 NOT_A_TREE = "the nodes of a tree do not form one tree"
 EQUAL_MODES = {"BRANCH_EQ", "BRANCH_NEQ", "BRANCH_MEMBER"}
@@ -62,9 +62,9 @@ class NodeTable:
     """The nodes of all trees of an operator.
 
     Attributes:
-        roots: Position of the root of each tree.
-        left_child: Position of the left child of each node, -1 for a leaf.
-        right_child: Position of the right child of each node, -1 for a leaf.
+        roots: Index of the root of each tree.
+        left_child: Index of the left child of each node, -1 for a leaf.
+        right_child: Index of the right child of each node, -1 for a leaf.
         feature: Column that each node splits.
         threshold: Threshold of each node.
         missing_left: Whether missing values go to the left child of each node.
@@ -90,26 +90,26 @@ class NodeTable:
         Raises:
             ValueError: If the nodes do not form trees.
         """
-        tree_of = _number_trees(self.roots, self.left_child, self.right_child)
-        if tree_of is None:
+        tree_of_node = _number_trees(self.roots, self.left_child, self.right_child)
+        if tree_of_node is None:
             raise ValueError(NOT_A_TREE)
-        by_tree = np.argsort(tree_of, kind="stable")
-        starts = np.searchsorted(tree_of[by_tree], np.arange(len(self.roots) + 1))
-        position = np.zeros(len(tree_of), dtype=np.int64)
+        nodes_by_tree = np.argsort(tree_of_node, kind="stable")
+        tree_starts = np.searchsorted(tree_of_node[nodes_by_tree], np.arange(len(self.roots) + 1))
+        index_in_tree = np.zeros(len(tree_of_node), dtype=np.int64)
         trees = []
-        for t, root in enumerate(self.roots.tolist()):
-            members = by_tree[starts[t] : starts[t + 1]]
-            members = np.concatenate([[root], members[members != root]])
-            position[members] = np.arange(len(members))
-            trees.append(self._tree(members, position))
+        for tree, root in enumerate(self.roots.tolist()):
+            tree_nodes = nodes_by_tree[tree_starts[tree] : tree_starts[tree + 1]]
+            tree_nodes = np.concatenate([[root], tree_nodes[tree_nodes != root]])
+            index_in_tree[tree_nodes] = np.arange(len(tree_nodes))
+            trees.append(self._tree(tree_nodes, index_in_tree))
         return trees
 
-    def _tree(self, members: Integers, position: Integers) -> Tree:
-        """Return one tree.
+    def _tree(self, tree_nodes: Integers, index_in_tree: Integers) -> Tree:
+        """Return a tree with parents before children.
 
         Args:
-            members: Positions of the nodes of the tree, the root first.
-            position: Number of each node in its tree.
+            tree_nodes: Indices of the nodes of the tree in the table, the root first.
+            index_in_tree: For each node of the table, its index in ``tree_nodes``.
 
         Returns:
             The tree.
@@ -117,43 +117,43 @@ class NodeTable:
         Raises:
             ValueError: If the nodes do not form one tree.
         """
-        is_leaf = self.left_child[members] == NO_CHILD
+        is_leaf = self.left_child[tree_nodes] == NO_CHILD
         left_child, right_child = (
-            np.where(is_leaf, NO_CHILD, position[child[members]])
+            np.where(is_leaf, NO_CHILD, index_in_tree[child[tree_nodes]])
             for child in (self.left_child, self.right_child)
         )
         order = order_nodes(left_child, right_child)
         if order is None:
             raise ValueError(NOT_A_TREE)
-        number = np.argsort(order)
-        members, is_leaf = members[order], is_leaf[order]
+        new_index = np.argsort(order)
+        tree_nodes, is_leaf = tree_nodes[order], is_leaf[order]
         return Tree(
-            left=np.where(is_leaf, NO_CHILD, number[left_child[order]]),
-            right=np.where(is_leaf, NO_CHILD, number[right_child[order]]),
-            feature=self.feature[members],
-            threshold=self.threshold[members].astype(np.float64),
-            value=np.where(is_leaf[:, None], self.weights[members], np.nan),
-            missing_left=self.missing_left[members],
+            left=np.where(is_leaf, NO_CHILD, new_index[left_child[order]]),
+            right=np.where(is_leaf, NO_CHILD, new_index[right_child[order]]),
+            feature=self.feature[tree_nodes],
+            threshold=self.threshold[tree_nodes].astype(np.float64),
+            value=np.where(is_leaf[:, None], self.weights[tree_nodes], np.nan),
+            missing_left=self.missing_left[tree_nodes],
         )
 
 
 def _number_trees(roots: Integers, left_child: Integers, right_child: Integers) -> Integers | None:
-    """Return the number of each node's tree, None if a node belongs to no tree or to several."""
-    tree_of = np.full(len(left_child), -1)
+    """Return the index of the tree of each node, or None if a node belongs to no tree or to several trees."""
+    tree_of_node = np.full(len(left_child), -1)
     if len(np.unique(roots)) < len(roots):
         return None
-    level, tree = roots, np.arange(len(roots))
-    reached = 0
-    while len(level):
-        reached += len(level)
-        if reached > len(left_child):
+    level_nodes, level_trees = roots, np.arange(len(roots))
+    visited_nodes = 0
+    while len(level_nodes):
+        visited_nodes += len(level_nodes)
+        if visited_nodes > len(left_child):
             return None
-        tree_of[level] = tree
-        inner = left_child[level] != NO_CHILD
-        parents = level[inner]
-        tree = np.repeat(tree[inner], 2)
-        level = np.stack([left_child[parents], right_child[parents]], 1).ravel()
-    return tree_of if (tree_of >= 0).all() and reached == len(left_child) else None
+        tree_of_node[level_nodes] = level_trees
+        is_inner = left_child[level_nodes] != NO_CHILD
+        parents = level_nodes[is_inner]
+        level_trees = np.repeat(level_trees[is_inner], 2)
+        level_nodes = np.stack([left_child[parents], right_child[parents]], 1).ravel()
+    return tree_of_node if (tree_of_node >= 0).all() and visited_nodes == len(left_child) else None
 
 
 def find_onnx_forests(graph: Any, producer: str) -> Iterator[tuple[str, Forest]]:
@@ -161,7 +161,7 @@ def find_onnx_forests(graph: Any, producer: str) -> Iterator[tuple[str, Forest]]
 
     Args:
         graph: The graph.
-        producer: Name of the program that wrote the file, "" if the file does not say.
+        producer: Name of the program that wrote the file, or "" if the file does not name it.
 
     Yields:
         The name of the operator and the forest.
@@ -181,46 +181,49 @@ def find_onnx_forests(graph: Any, producer: str) -> Iterator[tuple[str, Forest]]
 
 def _find_forests(graph: Any, producer: str) -> list[tuple[str, Forest]]:
     forests: list[tuple[str, Forest]] = []
-    members: list[tuple[str, Forest]] = []
-    columns_of_graph = _graph_columns(graph)
+    averaged_forests: list[tuple[str, Forest]] = []
+    graph_column_count = _graph_columns(graph)
     for node in graph.node:
         if node.op_type not in (REGRESSOR, CLASSIFIER, ENSEMBLE) or node.domain not in DOMAINS:
             continue
-        operators = _following_operators(graph, list(node.output))
-        if not operators.issubset(HARMLESS):
+        following_operators = _following_operators(graph, list(node.output))
+        if not following_operators.issubset(HARMLESS):
             continue
-        subset = _column_subset(graph, node.input[0])
-        columns = columns_of_graph if subset is None else len(subset)
-        forest = _read_operator(node, columns, producer)
-        if subset is not None:
-            forest = _map_columns(forest, subset, columns_of_graph)
+        column_subset = _column_subset(graph, node.input[0])
+        column_count = graph_column_count if column_subset is None else len(column_subset)
+        forest = _read_forest(node, column_count, producer)
+        if column_subset is not None:
+            forest = _map_columns(forest, column_subset, graph_column_count)
         check_forest(forest)
-        is_member = "ReduceMean" in operators and forest.kind == AVERAGE
-        (members if is_member else forests).append((node.op_type, forest))
-    if members:
-        forests.append((members[0][0], _join([forest for _, forest in members])))
+        is_averaged = "ReduceMean" in following_operators and forest.kind == AVERAGE
+        (averaged_forests if is_averaged else forests).append((node.op_type, forest))
+    if averaged_forests:
+        forests.append((averaged_forests[0][0], _join([forest for _, forest in averaged_forests])))
     return forests
 
 
-def _join(members: list[Forest]) -> Forest:
-    """Return the forest of several operators, whose outputs a graph averages, as for bagging."""
-    first = members[0]
-    widths = {tree.value.shape[1] for forest in members for tree in forest.trees}
-    flags = {(forest.is_strict, forest.compares_doubles) for forest in members}
-    if len(widths) > 1 or len(flags) > 1:
+def _join(averaged_forests: list[Forest]) -> Forest:
+    """Return one forest with the trees of several operators whose outputs are averaged, as for bagging."""
+    first_forest = averaged_forests[0]
+    output_counts = {tree.value.shape[1] for forest in averaged_forests for tree in forest.trees}
+    comparison_settings = {
+        (forest.is_strict, forest.compares_doubles) for forest in averaged_forests
+    }
+    if len(output_counts) > 1 or len(comparison_settings) > 1:
         raise CheckpointError(
-            "Trees whose outputs a graph averages must have the same outputs; the trees in this file do not.",
+            "If an ONNX graph averages the outputs of trees, all trees must have the same number of outputs "
+            "and compare values in the same way; the trees in this file do not.",
             COPY_AGAIN,
         )
     return replace(
-        first,
-        trees=tuple(tree for forest in members for tree in forest.trees),
-        columns=max(forest.columns for forest in members),
+        first_forest,
+        trees=tuple(tree for forest in averaged_forests for tree in forest.trees),
+        columns=max(forest.columns for forest in averaged_forests),
     )
 
 
 def _graph_columns(graph: Any) -> int:
-    """Return the number of columns of the input of a graph, 0 if the file does not say."""
+    """Return the number of columns of the input of an ONNX graph, or 0 if the file does not state it."""
     if len(graph.input) != 1:
         return 0
     shape = graph.input[0].type.tensor_type.shape
@@ -229,19 +232,19 @@ def _graph_columns(graph: Any) -> int:
 
 
 def _following_operators(graph: Any, outputs: list[str]) -> set[str]:
-    """Return the names of all operators that use an output, directly or through other operators."""
+    """Return the types of all operators that use one of the outputs directly or indirectly."""
     operators: set[str] = set()
     users: dict[str, list[Any]] = {}
     for node in graph.node:
         for name in node.input:
             users.setdefault(name, []).append(node)
-    seen: set[str] = set()
+    visited_names: set[str] = set()
     stack = list(outputs)
     while stack:
         name = stack.pop()
-        if name in seen:
+        if name in visited_names:
             continue
-        seen.add(name)
+        visited_names.add(name)
         for node in users.get(name, ()):
             operators.add(node.op_type)
             stack += node.output
@@ -249,45 +252,55 @@ def _following_operators(graph: Any, outputs: list[str]) -> set[str]:
 
 
 def _column_subset(graph: Any, name: str) -> Integers | None:
-    """Return the columns that the input of an operator takes from the input of the graph, None for all."""
-    maker = next((node for node in graph.node if name in node.output), None)
-    if maker is None or maker.op_type in ("Identity", "Cast"):
+    """Return the columns of the graph's input that an operator reads, or None if it reads all columns."""
+    producing_node = next((node for node in graph.node if name in node.output), None)
+    if producing_node is None or producing_node.op_type in ("Identity", "Cast"):
         return None
-    tensor = None
-    if maker.op_type in ("Gather", "ArrayFeatureExtractor") and len(maker.input) == 2:
-        tensor = next((t for t in graph.initializer if t.name == maker.input[1]), None)
-    if tensor is None:
+    index_tensor = None
+    if (
+        producing_node.op_type in ("Gather", "ArrayFeatureExtractor")
+        and len(producing_node.input) == 2
+    ):
+        index_tensor = next(
+            (t for t in graph.initializer if t.name == producing_node.input[1]), None
+        )
+    if index_tensor is None:
         raise CheckpointError(
-            "The trees of an ONNX graph must read the columns of its input; in this graph the operator "
-            f"{maker.op_type[:60]!r} changes them first.",
+            "The trees of an ONNX graph must read the input columns of the graph; in this graph, the "
+            f"operator {producing_node.op_type[:60]!r} changes the columns before the trees read them.",
             "Export the trees alone, without transformers.",
         )
-    return _to_array(tensor).ravel().astype(np.int64)
+    return _to_array(index_tensor).ravel().astype(np.int64)
 
 
-def _map_columns(forest: Forest, subset: Integers, columns: int) -> Forest:
-    """Return a forest that reads some columns with the numbers of these columns in the table."""
-    in_range = bool(((subset >= 0) & (subset < (columns or MAX_COLUMNS))).all())
+def _map_columns(forest: Forest, column_subset: Integers, columns: int) -> Forest:
+    """Return a forest of a column subset with the column indices of the whole table."""
+    in_range = bool(((column_subset >= 0) & (column_subset < (columns or MAX_COLUMNS))).all())
     inner_features = [tree.feature[tree.left != NO_CHILD] for tree in forest.trees]
-    if not in_range or any((f < 0).any() or (f >= len(subset)).any() for f in inner_features):
+    if not in_range or any(
+        (f < 0).any() or (f >= len(column_subset)).any() for f in inner_features
+    ):
         raise CheckpointError(
-            "The trees of an ONNX graph must split columns of its input; a tree in this file does not.",
+            "The splits of an ONNX tree must use input columns of the graph; a split in this file uses a "
+            "column that does not exist.",
             COPY_AGAIN,
         )
     trees = tuple(
         replace(
             tree,
             feature=np.where(
-                tree.left == NO_CHILD, 0, subset[tree.feature.clip(0, len(subset) - 1)]
+                tree.left == NO_CHILD,
+                0,
+                column_subset[tree.feature.clip(0, len(column_subset) - 1)],
             ),
         )
         for tree in forest.trees
     )
-    return replace(forest, trees=trees, columns=columns or int(subset.max()) + 1)
+    return replace(forest, trees=trees, columns=columns or int(column_subset.max()) + 1)
 
 
 def _to_array(tensor: Any) -> np.ndarray:
-    """Return the numbers of a tensor that are in the file itself."""
+    """Return the numbers of a tensor of an ONNX file. Numbers in another file are not read."""
     from onnx import TensorProto, numpy_helper
 
     if tensor.data_location == TensorProto.EXTERNAL:
@@ -299,7 +312,7 @@ def _to_array(tensor: Any) -> np.ndarray:
 
 
 def _attributes(node: Any) -> dict[str, Any]:
-    """Return the attributes of an operator: numbers, texts, or arrays."""
+    """Return the attributes of an operator by name: numbers, texts, arrays or lists of texts."""
     from onnx import AttributeProto
 
     attributes: dict[str, Any] = {}
@@ -322,55 +335,56 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def _numbers(attributes: dict[str, Any], name: str) -> np.ndarray | None:
-    """Return an array of float32 numbers, or of doubles if the file stores them as a tensor."""
+    """Return an attribute with float32 numbers, or with float64 numbers if the file stores a tensor."""
     return attributes.get(name, attributes.get(f"{name}_as_tensor"))
 
 
-def _read_operator(node: Any, columns: int, producer: str) -> Forest:
-    """Return the forest of an operator."""
+def _read_forest(node: Any, columns: int, producer: str) -> Forest:
     attributes = _attributes(node)
     is_classifier = node.op_type == CLASSIFIER
     if node.op_type == ENSEMBLE:
-        table = _read_new_table(attributes)
-        base = None
+        node_table = _read_new_table(attributes)
+        base_values = None
     else:
-        prefix = "class" if is_classifier else "target"
-        table = _read_table(attributes, prefix, _output_count(attributes, is_classifier))
-        base = _numbers(attributes, "base_values")
-    if base is not None and not np.isfinite(base).all():
+        attribute_prefix = "class" if is_classifier else "target"
+        node_table = _read_table(
+            attributes, attribute_prefix, _output_count(attributes, is_classifier)
+        )
+        base_values = _numbers(attributes, "base_values")
+    if base_values is not None and not np.isfinite(base_values).all():
         raise ValueError("a base value is not a finite number")
-    average, added = ("AVERAGE", "SUM") if node.op_type != ENSEMBLE else (0, 1)
-    aggregate = attributes.get("aggregate_function", added)
-    if aggregate not in (average, added):
+    averaged, summed = ("AVERAGE", "SUM") if node.op_type != ENSEMBLE else (0, 1)
+    aggregate = attributes.get("aggregate_function", summed)
+    if aggregate not in (averaged, summed):
         raise ValueError("the outputs of the trees are neither added nor averaged")
-    transform = attributes.get("post_transform", "NONE")
-    trees = table.trees()
+    post_transform = attributes.get("post_transform", "NONE")
+    trees = node_table.trees()
     inner_features = np.concatenate([tree.feature[tree.left != NO_CHILD] for tree in trees])
     forest = Forest(
         trees=tuple(trees),
         columns=columns or int(inner_features.max(initial=0)) + 1,
         is_classifier=is_classifier,
         library=producer[:60],
-        is_strict=table.is_strict,
-        compares_doubles=table.threshold.dtype == np.float64,
+        is_strict=node_table.is_strict,
+        compares_doubles=node_table.threshold.dtype == np.float64,
         has_rounded_thresholds=True,
     )
-    has_base = base is not None and bool((base != 0).any())
-    factor = 1 if aggregate == average else len(trees)
+    has_base = base_values is not None and bool((base_values != 0).any())
+    leaf_factor = 1 if aggregate == averaged else len(trees)
     if is_classifier:
-        is_average = not has_base and transform == "NONE"
-        shares = _class_shares(forest, attributes, factor) if is_average else None
-        if shares is not None:
-            return shares
-    elif not has_base and transform in ("NONE", 0):
-        is_sum = aggregate == added
+        may_have_shares = not has_base and post_transform == "NONE"
+        share_forest = _class_shares(forest, attributes, leaf_factor) if may_have_shares else None
+        if share_forest is not None:
+            return share_forest
+    elif not has_base and post_transform in ("NONE", 0):
+        is_sum = aggregate == summed
         if not is_sum or _is_fitted_to_targets(trees, producer):
-            return _scale(forest, factor)
-    return _as_boosting(forest, base)
+            return _scale(forest, leaf_factor)
+    return _as_boosting(forest, base_values)
 
 
 def _output_count(attributes: dict[str, Any], is_classifier: bool) -> int:
-    """Return the number of targets, or the number of classes that the leaves name."""
+    """Return the number of targets of a regressor, or the number of classes of a classifier."""
     classes = int(attributes["class_ids"].max()) + 1 if is_classifier else 0
     count = classes if is_classifier else attributes.get("n_targets", 1)
     if not 1 <= count <= MAX_TARGETS:
@@ -378,7 +392,7 @@ def _output_count(attributes: dict[str, Any], is_classifier: bool) -> int:
     return count
 
 
-def _read_table(attributes: dict[str, Any], prefix: str, outputs: int) -> NodeTable:
+def _read_table(attributes: dict[str, Any], prefix: str, output_count: int) -> NodeTable:
     """Read the nodes of a TreeEnsembleRegressor or a TreeEnsembleClassifier."""
     modes = np.array(attributes["nodes_modes"])
     threshold = _numbers(attributes, "nodes_values")
@@ -386,39 +400,45 @@ def _read_table(attributes: dict[str, Any], prefix: str, outputs: int) -> NodeTa
     tree_numbers, node_numbers = attributes["nodes_treeids"], attributes["nodes_nodeids"]
     if threshold is None or leaf_weights is None or not 0 < len(modes) <= MAX_NODES:
         raise ValueError("the nodes or the leaf values are missing")
-    if len(modes) * outputs > MAX_VALUES:
+    if len(modes) * output_count > MAX_VALUES:
         raise ValueError("the leaves have too many values")
-    trees = np.unique(tree_numbers)
-    keys = _keys(trees, tree_numbers, node_numbers)
-    by_key = np.argsort(keys, kind="stable")
-    if (np.diff(keys[by_key]) == 0).any():
+    tree_numbers_in_order = np.unique(tree_numbers)
+    node_keys = _keys(tree_numbers_in_order, tree_numbers, node_numbers)
+    sorted_nodes = np.argsort(node_keys, kind="stable")
+    if (np.diff(node_keys[sorted_nodes]) == 0).any():
         raise ValueError("two nodes of a tree have the same number")
 
     def find(tree_ids: Any, node_ids: Any) -> Integers:
-        wanted_keys = _keys(trees, tree_ids, node_ids)
-        position = np.searchsorted(keys[by_key], wanted_keys).clip(max=len(keys) - 1)
-        if (keys[by_key][position] != wanted_keys).any():
+        wanted_keys = _keys(tree_numbers_in_order, tree_ids, node_ids)
+        position_in_order = np.searchsorted(node_keys[sorted_nodes], wanted_keys).clip(
+            max=len(node_keys) - 1
+        )
+        if (node_keys[sorted_nodes][position_in_order] != wanted_keys).any():
             raise ValueError("a number of a node belongs to no node")
-        return by_key[position]
+        return sorted_nodes[position_in_order]
 
     is_leaf = modes == "LEAF"
-    inner = np.flatnonzero(~is_leaf)
+    inner_nodes = np.flatnonzero(~is_leaf)
     true_child, false_child = np.full(len(modes), NO_CHILD), np.full(len(modes), NO_CHILD)
-    true_child[inner] = find(tree_numbers[inner], attributes["nodes_truenodeids"][inner])
-    false_child[inner] = find(tree_numbers[inner], attributes["nodes_falsenodeids"][inner])
-    weights = np.zeros((len(modes), outputs))
-    leaves = find(attributes[f"{prefix}_treeids"], attributes[f"{prefix}_nodeids"])
-    outputs_of_leaves = attributes[f"{prefix}_ids"]
-    if (outputs_of_leaves < 0).any() or (outputs_of_leaves >= outputs).any():
+    true_child[inner_nodes] = find(
+        tree_numbers[inner_nodes], attributes["nodes_truenodeids"][inner_nodes]
+    )
+    false_child[inner_nodes] = find(
+        tree_numbers[inner_nodes], attributes["nodes_falsenodeids"][inner_nodes]
+    )
+    weights = np.zeros((len(modes), output_count))
+    leaf_nodes = find(attributes[f"{prefix}_treeids"], attributes[f"{prefix}_nodeids"])
+    leaf_outputs = attributes[f"{prefix}_ids"]
+    if (leaf_outputs < 0).any() or (leaf_outputs >= output_count).any():
         raise ValueError("a leaf names an output that does not exist")
-    np.add.at(weights, (leaves, outputs_of_leaves), leaf_weights.astype(np.float64))
+    np.add.at(weights, (leaf_nodes, leaf_outputs), leaf_weights.astype(np.float64))
     has_parent = np.zeros(len(modes), dtype=bool)
-    has_parent[true_child[inner]] = has_parent[false_child[inner]] = True
+    has_parent[true_child[inner_nodes]] = has_parent[false_child[inner_nodes]] = True
     roots = np.flatnonzero(~has_parent)
     roots = roots[np.argsort(tree_numbers[roots], kind="stable")]
-    if len(roots) != len(trees):
+    if len(roots) != len(tree_numbers_in_order):
         raise ValueError("a tree must have one root")
-    return _turn(
+    return _make_node_table(
         modes=modes,
         roots=roots,
         true_child=true_child,
@@ -431,60 +451,66 @@ def _read_table(attributes: dict[str, Any], prefix: str, outputs: int) -> NodeTa
 
 
 def _keys(trees: Integers, tree_ids: Any, node_ids: Any) -> Integers:
-    """Return one number for each pair of a tree and a node."""
+    """Return a different number (a key) for each pair of a tree and a node, for lookups in a sorted array."""
     if not ((node_ids >= 0) & (node_ids < 2**31)).all():
         raise ValueError("a number of a node is out of range")
-    tree = np.searchsorted(trees, tree_ids).clip(max=len(trees) - 1)
-    if (trees[tree] != tree_ids).any():
+    tree_index = np.searchsorted(trees, tree_ids).clip(max=len(trees) - 1)
+    if (trees[tree_index] != tree_ids).any():
         raise ValueError("a number of a tree belongs to no tree")
-    return tree * 2**31 + node_ids
+    return tree_index * 2**31 + node_ids
 
 
 def _read_new_table(attributes: dict[str, Any]) -> NodeTable:
     """Read the nodes of a TreeEnsemble, which numbers inner nodes and leaves separately."""
     threshold = attributes["nodes_splits"]
     leaf_weights, leaf_targets = attributes["leaf_weights"], attributes["leaf_targetids"]
-    inner, leaves = len(threshold), len(leaf_weights)
-    outputs = attributes.get("n_targets", 1)
-    if not 0 < inner + leaves <= MAX_NODES or not 1 <= outputs <= MAX_TARGETS:
+    inner_count, leaf_count = len(threshold), len(leaf_weights)
+    output_count = attributes.get("n_targets", 1)
+    if not 0 < inner_count + leaf_count <= MAX_NODES or not 1 <= output_count <= MAX_TARGETS:
         raise ValueError("the number of nodes or targets is out of range")
-    if (inner + leaves) * outputs > MAX_VALUES or len(leaf_targets) != leaves:
+    if (inner_count + leaf_count) * output_count > MAX_VALUES or len(leaf_targets) != leaf_count:
         raise ValueError("the leaves have too many values")
-    if (leaf_targets < 0).any() or (leaf_targets >= outputs).any():
+    if (leaf_targets < 0).any() or (leaf_targets >= output_count).any():
         raise ValueError("a leaf names an output that does not exist")
-    children = []
+    true_and_false_children = []
     for side in ("true", "false"):
         child, is_leaf = attributes[f"nodes_{side}nodeids"], attributes[f"nodes_{side}leafs"] != 0
-        if ((child < 0) | (child >= np.where(is_leaf, leaves, inner))).any() or len(child) != inner:
+        if ((child < 0) | (child >= np.where(is_leaf, leaf_count, inner_count))).any() or len(
+            child
+        ) != inner_count:
             raise ValueError("a number of a node belongs to no node")
-        children.append(
-            np.concatenate([np.where(is_leaf, inner + child, child), np.full(leaves, NO_CHILD)])
+        true_and_false_children.append(
+            np.concatenate(
+                [np.where(is_leaf, inner_count + child, child), np.full(leaf_count, NO_CHILD)]
+            )
         )
     roots = attributes["tree_roots"]
-    if not len(roots) or (roots < 0).any() or (roots >= inner).any():
+    if not len(roots) or (roots < 0).any() or (roots >= inner_count).any():
         raise ValueError("a root belongs to no node")
-    weights = np.zeros((inner + leaves, outputs))
-    weights[inner + np.arange(leaves), leaf_targets] = leaf_weights
+    weights = np.zeros((inner_count + leaf_count, output_count))
+    weights[inner_count + np.arange(leaf_count), leaf_targets] = leaf_weights
     modes = attributes["nodes_modes"].astype(np.int64)
     if ((modes < 0) | (modes >= len(MODES))).any():
         raise ValueError("a node compares with a set of values")
-    padding = np.zeros(leaves, dtype=threshold.dtype)
-    missing_true = attributes.get("nodes_missing_value_tracks_true")
-    return _turn(
-        modes=np.concatenate([np.array(MODES)[modes], np.full(leaves, "LEAF")]),
+    leaf_thresholds = np.zeros(leaf_count, dtype=threshold.dtype)
+    missing_satisfies = attributes.get("nodes_missing_value_tracks_true")
+    return _make_node_table(
+        modes=np.concatenate([np.array(MODES)[modes], np.full(leaf_count, "LEAF")]),
         roots=roots.astype(np.int64),
-        true_child=children[0],
-        false_child=children[1],
-        feature=np.concatenate([attributes["nodes_featureids"], np.zeros(leaves, dtype=np.int64)]),
-        threshold=np.concatenate([threshold, padding]),
+        true_child=true_and_false_children[0],
+        false_child=true_and_false_children[1],
+        feature=np.concatenate(
+            [attributes["nodes_featureids"], np.zeros(leaf_count, dtype=np.int64)]
+        ),
+        threshold=np.concatenate([threshold, leaf_thresholds]),
         missing_true=None
-        if missing_true is None
-        else np.concatenate([missing_true, np.zeros(leaves, dtype=np.int64)]),
+        if missing_satisfies is None
+        else np.concatenate([missing_satisfies, np.zeros(leaf_count, dtype=np.int64)]),
         weights=weights,
     )
 
 
-def _turn(
+def _make_node_table(
     *,
     modes: np.ndarray,
     roots: Integers,
@@ -495,13 +521,13 @@ def _turn(
     missing_true: Any,
     weights: Floats,
 ) -> NodeTable:
-    """Return the nodes with the child for small values at the left.
+    """Return the nodes with the child for values below the threshold as the left child.
 
     Args:
         modes: How each node compares, such as "BRANCH_LEQ", and "LEAF" for a leaf.
-        roots: Position of the root of each tree.
-        true_child: Position of the child for values that satisfy the comparison.
-        false_child: Position of the other child.
+        roots: Index of the root of each tree.
+        true_child: Index of the child for values that satisfy the comparison of the node.
+        false_child: Index of the child for values that do not satisfy the comparison.
         feature: Column that each node splits.
         threshold: Threshold of each node.
         missing_true: Whether missing values satisfy the comparison, None if they never do.
@@ -514,7 +540,7 @@ def _turn(
         CheckpointError: If a node does not compare a value with a threshold.
         ValueError: If the arrays have different lengths, or if a threshold is not a number.
     """
-    nodes = len(modes)
+    node_count = len(modes)
     is_leaf = modes == "LEAF"
     comparisons = set(modes[~is_leaf].tolist())
     if EQUAL_MODES & comparisons or not comparisons.issubset(MODES):
@@ -523,30 +549,32 @@ def _turn(
             "compares in another way.",
             "Encode the categories as numbers and train the model again.",
         )
-    # x < t and x >= t send a value that equals the threshold to the side of large values.
+    # For the comparisons x < t and x >= t, a value x = t goes to the child for large values.
     is_strict = comparisons.issubset({"BRANCH_LT", "BRANCH_GTE"}) and bool(comparisons)
     if not is_strict and not comparisons.issubset({"BRANCH_LEQ", "BRANCH_GT"}):
         raise CheckpointError(
-            "All nodes of an ensemble must compare in the same way; in this file some send a value that "
-            "equals the threshold to the left and some to the right.",
+            "All nodes of a tree ensemble must treat a value that equals the threshold in the same way; in "
+            "this file, some nodes send such a value to the left child and some to the right child.",
             "Export the model again with skl2onnx or onnxmltools.",
         )
-    if any(len(array) != nodes for array in (feature, threshold)):
+    if any(len(array) != node_count for array in (feature, threshold)):
         raise ValueError("a node has no column or no threshold")
-    is_turned = np.isin(modes, ["BRANCH_GT", "BRANCH_GTE"])
-    follows_true = np.zeros(nodes, dtype=bool) if missing_true is None else missing_true != 0
-    if len(follows_true) != nodes:
+    is_left_false = np.isin(modes, ["BRANCH_GT", "BRANCH_GTE"])
+    missing_satisfies = (
+        np.zeros(node_count, dtype=bool) if missing_true is None else missing_true != 0
+    )
+    if len(missing_satisfies) != node_count:
         raise ValueError("a node has no direction for missing values")
     inner_thresholds = threshold[~is_leaf]
     if inner_thresholds.dtype.kind != "f" or np.isnan(inner_thresholds).any():
         raise ValueError("a threshold is not a number")
     return NodeTable(
         roots=roots,
-        left_child=np.where(is_turned, false_child, true_child),
-        right_child=np.where(is_turned, true_child, false_child),
+        left_child=np.where(is_left_false, false_child, true_child),
+        right_child=np.where(is_left_false, true_child, false_child),
         feature=feature,
         threshold=threshold,
-        missing_left=follows_true != is_turned,
+        missing_left=missing_satisfies != is_left_false,
         weights=weights,
         is_strict=is_strict,
     )
@@ -558,14 +586,14 @@ def _scale(forest: Forest, factor: float) -> Forest:
 
 
 def _class_shares(forest: Forest, attributes: dict[str, Any], factor: int) -> Forest | None:
-    """Return a classification forest whose leaf values are shares of classes, None if they are not shares.
+    """Return a classification forest whose leaf values are class shares, or None for other leaf values.
 
-    A forest for two classes may only store the share of the second class.
+    The leaves of a forest for two classes may store only the share of the second class.
 
     Args:
         forest: The trees with the leaf values of the file.
         attributes: The attributes of the operator.
-        factor: Number by which the converter has divided the shares.
+        factor: Number by which the program that wrote the ONNX file divided the class shares.
 
     Returns:
         The forest.
@@ -574,59 +602,73 @@ def _class_shares(forest: Forest, attributes: dict[str, Any], factor: int) -> Fo
     is_binary = len(labels) == 2 and not attributes["class_ids"].any()
     trees = []
     for tree in forest.trees:
-        share = tree.value * factor
+        node_shares = tree.value * factor
         if is_binary:
-            share = np.stack([1 - share[:, 0], share[:, 0]], 1)
-        leaf_shares = share[tree.left == NO_CHILD]
+            node_shares = np.stack([1 - node_shares[:, 0], node_shares[:, 0]], 1)
+        leaf_shares = node_shares[tree.left == NO_CHILD]
         if not (
             (leaf_shares >= -SHARE_ERROR).all()
             and (np.abs(leaf_shares.sum(1) - 1) <= SHARE_ERROR).all()
         ):
             return None
-        trees.append(replace(tree, value=np.maximum(share, 0.0)))
+        trees.append(replace(tree, value=np.maximum(node_shares, 0.0)))
     return replace(forest, trees=tuple(trees))
 
 
 def _is_fitted_to_targets(trees: list[Tree], producer: str) -> bool:
-    """Return True if the leaf values show that all trees are fitted to the same targets."""
+    """Return True if all trees seem to be fitted to the same targets, as in a random forest."""
+    # Such trees share many leaf values, or their leaf values have similar ranges.
     leaf_values = [tree.value[tree.left == NO_CHILD] for tree in trees]
     if len(trees) == 1:
         return True
-    values = np.concatenate([np.unique(rows, axis=0) for rows in leaf_values])
-    _, group, counts = np.unique(values, axis=0, return_inverse=True, return_counts=True)
+    distinct_values = np.concatenate(
+        [np.unique(tree_values, axis=0) for tree_values in leaf_values]
+    )
+    _, group, counts = np.unique(distinct_values, axis=0, return_inverse=True, return_counts=True)
     if (counts[group.ravel()] > 1).mean() >= SHARED_VALUES:
         return True
-    ranges = np.array([np.ptp(rows) for rows in leaf_values])
-    return producer == "skl2onnx" and bool(ranges.min() >= SAME_RANGE * ranges.max())
+    value_ranges = np.array([np.ptp(tree_values) for tree_values in leaf_values])
+    return producer == "skl2onnx" and bool(value_ranges.min() >= SAME_RANGE * value_ranges.max())
 
 
 def _as_boosting(forest: Forest, base: Any) -> Forest:
-    """Return the trees as boosting, with one output for each tree."""
-    width = forest.trees[0].value.shape[1]
-    outputs = []
+    """Return the trees as a boosted model, in which each tree contributes to one output.
+
+    Args:
+        forest: The trees with the leaf values of the file.
+        base: Numbers that the model adds to the sum of the trees, one for each output, or None.
+
+    Returns:
+        The boosted model.
+
+    Raises:
+        CheckpointError: If a tree contributes to several outputs.
+        ValueError: If ``base`` has a wrong length.
+    """
+    output_count = forest.trees[0].value.shape[1]
+    tree_outputs = []
     trees = []
     for tree in forest.trees:
         leaf_values = tree.value[tree.left == NO_CHILD]
-        used = np.flatnonzero((leaf_values != 0).any(0))
-        if len(used) > 1:
+        nonzero_outputs = np.flatnonzero((leaf_values != 0).any(0))
+        if len(nonzero_outputs) > 1:
             raise CheckpointError(
                 "A tree of boosting must have one output; a tree in this file has several.",
                 "Export the model again with one tree for each class.",
             )
-        output = int(used[0]) if len(used) else 0
-        outputs.append(output)
+        output = int(nonzero_outputs[0]) if len(nonzero_outputs) else 0
+        tree_outputs.append(output)
         trees.append(replace(tree, value=tree.value[:, [output]]))
-    offset = np.zeros(width)
+    offset = np.zeros(output_count)
     if base is not None:
-        if len(base) != width:
+        if len(base) != output_count:
             raise ValueError("the number of base values is not the number of outputs")
         offset = base.astype(np.float64)
-    numbers = np.array(outputs, dtype=np.int64)
     return replace(
         forest,
         trees=tuple(trees),
         kind=BOOSTING,
         offset=offset,
-        outputs=numbers,
+        outputs=np.array(tree_outputs, dtype=np.int64),
         has_midpoints=False,
     )

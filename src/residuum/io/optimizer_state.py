@@ -56,28 +56,36 @@ def read_moment(trained: Any, model: nn.Module | None = None) -> dict[str, Tenso
             "read_moment needs an optimizer that stores a mean of gradients (Adam, or SGD with momentum, "
             "after at least one step), or an MLPClassifier that such an optimizer fitted; this "
             f"{type(trained).__name__} stores no mean of gradients.",
-            "Call read_moment(optimizer, model) or read_moment(estimator).",
+            "Call read_moment(optimizer, model), or read_moment(estimator) for an estimator of scikit-learn.",
         )
     return moment
 
 
 def _read_torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the mean gradients that a torch optimizer stores, by residuum's parameter names."""
+    """Return the mean gradients that a torch optimizer stores, by the parameter names that residuum uses."""
     parameters = dict(model.named_parameters())
     try:
         checkpoint = checkpoint_from_module(model)
         source_names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
-    except ArchitectureError:  # without an architecture string, a module keeps its parameter names
+    except (
+        ArchitectureError
+    ):  # no architecture string describes the module, so its own names are used
         source_names = {name: name for name in parameters}
-    group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
+    group_by_parameter = {
+        parameter: parameter_group
+        for parameter_group in optimizer.param_groups
+        for parameter in parameter_group["params"]
+    }
     moments = {}
     for name, source in source_names.items():
-        p = parameters[source]
-        group = group_of.get(p, {})
+        parameter = parameters[source]
+        parameter_group = group_by_parameter.get(parameter, {})
         is_decoupled = isinstance(optimizer, optim.AdamW) or bool(
-            group.get("decoupled_weight_decay")
+            parameter_group.get("decoupled_weight_decay")
         )
-        moment = remove_weight_decay(optimizer.state.get(p, {}), group, p.detach(), is_decoupled)
+        moment = remove_weight_decay(
+            optimizer.state.get(parameter, {}), parameter_group, parameter.detach(), is_decoupled
+        )
         if moment is not None:
             moments[name] = moment.detach().cpu()
     return moments
@@ -112,9 +120,10 @@ def remove_weight_decay(
 def _read_sklearn_moment(estimator: Any) -> dict[str, Tensor]:
     """Return the mean of recent gradients in a fitted MLP of scikit-learn, by residuum's parameter names.
 
-    The gradients of scikit-learn include the weight decay alpha W / batch, where W are the weights and batch
-    is the batch size. We subtract this term. The SGD of scikit-learn stores a velocity: the mean gradient
-    times -rate / (1 - momentum). The matrices of scikit-learn are transposed.
+    The gradients of scikit-learn include the weight decay alpha W / batch, where alpha is the L2 penalty, W
+    are the weights and batch is the batch size. We subtract this term. The SGD of scikit-learn stores a
+    velocity: the mean gradient times -rate / (1 - momentum), where rate is the learning rate. We transpose
+    the matrices of scikit-learn.
     """
     optimizer = getattr(estimator, "_optimizer", None)
     moments = getattr(optimizer, "ms", None) or getattr(optimizer, "velocities", None)
@@ -126,10 +135,10 @@ def _read_sklearn_moment(estimator: Any) -> dict[str, Tensor]:
     if hasattr(optimizer, "velocities"):
         moment_factor = -estimator.learning_rate_init / (1 - optimizer.momentum)
     moments_by_name = {}
-    for l, (m, weight) in enumerate(zip(moments, estimator.coefs_, strict=False)):
+    for l, (mean_gradient, weight) in enumerate(zip(moments, estimator.coefs_, strict=False)):
         moments_by_name[f"layers.{l}.weight"] = torch.tensor(
-            (m / moment_factor - estimator.alpha * weight / batch_size).T
+            (mean_gradient / moment_factor - estimator.alpha * weight / batch_size).T
         )
-    for l, m in enumerate(moments[len(estimator.coefs_) :]):
-        moments_by_name[f"layers.{l}.bias"] = torch.tensor(m / moment_factor)
+    for l, mean_gradient in enumerate(moments[len(estimator.coefs_) :]):
+        moments_by_name[f"layers.{l}.bias"] = torch.tensor(mean_gradient / moment_factor)
     return moments_by_name

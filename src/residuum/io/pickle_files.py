@@ -35,7 +35,7 @@ EXPORT_ADVICE = (
     "Export the weights alone: torch.save(model.state_dict(), path), or "
     "safetensors.torch.save_file(model.state_dict(), path)."
 )
-# Reads the lengths of the name and of the extra field from the header of a zip member.
+# Two fields in the header of a file in a zip archive: the lengths of its name and of its extra data.
 LOCAL_HEADER = struct.Struct("<26x2H")
 MEMBER = re.compile(r"(?P<folder>[^/\\\x00]+)/(?!.*\.\.)[\w./-]+")
 CHECKSUM = "The members of an archive must match their checksums (CRC); the member {!r} does not."
@@ -138,18 +138,19 @@ def read_pickle(
         CheckpointError: If the file is damaged.
         UnsafeFileError: If the file is too large.
     """
-    starts: dict[str, int] = {}
+    storage_positions: dict[str, int] = {}
 
     def read_storage(storage: Storage) -> bytearray:
         raw = bytearray(storage.nbytes)
         with path.open("rb") as file:
-            file.seek(starts[storage.key])
+            file.seek(storage_positions[storage.key])
             if file.readinto(raw) != len(raw):
                 raise ValueError("the file ends too early")
         return raw
 
     is_legacy = unpacker is None and stream.peek(len(LEGACY_HEAD)).startswith(LEGACY_HEAD)
-    if size > MAX_PICKLE_BYTES and not is_legacy:  # numbers of legacy files are read on demand
+    # The limit is for files that are read into memory. The numbers of legacy files are read on demand.
+    if size > MAX_PICKLE_BYTES and not is_legacy:
         raise UnsafeFileError(
             f"A pickle may have at most {MAX_PICKLE_BYTES} bytes; {path.name!r} has {size}.",
             "Save the model in several files.",
@@ -165,9 +166,11 @@ def read_pickle(
                 f"{path.name!r} does not.",
                 EXPORT_ADVICE,
             )
-        reader.run(source)  # skip the type sizes of the machine that wrote the file
+        reader.run(source)  # skip the third pickle, which describes the machine that wrote the file
         content = reader.run(source)
-        starts |= _read_storage_positions(reader.run(source), reader.storages, stream, size)
+        storage_positions |= _read_storage_positions(
+            reader.run(source), reader.storages, stream, size
+        )
     unsafe_calls = [*reader.unsafe]
     if reader.has_joblib_arrays:
         unsafe_calls += _run_without_joblib(open_source(stream, size, unpacker))
@@ -175,7 +178,7 @@ def read_pickle(
 
 
 def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
-    """Return a function that reads storages and caches the last storage, which the next tensor may share."""
+    """Return a function that reads a storage (the numbers of tensors) and caches the last storage."""
     last: list[tuple[Storage, bytearray]] = []
 
     def read_cached(storage: Storage) -> bytearray:
@@ -190,14 +193,15 @@ def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storag
 def _read_storage_positions(
     keys: Any, storages: dict[str, Storage], stream: BinaryIO, size: int
 ) -> dict[str, int]:
-    """Return the position of each storage in a legacy file. The length of a storage precedes its numbers."""
-    is_list_of_texts = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-    if not is_list_of_texts or sorted(keys) != sorted(storages):
+    """Return the position of the numbers of each storage in a legacy file, by the key of the storage."""
+    # For each storage, the file holds the number of elements in 8 bytes, and then the elements.
+    are_keys_texts = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    if not are_keys_texts or sorted(keys) != sorted(storages):
         raise CheckpointError(
             "A legacy file of torch.save must list the storages that its tensors use; this file does not.",
             COPY_AGAIN,
         )
-    starts = {}
+    positions = {}
     for key in keys:
         storage = storages[key]
         if storage.nbytes > size:
@@ -207,41 +211,42 @@ def _read_storage_positions(
                 COPY_AGAIN,
             )
         numel = int.from_bytes(stream.read(8), "little")
-        starts[key] = stream.tell()
-        if numel != storage.numel or starts[key] + storage.nbytes > size:
+        positions[key] = stream.tell()
+        if numel != storage.numel or positions[key] + storage.nbytes > size:
             raise CheckpointError(
                 f"The tensor storage {key[:80]!r} must hold {storage.nbytes} bytes; the file ends too early.",
                 COPY_AGAIN,
             )
         stream.seek(storage.nbytes, io.SEEK_CUR)
-    return starts
+    return positions
 
 
 def _run_without_joblib(source: Source) -> list[str]:
-    """Return the unsafe calls that ``pickle.load`` would run if it loaded a file of joblib."""
-    # In a file of joblib, the numbers of an array follow the instructions that describe the array.
-    # ``pickle.load`` does not skip these numbers but runs them as instructions.
+    """Return the unsafe calls that a file of joblib runs if it is loaded with ``pickle.load``."""
+    # In a file of joblib, the numbers of an array follow the pickle instructions that describe the array.
+    # ``joblib.load`` skips these numbers. ``pickle.load`` runs the numbers as instructions.
     reader = PickleReader(joblib=False)
     try:
         reader.run(source)  # type: ignore[arg-type]
     except CheckpointError:
-        # The numbers are no valid instructions, so ``pickle.load`` fails without harm.
+        # The numbers are not valid instructions, so ``pickle.load`` fails before it calls anything unsafe.
         return []
     except UnsafeFileError:
-        if not reader.unsafe:  # the limit of work was reached before any unsafe call
+        # If an unsafe call was found before a limit was exceeded, we report this call.
+        if not reader.unsafe:
             raise
     return [*reader.unsafe]
 
 
 def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse archives of other libraries, zip bombs, and archives whose members have ambiguous names."""
+    """Raise an error for archives of other libraries, zip bombs, and archives with ambiguous file names."""
     refuse_other_archives([member.filename for member in members])
-    unpacked_bytes = sum(member.file_size for member in members)
+    total_bytes = sum(member.file_size for member in members)
     uncompressed_bytes = sum(m.file_size for m in members if m.compress_type == zipfile.ZIP_STORED)
-    if uncompressed_bytes > size or unpacked_bytes > MAX_GROWTH * size:
+    if uncompressed_bytes > size or total_bytes > MAX_GROWTH * size:
         raise UnsafeFileError(
             "A torch archive must store its files uncompressed and without overlap; this archive of "
-            f"{size} bytes claims to unpack to {unpacked_bytes} bytes.",
+            f"{size} bytes claims to unpack to {total_bytes} bytes.",
             "Write the archive with torch.save.",
         )
     matches = [MEMBER.fullmatch(member.filename) for member in members]
@@ -249,14 +254,14 @@ def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
     distinct_names = {member.filename.casefold() for member in members}
     if None in matches or len(folders) != 1 or len(distinct_names) != len(members):
         raise UnsafeFileError(
-            "A torch archive must hold one folder of files with distinct plain names; this archive has "
-            "duplicate or unusual names.",
+            "A torch archive must hold one folder of files with distinct names of letters, digits, '.', '_' "
+            "and '-'; this archive has duplicate or other names.",
             EXPORT_ADVICE,
         )
 
 
 def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
-    """Return the folder that holds all members of an archive, with a slash at its end."""
+    """Return the folder in a torch archive that holds all of its files, such as "model/"."""
     pickle_names = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickle_names) != 1:
         raise CheckpointError(
@@ -267,9 +272,9 @@ def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
 
 
 def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> bytearray:
-    """Return the bytes of an uncompressed member of an archive after checking its checksum."""
-    # The caller passes the position of the member, because the list of members was read before.
-    # Opening the archive again for each of a thousand tensors would parse this list a thousand times.
+    """Return the bytes of an uncompressed file in an archive after checking its checksum."""
+    # ``member`` states the position of the file in the archive. So we do not open the archive with zipfile,
+    # which would parse the list of files again for each tensor.
     if member is None or member.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(
             "A torch archive must store its files uncompressed; one of its files is missing or compressed.",
@@ -296,7 +301,7 @@ def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> byte
 
 
 def refuse_other_archives(names: list[str]) -> None:
-    """Refuse zip archives of other libraries with an error that says what to do.
+    """Raise an error for a zip archive of another library. The error says how to save the weights.
 
     Args:
         names: Names of the files in the archive.

@@ -23,11 +23,11 @@ import sys
 
 HARMLESS, KNOWN, FOREIGN, UNLISTED = "harmless", "known", "foreign", "unlisted"
 
-# Packages that are installed on nearly every machine that loads models. So an attacker can rely on them.
+# Packages that are installed on nearly every machine that loads models. An attacker can call their functions.
 COMMON = {
     "numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "joblib", "PIL", "matplotlib",
     "setuptools", "pkg_resources", "pip", "distutils", "cloudpickle", "dill", "six",
-    # Modules of Python 2 that old pickles name, and that Python 3 replaces by other modules.
+    # Modules of Python 2, which the pickles of old files name. In Python 3, these modules have other names.
     "commands", "exceptions", "cPickle", "__builtin__", "copy_reg", "nt", "dumbdbm",
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ def _join(module: str, names: str) -> set[str]:
     return {f"{module}.{name}" for name in names.split()}
 
 
-# Functions that make an instance of a class, their first argument, without calling ``__init__``.
+# Functions that make an instance of the class in their first argument, without calling ``__init__``.
 # ``copyreg._reconstructor`` also calls the ``__init__`` of its second argument, which the reader checks.
 MAKE_INSTANCE = (
     _join("copyreg", "_reconstructor __newobj__")
@@ -62,7 +62,7 @@ MAKE_ARRAY |= {"numpy.ma.core._mareconstruct"}
 # iterates over its argument, and the iterator of an unusual object could run any code.
 CONTAINERS = _join("builtins", "list tuple set frozenset dict bytes bytearray")
 CONTAINERS |= _join("collections", "OrderedDict Counter deque")
-# Base classes. Making an instance of a subclass without ``__init__`` runs no code of the file.
+# Harmless base classes of Python. A pickle may call them, and may make instances of their subclasses.
 BASES = CONTAINERS | _join("builtins", "object int float complex str") | {"collections.defaultdict"}
 
 CALLS = (
@@ -76,8 +76,8 @@ CALLS = (
     | {"logging.getLogger"}  # returns the logger with a given name, and has no other effect
     | {"zoneinfo.ZoneInfo._unpickle", "array.array", "re._compile", "re.RegexFlag"}
     | {"_codecs.encode"}  # makes bytes in pickle protocol 2; the reader allows only the encoding Latin-1
-    # Returns an attribute of a class or module. Pickle protocols below 4 write nested classes this way.
-    # The reader classifies the resulting name and refuses other uses of getattr.
+    # Pickle protocols below 4 name a nested class by a call of getattr for the outer class.
+    # The reader classifies the name of the attribute, and reports other uses of getattr as unsafe.
     | {"builtins.getattr"}
     # Paths, which are texts with slashes. Making a path does not access the disk.
     | {
@@ -91,7 +91,7 @@ CALLS = (
     | {f"numpy.{core}._internal._convert_to_stringdtype_kwargs" for core in ("core", "_core")}
     | {"numpy.dtype", "numpy.random.__RandomState_ctor"}
     | _join("numpy.random._pickle", "__bit_generator_ctor __generator_ctor __randomstate_ctor")
-    # Functions of torch that make small values, and tensors as views of storages in the file.
+    # Functions of torch that make tensors from numbers in the file, or small values such as a device.
     | _join(
         "torch._utils",
         "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter "
@@ -154,8 +154,8 @@ CALLS = (
     | _join("accelerate.utils.dataclasses", "DistributedType DynamoBackend SaveStrategy")
 )  # fmt: skip
 
-# Exact names of classes and functions that a pickle may name but not call (KNOWN).
-# A pickle may make instances of the classes without a call. The functions only return a computed value.
+# Classes and functions of the kind KNOWN. A pickle may name them, and may make instances of the classes
+# without a call. It may not call them. The functions only compute a value.
 NAMES = (
     _join("builtins", "NotImplemented Ellipsis NoneType abs len max min round sum sorted")
     | {"argparse.Namespace", "uuid.UUID", "uuid.SafeUUID", "collections.UserDict", "collections.ChainMap"}
@@ -195,8 +195,9 @@ NAMES = (
     | {"torch.utils.data.dataloader.DataLoader", "torch.utils.data._utils.collate.default_collate"}
 )  # fmt: skip
 
-# Modules whose classes set their state without running text or bytes of the file as code.
-# scipy.stats runs a text as code, but the reader allows only the text that scipy writes.
+# Packages and modules whose classes and functions are KNOWN. When a pickle sets the state of these classes,
+# they do not run content of the file as code. scipy.stats runs a text as code, but the reader allows only the
+# text that scipy writes.
 MODULES = (
     "sklearn.",
     "scipy.sparse.", "scipy.stats.", "scipy.interpolate.", "scipy.spatial.", "scipy.special.",
@@ -209,10 +210,10 @@ MODULES = (
     "torch.amp.grad_scaler.", "torch.cuda.amp.grad_scaler.",
     "torchvision.models.", "torchvision.ops.misc.", "torchvision.transforms.",
     "PIL.Image.",
-    "xgboost.", "lightgbm.", "catboost.",  # packages that read bytes with their own parser of trees
-    "__torch__.",  # classes of TorchScript, which Python cannot import
+    "xgboost.", "lightgbm.", "catboost.",  # packages that parse the bytes of a model without running code
+    "__torch__.",  # classes of TorchScript, which exist only inside of TorchScript files
 )  # fmt: skip
-# Modules that a pickle may not name, because they fetch files, start listeners or bundle other packages.
+# Modules that a pickle may not name, because they download files, open ports or contain other packages.
 EXCLUDED = re.compile(
     r"sklearn\.(externals|callback|datasets|utils\._testing|utils\._mocking|utils\._test_common|conftest)\b|"
     r"torchvision\.models\._api\b|pandas\.core\.computation\b|scipy\.special\._(testutils|precompute)\b"
@@ -230,15 +231,16 @@ def modernize_module(module: str) -> str:
 def classify_name(module: str, attribute: str) -> str:
     """Return whether a pickle may use a name: HARMLESS, KNOWN, FOREIGN or UNLISTED.
 
-    A dotted attribute can reach everything that a module has imported, such as ``os.system`` through
-    ``sklearn.base``. So a dotted attribute is accepted only if the exact name is listed.
+    An attribute with a dot can reach everything that a module has imported. For example, a pickle can use the
+    attribute ``os.system`` of a module that imports ``os``. So we accept an attribute with a dot only if the
+    exact name is listed.
 
     Args:
         module: The module, such as "torch.nn.modules.linear".
         attribute: The name in the module, such as "Linear".
 
     Returns:
-        The kind of the name.
+        One of the four kinds HARMLESS, KNOWN, FOREIGN and UNLISTED.
     """
     name = f"{module}.{attribute}"
     if name in CALLS:

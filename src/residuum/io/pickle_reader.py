@@ -68,10 +68,14 @@ from residuum.records.inputs import is_size
 
 # The first number in a file that torch.save wrote before it used zip archives.
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-MAX_WORK, MAX_OBJECT_BYTES = 1_000_000, 48 << 20  # limits of steps, and of bytes for small objects
+# Largest number of steps (instructions, calls and copied entries) for a pickle, and largest estimated memory
+# of its Python objects in bytes, in addition to the size of the file.
+MAX_WORK, MAX_OBJECT_BYTES = 1_000_000, 48 << 20
 # The next constants estimate the memory of Python objects in bytes.
-SEQUENCE_BYTES = 160  # bytes of a list or tuple, and of its entry in the set of visited objects
-DICT_BYTES, ENTRY_BYTES = 260, 64  # bytes of a dict, and of each of its entries
+SEQUENCE_BYTES = (
+    160  # bytes of an empty list or tuple, and of its entry in the set of visited objects
+)
+DICT_BYTES, ENTRY_BYTES = 260, 64  # bytes of an empty dict, and of each entry of a dict
 BYTES_OVERHEAD = 64  # bytes that a bytes object takes in addition to its content
 NUMBER_BYTES = 32  # bytes of a number
 NAME_BYTES = 300  # bytes of the name of a class or function
@@ -79,26 +83,26 @@ CALL_BYTES = 500  # bytes of the result of a call, such as a tensor with its vie
 # Largest number of bits of an integer. Python refuses to print very long integers.
 MAX_BITS = 1000
 MAX_NESTING = 8  # largest nesting depth of pickles that are stored inside of other pickles
-# This function of torch calls its first argument with its third argument.
+# This function of torch calls the function in its first argument with the arguments in its third argument.
 REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
-# Attributes that ``pickle`` looks up on an object and calls.
+# Names of methods that ``pickle.load`` calls on an object. A hostile file can set these attributes itself.
 HOOKS = {"__setstate__", "append", "extend", "add"}
-# scipy.stats runs a text as code when it loads a distribution. TEMPLATE matches only texts that scipy writes.
-# SLOT matches a list of parameters in such a text.
+# scipy.stats runs a text in the file as code when it loads a distribution. TEMPLATE matches only the texts
+# that scipy itself writes. SLOT matches a list of parameters, such as "self, a, b", in such a text.
 SLOT = r"[\w=, ]*"
 TEMPLATE = re.compile(
     rf"\s*def _parse_args\(self, {SLOT}\):\n    return \({SLOT}\), {SLOT}\n\n"
     rf"def _parse_args_rvs\(self, {SLOT}\):\n    return self\._argcheck_rvs\({SLOT}\)\n\n"
     rf"def _parse_args_stats\(self, {SLOT}moments='mv'\):\n    return \({SLOT}\), {SLOT}\n?"
 )
-# Bytes of an entry of the memo (objects that later instructions refer to by number), if its number does not
-# follow the previous number.
+# The memo holds objects that later instructions refer to by number. An entry takes this many bytes if its
+# number does not follow the number of the previous entry.
 SPARSE_MEMO_BYTES = 100
-# Instructions that push a text, each with the number of bytes of its length field.
+# Pickle instructions that put a text on the stack. The text begins with its length, in this many bytes.
 TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "BINUNICODE8": 8}
 OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
-# A text of more than MAX_WIDE_TEXT bytes may hold only characters of Latin-1.
-# NON_LATIN matches the bytes with which all other characters begin in UTF-8.
+# A text of more than MAX_WIDE_TEXT bytes may hold only characters of Latin-1. The regular expression
+# NON_LATIN finds the first bytes of all other characters in UTF-8.
 MAX_WIDE_TEXT, NON_LATIN = 1 << 20, re.compile(rb"[\xc4-\xff]")
 MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error)
 
@@ -193,7 +197,8 @@ class PickleReader:
         finally:
             self._reset()
         raise CheckpointError(
-            "A pickle must have an end; the file is truncated.", "Copy the file again."
+            "A pickle must end with the instruction STOP; the file ends before this instruction.",
+            "Copy the file again.",
         )
 
     def charge(self, work: int, memory: int = 0) -> None:
@@ -211,13 +216,13 @@ class PickleReader:
         max_memory = MAX_OBJECT_BYTES + getattr(self._stream, "requested", 0)
         if self.work > MAX_WORK or self.memory > max_memory:
             raise UnsafeFileError(
-                f"A pickle may ask for {MAX_WORK} steps of work, including copies, and "
-                f"{MAX_OBJECT_BYTES >> 20} MB of small objects; this pickle asks for more.",
+                f"A pickle may need at most {MAX_WORK} steps (instructions and copied entries), and "
+                f"{MAX_OBJECT_BYTES >> 20} MB of memory in addition to its size; this pickle needs more.",
                 "Scan a smaller model, or save this model in several files.",
             )
 
     def push(self, value: Any) -> None:
-        """Put a value on the stack of the pickle."""
+        """Put a value on the stack, from which later instructions of the pickle take their arguments."""
         self.stack.append(value)
 
     def _push_mark(self, _: None) -> None:
@@ -241,13 +246,13 @@ class PickleReader:
             self._sparse_memo[index] = self.stack[-1]
 
     def _push_memo(self, index: int) -> None:
-        is_in_list = 0 <= index < len(self._memo)
-        self.push(self._memo[index] if is_in_list else self._sparse_memo[index])
+        is_consecutive = 0 <= index < len(self._memo)
+        self.push(self._memo[index] if is_consecutive else self._sparse_memo[index])
 
-    def _push_text(self, value: str) -> None:
-        """Push a text and count the memory that Python needs in addition to its characters."""
-        self.charge(0, sys.getsizeof(value) - len(value))
-        self.push(value)
+    def _push_text(self, text: str) -> None:
+        """Put a text on the stack, and count the memory that Python needs in addition to its characters."""
+        self.charge(0, sys.getsizeof(text) - len(text))
+        self.push(text)
 
     def _push_integer(self, value: int) -> None:
         self.push(value if value.bit_length() <= MAX_BITS else Opaque())
@@ -260,7 +265,7 @@ class PickleReader:
         self.push(self._resolve_global(*argument.partition(" ")[::2]))
 
     def _resolve_global(self, module: str, attribute: str) -> GlobalName:
-        """Return the stand-in for a class or function, and record if its name is unsafe or foreign."""
+        """Return the stand-in for a class or function, and record its name if it is unsafe or foreign."""
         module = modernize_module(module)
         name = f"{module}.{attribute}"
         if not module or not attribute or len(name) > 300:
@@ -275,10 +280,10 @@ class PickleReader:
         return global_name
 
     def _flag(self, action: str) -> None:
-        """Record an action that loading the file would run, such as "call os.system"."""
+        """Add an action that loading the file would run, such as "call os.system", to ``unsafe``."""
         self.charge(0, NAME_BYTES)
         self.unsafe[action[:200]] = None
-        # The action "call a function" is worse than the action "use its name", and replaces this action.
+        # If a function is called, we report only "call os.system" and not also "use os.system".
         if action.startswith("call "):
             self.unsafe.pop(f"use {action.removeprefix('call ')}", None)
 
@@ -311,7 +316,7 @@ class PickleReader:
         self.push(self._make_result(cls, tuple(arguments)))
 
     def _make_instance(self, cls: Any, arguments: tuple[Any, ...] = ()) -> Any:
-        """Return the stand-in for an object that a pickle makes without calling its class."""
+        """Return the stand-in for an instance that a pickle makes without calling the class."""
         if not isinstance(cls, GlobalName) or cls.kind == HARMLESS:
             return self._make_result(cls, arguments)
         self.charge(8, CALL_BYTES)
@@ -354,7 +359,7 @@ class PickleReader:
         return result
 
     def _check_arguments(self, callee: GlobalName, arguments: tuple[Any, ...]) -> None:
-        """Record arguments that a harmless function would call or iterate over, which could run code."""
+        """Record the call of a harmless function that would call an argument or iterate over an object."""
         for argument in arguments:
             if isinstance(argument, GlobalName) and callee.name not in MAKE_ARRAY:
                 if argument.kind in (FOREIGN, UNLISTED):
@@ -368,10 +373,10 @@ class PickleReader:
                     self._flag(f"call {callee.name} with an object")
         is_bytes = callee.name in ("builtins.bytes", "builtins.bytearray") and bool(arguments)
         if is_bytes and type(arguments[0]) not in (bytes, bytearray, str):
-            self._flag_call(callee)  # bytes(n) would allocate n bytes
+            self._flag_call(callee)  # for a number n, bytes(n) would allocate n bytes
 
     def _construct(self, name: str, cls: Any, *arguments: Any) -> Any:
-        """Return an instance that a function such as ``copyreg._reconstructor`` makes of a class."""
+        """Return the stand-in for the result of a function in ``MAKE_INSTANCE``, an instance of ``cls``."""
         if isinstance(cls, GlobalName) and cls.name in MAKE_INSTANCE:
             raise ValueError("an instance must be made of a class")
         if name == "copyreg.__newobj__":
@@ -383,35 +388,43 @@ class PickleReader:
             return instance
         base, *states = arguments
         if not isinstance(base, GlobalName) or base.name not in BASES:
-            self._flag_call(base)  # copyreg._reconstructor calls __init__ of the base class
+            self._flag_call(base)  # copyreg._reconstructor calls the __init__ of this base class
         return self._make_instance(cls, tuple(state for state in states if state is not None))
 
     def _get_attribute(self, owner: Any, name: Any, *_: Any) -> Any:
         """Return the stand-in for an attribute of a class or module, or for a method of an object."""
         if not isinstance(owner, GlobalName):
-            is_harmless = isinstance(owner, InertObject) and is_trusted(owner.name)
-            if not is_harmless or expect_type(name, str).startswith("__"):
+            is_trusted_object = isinstance(owner, InertObject) and is_trusted(owner.name)
+            if not is_trusted_object or expect_type(name, str).startswith("__"):
                 self._flag("call builtins.getattr")
             return InertObject("?", (owner, name))
         module, attribute = owner.name.rpartition(".")[::2]
         return self._resolve_global(module, f"{attribute}.{expect_type(name, str)}")
 
     def _make_inner_reader(self) -> PickleReader:
-        """Return a reader for a pickle inside of this pickle. Both readers share counters and findings."""
-        reader = type(self)(joblib=self.joblib)
-        reader.work, reader.memory, reader._depth = self.work, self.memory, self._depth + 1
-        reader.unsafe, reader.foreign, reader._globals = self.unsafe, self.foreign, self._globals
-        if reader._depth > MAX_NESTING:
+        """Return a reader for a pickle inside of this pickle, which continues the counts and findings."""
+        inner_reader = type(self)(joblib=self.joblib)
+        inner_reader.work, inner_reader.memory, inner_reader._depth = (
+            self.work,
+            self.memory,
+            self._depth + 1,
+        )
+        inner_reader.unsafe, inner_reader.foreign, inner_reader._globals = (
+            self.unsafe,
+            self.foreign,
+            self._globals,
+        )
+        if inner_reader._depth > MAX_NESTING:
             raise ValueError("pickles are nested too deeply")
-        return reader
+        return inner_reader
 
     def _read_embedded_storage(self, raw: Any) -> Any:
-        """Return a storage that a pickle holds as bytes: the content of a file in torch's legacy format."""
+        """Return a torch storage from the bytes of a legacy file of ``torch.save`` inside of the pickle."""
         inner_reader, stream = self._make_inner_reader(), io.BytesIO(expect_type(raw, bytes))
         if not raw.startswith(b"\x80") or inner_reader.run(stream) != LEGACY_MAGIC:
             self._flag("call torch.load")
             return InertObject("torch.storage.UntypedStorage")
-        # Skip the protocol and the type sizes of the machine that wrote the file.
+        # Skip the second and third pickle of the legacy file: the protocol, and a description of the machine.
         for _ in range(2):
             inner_reader.run(stream)
         storage, keys = inner_reader.run(stream), inner_reader.run(stream)
@@ -435,23 +448,24 @@ class PickleReader:
         return self._read_storage(storage)
 
     def _encode_text(self, text: Any, encoding: Any = "latin1") -> bytes:
-        """Return bytes that pickle protocol 2 writes as a text."""
+        """Return the bytes that pickle protocol 2 stores as a text of Latin-1 characters."""
         if encoding not in ("latin1", "latin-1"):
             self._flag("call _codecs.encode with another encoding than latin1")
         self._encoded_length += len(expect_type(text, str))
         if self._encoded_length > getattr(self._stream, "requested", 0):
             raise UnsafeFileError(
-                "The texts that a pickle encodes may not be longer than the pickle; these texts are longer.",
+                "The texts that a pickle converts to bytes may not be longer than the pickle itself; in this "
+                "file, they are longer.",
                 "Save the model again.",
             )
         return text.encode("latin1")
 
     def _make_tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Block:
-        """Return a tensor as a block, whose numbers are read on demand."""
+        """Return a tensor as a ``Block``, whose numbers are read on demand."""
         # The class View checks that the tensor lies inside its storage before any memory is allocated.
         view = View(expect_type(storage, Storage), offset, tuple(size), tuple(stride))
         kind, read_bytes = KINDS.get(storage.kind), self._get_storage_bytes
-        numbers_reader: Callable[[], Tensor] | None = None
+        read_function: Callable[[], Tensor] | None = None
         if kind is not None:
             dtype = kind
 
@@ -463,16 +477,17 @@ class PickleReader:
                 numbers = torch.frombuffer(buffer, dtype=dtype)
                 return numbers.as_strided(view.size, view.stride, view.offset).clone()
 
-            numbers_reader = read_numbers
+            read_function = read_numbers
         dtype_name = str(kind).removeprefix("torch.") if kind else storage.kind
-        return Block(view.size, dtype_name, numbers_reader, name=storage.key)
+        return Block(view.size, dtype_name, read_function, name=storage.key)
 
     def _push_storage(self, _: None) -> None:
-        """Push the storage that a pickle names by key and size, and refuse a key with two sizes."""
-        # The numbers of the storage are elsewhere in the file. Their size is checked later.
+        """Put a torch storage on the stack. Raise an error if the pickle uses its key with two sizes."""
+        # The pickle states only the key and the size of a storage. Its numbers are elsewhere in the file.
         persistent_id = expect_type(self.stack.pop(), tuple)
         self.charge(8)
-        if persistent_id[0] == "module" and len(persistent_id) == 4:  # a class with its source code
+        # In old files, the entry "module" holds the class of a module and its source code.
+        if persistent_id[0] == "module" and len(persistent_id) == 4:
             self.push(expect_type(persistent_id[1], GlobalName))
             return
         _kind, storage_type, key, _location, numel = persistent_id[:5]
@@ -501,7 +516,8 @@ class PickleReader:
         if isinstance(target, NumpyDtype):
             dtype_state = expect_type(state, tuple)
             if len(dtype_state) > 3 and dtype_state[3] is not None:
-                self.stack[-1] = target  # of a dtype with fields, only the size is read
+                # For a dtype with fields, we read only the size of an entry.
+                self.stack[-1] = target
                 target.code = f"V{dtype_state[5]}" if is_size(dtype_state[5]) else target.code
             target.order = dtype_state[1] if dtype_state[1] in ("<", ">") else "<"
         elif isinstance(target, Block):
@@ -527,7 +543,7 @@ class PickleReader:
                 )
 
     def _read_joblib_array(self, attributes: dict[str, Any]) -> Block:
-        """Return an array whose numbers follow in the stream, after a few bytes of padding."""
+        """Read an array of joblib, whose numbers follow the current instruction in the stream."""
         stream, shape, kind = self._stream, attributes.get("shape"), attributes.get("dtype")
         assert stream is not None
         self.has_joblib_arrays = True
@@ -546,7 +562,8 @@ class PickleReader:
         return read_array(raw, kind, shape, attributes.get("order") == "F")
 
     def _append_items(self, items: list[Any]) -> None:
-        self.charge(0, 9 * len(items))  # a list allocates an eighth more than it needs
+        # A list entry takes 8 bytes, and Python allocates an eighth more entries than a list has.
+        self.charge(0, 9 * len(items))
         target = self.stack[-1]
         self._check_hooks(target)
         (target.items if isinstance(target, InertObject) else expect_type(target, list)).extend(
@@ -565,13 +582,13 @@ class PickleReader:
             self._find_hooks(target, (target.entries,))
 
     def _find_hooks(self, target: Any, states: tuple[Any, ...]) -> None:
-        """Record an object whose state sets a method that later instructions would call, such as "append"."""
+        """Remember an object if its state sets a method in ``HOOKS``, which ``pickle.load`` would call."""
         if any(isinstance(state, dict) and any(h in state for h in HOOKS) for state in states):
             self.charge(0, ENTRY_BYTES)
             self._hooked[id(target)] = target
 
     def _check_hooks(self, target: Any) -> None:
-        """Record an unsafe action if the pickle changes a class, or calls a method that it has set itself."""
+        """Record an unsafe action if the pickle changes a class, or calls an attribute that it has set."""
         if isinstance(target, GlobalName):
             self._flag(f"change {target.name}")
         elif id(target) in self._hooked:
@@ -585,13 +602,13 @@ class PickleReader:
 
     def _refuse_external(self, _: Any) -> None:
         raise CheckpointError(
-            "A pickle must be complete; this pickle refers to buffers or objects outside of the file.",
+            "A pickle must contain all of its data; this pickle refers to data outside of the file.",
             "Save the model again with pickle.dump(model, file).",
         )
 
 
 def _read_instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """Yield the name and argument of each instruction of a pickle, and refuse some very long texts."""
+    """Yield the name and the argument of each instruction of a pickle."""
     while code := stream.read(1):
         opcode = OPCODES[code.decode("latin-1")]
         if opcode.name in TEXTS:
@@ -601,8 +618,8 @@ def _read_instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
 
 
 def _read_text(stream: BinaryIO, width: int) -> str:
-    """Read a text. Refuse a long text whose characters would take more than one byte each in memory."""
-    # If one character is outside of Latin-1, Python stores every character in two or four bytes.
+    """Return a text of the stream. Raise an error for a long text with characters outside of Latin-1."""
+    # If one character of a text is outside of Latin-1, Python stores every character in two or four bytes.
     byte_count = int.from_bytes(stream.read(width), "little")
     raw = stream.read(byte_count)
     if len(raw) < byte_count:

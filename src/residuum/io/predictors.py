@@ -34,7 +34,9 @@ from residuum.trees.forest import BOOSTING, ISOLATION, Forest
 from residuum.trees.predict import predict
 
 SHARES, SCORES, NUMBERS = "class shares", "class scores", "numbers"
-ROUNDING = 1e-3  # the shares of all classes may differ from 1 by this much, as with float16
+ROUNDING = (
+    1e-3  # largest difference between 1 and the sum of the shares of all classes, as with float16
+)
 PASS_AS_TRAINED = (
     "Pass samples as the model receives them, with the columns of the training in the same order."
 )
@@ -51,7 +53,7 @@ class Predictor:
         function: Function that returns the predictions for the samples of a dataset.
         classes: The classes in the order of the predictions, () if the classes are 0, 1, 2 and so on.
         columns: Number of values of a sample, None if it is unknown.
-        why_no_loss: Why the predictions cannot be compared with the targets, "" if they can.
+        why_no_loss: Why the predictions cannot be compared with the targets, or "" if this is possible.
         model: The object in memory, None if the model was read from a file.
     """
 
@@ -69,13 +71,13 @@ class Predictor:
         return self.kind != NUMBERS
 
     def outputs(self, samples: Dataset) -> Array:
-        """Return the predictions for samples after checking them.
+        """Return the predictions for samples, and check these predictions.
 
         Args:
             samples: The samples, as the model receives them.
 
         Returns:
-            (n, k) class shares, class scores or numbers.
+            Class shares, class scores or numbers, as a table with one row for each sample.
 
         Raises:
             InputError: If the model cannot predict the samples, or returns other values.
@@ -85,13 +87,14 @@ class Predictor:
         if not self.is_classifier:
             return outputs
         if outputs.shape[1] == 1:
-            other = 1 - outputs if self.kind == SHARES else -outputs
-            outputs = np.concatenate([other, outputs], axis=1)
+            other_class = 1 - outputs if self.kind == SHARES else -outputs
+            outputs = np.concatenate([other_class, outputs], axis=1)
         if self.kind == SHARES and not (
             (outputs >= -ROUNDING).all() and np.allclose(outputs.sum(1), 1, rtol=0, atol=ROUNDING)
         ):
             raise InputError(
-                f"The shares of all classes must add up to 1; those of the {self.name} do not.",
+                f"The class shares of a sample must be at least 0 and add up to 1; the class shares that the "
+                f"{self.name} predicts do not.",
                 "Let predict_proba return probabilities.",
             )
         if self.classes and len(self.classes) != outputs.shape[1]:
@@ -106,18 +109,18 @@ class Predictor:
         """Check that samples have as many values as the model has columns.
 
         Raises:
-            InputError: If they do not.
+            InputError: If the samples have another number of values.
         """
-        width = samples.x[0].numel()
-        if self.columns not in (None, width):
+        value_count = samples.x[0].numel()
+        if self.columns not in (None, value_count):
             raise InputError(
-                f"Samples must have as many values as the model has columns. The {self.name} has "
-                f"{self.columns} columns, and the samples have {width} values.",
+                f"A sample must have one value for each column of the model; the {self.name} has "
+                f"{self.columns} columns, and the samples have {value_count} values.",
                 PASS_AS_TRAINED,
             )
 
     def _as_table(self, values: Any, n: int) -> Array:
-        """Return predictions as a table with one row per sample."""
+        """Return the predictions of the model as a table with one row for each sample."""
         values = values.detach().cpu() if hasattr(values, "detach") else values
         try:
             table = np.asarray(values, dtype=np.float64)
@@ -125,17 +128,17 @@ class Predictor:
             raise InputError(
                 f"Predictions must be numbers; the {self.name} returns {type(values).__name__} "
                 f"({type(problem).__name__}).",
-                "If the model predicts names of classes, give it an attribute classes_ with these names.",
+                "If the model predicts names of classes, store these names in its attribute classes_.",
             ) from problem
         if table.ndim not in (1, 2) or len(table) != n or not table.size:
             raise InputError(
-                f"Predictions must have one row for each of the {n} samples; those of the {self.name} have "
-                f"shape {table.shape}.",
+                f"Predictions must have one row for each of the {n} samples; the predictions of the "
+                f"{self.name} have the shape {table.shape}.",
                 "Let the model return an array of shape (n,) or (n, k).",
             )
         if not np.isfinite(table).all():
             raise InputError(
-                f"Predictions must be finite; those of the {self.name} are not.",
+                f"Predictions must be finite numbers; the predictions of the {self.name} are not.",
                 PASS_AS_TRAINED,
             )
         return table.reshape(n, -1)
@@ -172,12 +175,12 @@ def wrap_live_model(model: Any) -> Predictor:
         return Predictor(
             name, SCORES, _Call(model, "decision_function"), classes, columns, model=model
         )
-    call = _Call(model, "predict")
+    predict_samples = _Call(model, "predict")
     if not classes:
-        return Predictor(name, NUMBERS, call, (), columns, model=model)
+        return Predictor(name, NUMBERS, predict_samples, (), columns, model=model)
 
     def mark_predicted_class(samples: Dataset) -> Array:
-        predicted = np.asarray(call(samples)).reshape(len(samples), -1)
+        predicted = np.asarray(predict_samples(samples)).reshape(len(samples), -1)
         return np.stack([(predicted == name).all(1) for name in classes], axis=1).astype(np.float64)
 
     return Predictor(name, SCORES, mark_predicted_class, classes, columns, model=model)
@@ -194,11 +197,13 @@ def wrap_forest(name: str, forest: Forest, classes: Sequence[Any] = ()) -> Predi
     Returns:
         The predictor.
     """
-    reason = ""
+    why_no_loss = ""
     if forest.kind == ISOLATION:
-        reason = "an isolation forest predicts no targets"
+        why_no_loss = "an isolation forest predicts no targets"
     elif forest.kind == BOOSTING and not forest.is_classifier and forest.offset is None:
-        reason = "the file does not store the number to which the trees of boosting are added"
+        why_no_loss = (
+            "the file does not store the offset, which boosting adds to the sum of its trees"
+        )
     kind = NUMBERS
     if forest.is_classifier:
         kind = SCORES if forest.kind == BOOSTING else SHARES
@@ -206,7 +211,7 @@ def wrap_forest(name: str, forest: Forest, classes: Sequence[Any] = ()) -> Predi
     def evaluate(samples: Dataset) -> Array:
         return predict(forest, samples.x.flatten(1).double().numpy())
 
-    return Predictor(name, kind, evaluate, tuple(classes), forest.columns, reason)
+    return Predictor(name, kind, evaluate, tuple(classes), forest.columns, why_no_loss)
 
 
 @dataclass(frozen=True)
@@ -221,30 +226,29 @@ class _Call:
             return getattr(self.model, self.method)(_as_argument(self.model, samples))
         except Exception as problem:
             raise InputError(
-                f"A live model must predict your samples; {type(self.model).__name__}.{self.method} raised "
+                "A model in memory must predict your samples without an error; "
+                f"{type(self.model).__name__}.{self.method} raised "
                 f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
                 f"Fit the model first. {PASS_AS_TRAINED}",
             ) from problem
 
 
 def _as_argument(model: Any, samples: Dataset) -> Any:
-    """Return samples as a DataFrame if the model was fitted to one, otherwise in their own shape."""
-    x = samples.x.numpy().copy()
+    """Return the samples as a DataFrame, a matrix or an array, depending on what the model was fitted to."""
+    sample_values = samples.x.numpy().copy()
     if _attribute(model, "n_features_in_") is None:
-        return x
-    x = x.reshape(len(x), -1)
+        return sample_values
+    sample_values = sample_values.reshape(len(sample_values), -1)
     names = _attribute(model, "feature_names_in_")
-    if names is None or len(names) != x.shape[1]:
-        return x
+    if names is None or len(names) != sample_values.shape[1]:
+        return sample_values
     import pandas as pd  # type: ignore[import-untyped]
 
-    return pd.DataFrame(x, columns=list(samples.features or names))
-
-    return pd.DataFrame(x, columns=list(samples.features or names))
+    return pd.DataFrame(sample_values, columns=list(samples.features or names))
 
 
 def _attribute(model: Any, name: str) -> Any:
-    """Return an attribute of an object, None if reading it fails."""
+    """Return an attribute of an object, or None if the attribute is missing or raises an exception."""
     try:
         return getattr(model, name, None)
     except Exception:  # noqa: BLE001  a property of the object of a user may raise anything
@@ -256,7 +260,7 @@ def _method(model: Any, name: str) -> bool:
 
 
 def _as_classes(classes: Any) -> tuple[Any, ...]:
-    """Return the classes of a classifier as Python values, () if it has none or several lists of them."""
+    """Return the classes of a classifier as Python values, or () for several targets or without classes."""
     if classes is None or (isinstance(classes, list) and classes and np.ndim(classes[0])):
         return ()
     return tuple(np.asarray(classes).ravel().tolist())

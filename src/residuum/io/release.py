@@ -42,12 +42,13 @@ from residuum.io.skops_files import is_skops, read_skops
 from residuum.io.streams import UNPACKERS
 from residuum.records.rundir import sha256
 
-# Largest size of a file in bytes. Even for large files, only headers and pickles are read at first.
+# Largest size of a file in bytes. This can exceed the memory, because at first only headers and pickles are
+# read.
 DEFAULT_MAX_BYTES = 64 << 30
 MAX_CONFIG = 1 << 20  # largest size of adapter_config.json in bytes
 RUN_FILE = "model.safetensors"  # the weights in a directory of ``residuum train``
 PICKLE_MAGIC = b"\x80"
-# First bytes of pickles in protocols 0 and 1, which have no magic number.
+# Pickles of the protocols 0 and 1 have no magic number. Each of them begins with one of these bytes.
 FIRST_BYTES = b"(]}cKIVSF"
 SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".skops", ".gz",
@@ -174,7 +175,7 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
             if size > max_bytes:
                 raise UnsafeFileError(
                     f"A release may have at most {max_bytes} bytes; {str(path)!r} has {size}.",
-                    "Increase max_bytes for a large model.",
+                    "For a large model, pass a larger max_bytes.",
                 )
             return _choose_reader(path, stream, size)
     except OSError as problem:
@@ -203,7 +204,7 @@ def locate_weights(path: str | Path) -> Path:
         defect = f"holds no {RUN_FILE}" if path.is_dir() else "does not exist"
         defect = "is not a regular file" if file.exists() else defect
         raise CheckpointError(
-            f"A checkpoint must be a file or a run directory; {str(path)!r} {defect}.",
+            f"A model must be a file or a directory of residuum train; {str(path)!r} {defect}.",
             "Check the path.",
         )
     return file
@@ -226,25 +227,26 @@ def pickle_in_memory(model: Any) -> Release:
         data = pickle.dumps(model)
     except Exception as problem:
         raise CheckpointError(
-            f"A live model must be pickled to search what its file would store; pickling the {name} raised "
-            f"{type(problem).__name__}.",
+            "A model in memory must support pickle, because we search what its pickle would store; pickling "
+            f"the {name} raised {type(problem).__name__}.",
             "Save the model to a file and audit the file.",
         ) from problem
     stream: Any = io.BufferedReader(io.BytesIO(data))
     release = _release_from_pickle(
         Path(name), len(data), read_pickle(Path(name), stream, len(data))
     )
-    vars(release)["sha256"] = hashlib.sha256(data).hexdigest()  # there is no file to hash
+    # The cached property ``sha256`` would read the file, which does not exist for a model in memory.
+    vars(release)["sha256"] = hashlib.sha256(data).hexdigest()
     return release
 
 
 def is_release(path: Path) -> bool:
-    """Return True if the name of a file has a usual ending of model files, such as ".pt"."""
+    """Return True if the name of a file has an ending of model files, such as ".pt"."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
-    """Choose a reader by the first bytes of a file, because its name is not reliable, and read the file."""
+    """Read a file with the reader for its first bytes. The name of a file is not reliable."""
     first_bytes = stream.read(HEAD)
     stream.seek(0)
     if path.suffix == ".onnx":
@@ -266,15 +268,14 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
     unpacker: Callable[[], Any] | None = next(
         (make for magic, make in UNPACKERS.items() if first_bytes.startswith(magic)), None
     )
-    has_first_byte = (
+    is_old_pickle = (
         first_bytes[:1] != b"" and first_bytes[:1] in FIRST_BYTES and path.suffix in PICKLES
     )
-    if first_bytes.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
+    if first_bytes.startswith(PICKLE_MAGIC) or unpacker is not None or is_old_pickle:
         return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
-        "A release must be a file of torch, safetensors, pickle, joblib, skops, ONNX, XGBoost, LightGBM or "
-        f"CatBoost; {path.name!r} "
-        f"{'has another format' if size else 'is empty'}.",
+        "A model file must have the format of torch, safetensors, pickle, joblib, skops, ONNX, XGBoost, "
+        f"LightGBM or CatBoost; {path.name!r} {'has another format' if size else 'is empty'}.",
         "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
         "safetensors.numpy.save_file({name: array, ...}, path).",
     )

@@ -98,7 +98,7 @@ def read_stored_knowledge(release: Release, checkpoint: Network) -> StoredKnowle
 def _read_optimizer_state(
     release: Release, checkpoint: Network
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return mean recent gradients by parameter name, and notes on how parameters were found."""
+    """Return the means of recent gradients by parameter name, and notes on how parameters were matched."""
     network_names = {source: name for name, source in checkpoint.source_names.items()}
     try:
         parameters = [
@@ -109,10 +109,14 @@ def _read_optimizer_state(
     moments: dict[str, Tensor] = {}
     notes: list[str] = []
     for place in walk(release.content):
-        optimizer = place.value
-        if not (isinstance(optimizer, dict) and {"state", "param_groups"} <= {*optimizer}):
+        optimizer_state = place.value
+        if not (
+            isinstance(optimizer_state, dict) and {"state", "param_groups"} <= {*optimizer_state}
+        ):
             continue
-        matches, match_notes = _match_parameters(optimizer, parameters, checkpoint, network_names)
+        matches, match_notes = _match_parameters(
+            optimizer_state, parameters, checkpoint, network_names
+        )
         for name, (state, group) in matches.items():
             weight = checkpoint.theta[network_names[name]]
             moment_tensors = {k: state[k].tensor().to(weight) for k in TORCH_MOMENTS if k in state}
@@ -133,7 +137,17 @@ def _match_parameters(
     checkpoint: Network,
     network_names: dict[str, str],
 ) -> tuple[dict[str, tuple[dict[str, Block], dict[str, Any]]], list[str]]:
-    """Return state and options of the optimizer by the parameter's name in the file, and notes."""
+    """Match the entries of an optimizer with the parameters of the network.
+
+    Args:
+        optimizer: The state dict of the optimizer.
+        parameters: Names of the parameters in the file, in the order of the file.
+        checkpoint: The network.
+        network_names: The name in the network of each parameter name in the file.
+
+    Returns:
+        The optimizer state and the options of each matched parameter, by its name in the file, and notes.
+    """
     shapes = {name: tuple(checkpoint.theta[network_names[name]].shape) for name in parameters}
     state, groups = optimizer["state"], optimizer["param_groups"]
     state = state if isinstance(state, dict) else {}
@@ -144,41 +158,59 @@ def _match_parameters(
         listed_names = group.get("param_names")
         has_names = isinstance(listed_names, list) and len(listed_names) == len(group["params"])
         param_names = listed_names if has_names else None
-        for i, number in enumerate(group["params"]):
-            parameter_state = state.get(number) if isinstance(number, str | int) else None
+        for i, parameter_number in enumerate(group["params"]):
+            parameter_state = (
+                state.get(parameter_number) if isinstance(parameter_number, str | int) else None
+            )
             parameter_state = parameter_state if isinstance(parameter_state, dict) else {}
-            blocks = {k: b for k, b in parameter_state.items() if isinstance(b, Block)}
-            name = param_names[i] if param_names else number
-            entries.append((number, name if isinstance(name, str) else "", blocks, group))
+            blocks = {
+                k: tensors for k, tensors in parameter_state.items() if isinstance(tensors, Block)
+            }
+            name = param_names[i] if param_names else parameter_number
+            entries.append((parameter_number, name if isinstance(name, str) else "", blocks, group))
 
     def get_shape(blocks: dict[str, Block]) -> tuple[int, ...] | None:
         return next((blocks[k].shape for k in TORCH_MOMENTS if k in blocks), None)
 
     matches_by_name = {
-        n: (b, g) for _, n, b, g in entries if n in shapes and get_shape(b) == shapes[n]
+        name_in_file: (tensors, options)
+        for _, name_in_file, tensors, options in entries
+        if name_in_file in shapes and get_shape(tensors) == shapes[name_in_file]
     }
     if matches_by_name:
         return matches_by_name, []
     entry_count = len(entries)
-    # Match the entries of the optimizer with all parameters in order.
-    # If only the last layers were trained, match the entries with the last parameters whose shapes fit.
-    for first in reversed(range(len(parameters) - entry_count + 1)):
-        parameter_entries = list(zip(parameters[first : first + entry_count], entries, strict=True))
-        if parameter_entries and all(
-            get_shape(b) in (None, shapes[n]) for n, (_, _, b, _) in parameter_entries
+    # Match the optimizer entries in order with the last parameters of the network. If the shapes do not fit,
+    # try earlier parameters.
+    for first_parameter in reversed(range(len(parameters) - entry_count + 1)):
+        parameters_and_entries = list(
+            zip(parameters[first_parameter : first_parameter + entry_count], entries, strict=True)
+        )
+        if parameters_and_entries and all(
+            get_shape(tensors) in (None, shapes[name_in_file])
+            for name_in_file, (_, _, tensors, _) in parameters_and_entries
         ):
             note = (
                 f"optimizer state of {entry_count} parameters was matched with the last parameters "
                 "that fit"
             )
             matches = {
-                n: (b, g) for n, (_, _, b, g) in parameter_entries if get_shape(b) is not None
+                name_in_file: (tensors, options)
+                for name_in_file, (_, _, tensors, options) in parameters_and_entries
+                if get_shape(tensors) is not None
             }
             return matches, [note] if entry_count < len(parameters) else []
     unmatched = list(parameters)
     matches = dict[str, tuple[dict[str, Block], dict[str, Any]]]()
     for _, _, blocks, group in entries:
-        name = next((n for n in unmatched if shapes[n] == get_shape(blocks)), None)
+        name = next(
+            (
+                name_in_file
+                for name_in_file in unmatched
+                if shapes[name_in_file] == get_shape(blocks)
+            ),
+            None,
+        )
         if name is not None:
             unmatched.remove(name)
             matches[name] = (blocks, group)

@@ -42,14 +42,15 @@ def find_weights(release: Release) -> dict[str, Any]:
         )
     for _ in range(MAX_DEPTH):
         content_dict = content if isinstance(content, dict) else {}
-        wrapper = next((k for k in WRAPPERS if isinstance(content_dict.get(k), dict)), None)
-        if wrapper is None:
+        wrapper_key = next((k for k in WRAPPERS if isinstance(content_dict.get(k), dict)), None)
+        if wrapper_key is None:
             break
-        content = content_dict[wrapper]
+        content = content_dict[wrapper_key]
     weights = _select_weights(content)
     if not weights:
         raise CheckpointError(
-            "A release must hold weights; this file holds at most optimizer state and averaged weights.",
+            "A release must hold weights; this file holds no tensors except optimizer state and averaged "
+            "weights.",
             "Pass the file of the network.",
         )
     return weights

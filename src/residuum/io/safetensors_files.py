@@ -20,7 +20,8 @@ from residuum.io.inert import MAX_DIMENSIONS, Block
 from residuum.records.inputs import is_size
 
 MAX_CLAIMED = 64 << 30  # largest size of all tensors of a file in bytes
-# This header size is enough for 40 000 tensors. A header of empty JSON lists then takes 90 MB of memory.
+# Largest size of the header of a file. It is enough for 40 000 tensors. A hostile header of this size, which
+# consists of empty JSON lists, takes 90 MB of memory.
 MAX_HEADER_BYTES = 4 << 20
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
@@ -39,7 +40,7 @@ def sort_header(content: bytes) -> bytes:
         separators=(",", ":"),
         ensure_ascii=False,
     ).encode()
-    header += b" " * (-len(header) % 8)  # spaces keep the tensors aligned
+    header += b" " * (-len(header) % 8)  # the tensors begin at a multiple of 8 bytes
     return len(header).to_bytes(8, "little") + header + content[tensors_start:]
 
 
@@ -98,9 +99,9 @@ def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, 
     for begin, stop, claimed, name in sorted(_read_span(*item) for item in header.items()):
         if begin != tensors_end or claimed != stop - begin:
             raise UnsafeFileError(
-                f"A tensor must fill its bytes in the file; the shape of {name[:80]!r} needs {claimed} bytes "
-                f"and the header gives {max(stop - begin, 0)} bytes from position {begin} (the previous "
-                f"tensor ends at {tensors_end}).",
+                "A tensor must begin where the previous tensor ends, and have as many bytes as its shape "
+                f"needs; {name[:80]!r} needs {claimed} bytes and has {max(stop - begin, 0)} bytes from "
+                f"position {begin} (the previous tensor ends at {tensors_end}).",
                 COPY_AGAIN,
             )
         tensors_end = stop
@@ -137,7 +138,7 @@ def _parse_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
 
 
 def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dict of pairs of names and values, and refuse a name that occurs twice."""
+    """Return a dict of names and values, and raise an error if a name occurs twice."""
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError("a name occurs twice")

@@ -33,9 +33,11 @@ from residuum.records.inputs import is_size, max_memory, open_zip
 
 SCHEMA = "schema.json"
 MAX_SCHEMA = 64 << 20  # largest size of schema.json in bytes
-MAX_HEADER = 10_000  # largest header of an array in characters; the nodes of a tree need 400
-MAX_NESTING = 200  # largest nesting depth of nodes
-MAX_NAME = 300  # largest length of the name of a class
+MAX_HEADER = (
+    10_000  # largest header of an .npy array in characters; an array of tree nodes needs 400
+)
+MAX_NESTING = 200  # largest nesting depth of nodes in schema.json
+MAX_NAME = 300  # largest length of the name of a class, in characters
 DICTS = ("DictNode", "_DictWithDeprecatedKeysNode")
 LISTS = ("ListNode", "TupleNode", "SetNode")
 NAMES = ("TypeNode", "FunctionNode", "MethodNode", "OperatorFuncNode")
@@ -47,13 +49,13 @@ DAMAGED = (
 
 
 def is_skops(stream: BinaryIO) -> bool:
-    """Return True if a zip archive has a schema of skops. The stream is then at its beginning.
+    """Return True if a zip archive is a file of skops. Afterwards the stream is at its beginning.
 
     Args:
         stream: The open file.
 
     Returns:
-        Whether this is the case. False for a damaged archive.
+        True if the archive has a member ``schema.json``, False for any other archive or a damaged archive.
     """
     try:
         with open_zip(stream) as archive:
@@ -82,12 +84,16 @@ def read_skops(path: Path, stream: BinaryIO, size: int) -> PickleContent:
     try:
         with open_zip(stream) as archive:
             members = {member.filename: member for member in archive.infolist()}
-            total = sum(member.file_size for member in archive.infolist())
+            unpacked_bytes = sum(member.file_size for member in archive.infolist())
             schema_bytes = members[SCHEMA].file_size
-            if total > min(MAX_PICKLE_BYTES, max_memory(size)) or schema_bytes > MAX_SCHEMA:
+            if (
+                unpacked_bytes > min(MAX_PICKLE_BYTES, max_memory(size))
+                or schema_bytes > MAX_SCHEMA
+            ):
                 raise UnsafeFileError(
                     f"A file of skops may unpack to at most {min(MAX_PICKLE_BYTES, max_memory(size))} bytes, "
-                    f"and its schema to {MAX_SCHEMA}; {path.name!r} claims {total} and {schema_bytes}.",
+                    f"and its {SCHEMA} to {MAX_SCHEMA} bytes; {path.name!r} claims {unpacked_bytes} bytes, "
+                    f"and {schema_bytes} bytes for its {SCHEMA}.",
                     "Save the model in several files.",
                 )
             schema = json.loads(archive.read(members[SCHEMA]))
@@ -103,7 +109,7 @@ def read_skops(path: Path, stream: BinaryIO, size: int) -> PickleContent:
 
 
 class SkopsReader:
-    """Builds stand-ins for the nodes of a schema.
+    """Converts the nodes in ``schema.json`` of a file of skops to plain values and stand-ins.
 
     Args:
         archive: The archive of the file.
@@ -121,14 +127,14 @@ class SkopsReader:
         self._arrays: dict[str, Block] = {}
 
     def read(self, node: Any, depth: int = 0) -> Any:
-        """Return the stand-in for a node.
+        """Return the value that a node of the schema describes, or a stand-in for an object.
 
         Args:
-            node: The node, as JSON describes it.
+            node: The node, a JSON object that describes a part of the model.
             depth: Nesting depth of the node.
 
         Returns:
-            The value, or a stand-in.
+            The value, or the stand-in.
 
         Raises:
             ValueError: If the node is malformed or nested too deeply.
@@ -143,7 +149,8 @@ class SkopsReader:
         if loader == "NdArrayNode":
             return self._read_array(node, name, depth)
         if loader in NAMES:
-            if isinstance(content, dict) and "module_path" in content:  # versions before 0.8
+            # Versions of skops before 0.8 store the names of a module and a function.
+            if isinstance(content, dict) and "module_path" in content:
                 return GlobalName(self._check_name(content["module_path"], content["function"]))
             self._read_values(content, depth)
             return GlobalName(name)
@@ -159,7 +166,7 @@ class SkopsReader:
         )
 
     def _read_values(self, content: Any, depth: int) -> Any:
-        """Return the content of a node: another node, several nodes by name, or a plain value."""
+        """Return the content of a node: the value of an inner node, values by name, or a plain value."""
         if isinstance(content, dict) and "__loader__" in content:
             return self.read(content, depth + 1)
         if isinstance(content, dict):
@@ -187,17 +194,17 @@ class SkopsReader:
         return name
 
     def _read_array(self, node: dict[str, Any], name: str, depth: int) -> Any:
-        """Return an array, or the number that an array without dimensions holds."""
+        """Return the array of a node. For an array without dimensions, return its number."""
         if node["type"] == "json":
             entries = [self.read(entry, depth + 1) for entry in node["content"]]
             shape = self.read(node["shape"], depth + 1)
             if not isinstance(shape, list) or not all(map(is_size, shape)):
                 raise ValueError("the shape of an array must consist of integers")
             is_nested = len(shape) > 1 and all(isinstance(entry, list) for entry in entries)
-            flat = [value for row in entries for value in row] if is_nested else entries
-            if math.prod(shape) != len(flat):
+            flat_entries = [value for row in entries for value in row] if is_nested else entries
+            if math.prod(shape) != len(flat_entries):
                 raise ValueError("the shape of an array must fit its entries")
-            return Block(tuple(shape), "object", objects=flat)
+            return Block(tuple(shape), "object", objects=flat_entries)
         file = node["file"]
         if file not in self._arrays:
             self._arrays[file] = self._read_member(file)
@@ -209,12 +216,12 @@ class SkopsReader:
     def _read_member(self, file: str) -> Block:
         raw = self._archive.read(self._members[file])
         stream = io.BytesIO(raw)
-        is_first = npy.read_magic(stream) == (1, 0)
-        read_header = npy.read_array_header_1_0 if is_first else npy.read_array_header_2_0
+        is_version_1 = npy.read_magic(stream) == (1, 0)
+        read_header = npy.read_array_header_1_0 if is_version_1 else npy.read_array_header_2_0
         shape, is_fortran, dtype = read_header(stream, max_header_size=MAX_HEADER)
         if dtype.hasobject or not 0 < dtype.itemsize <= MAX_ITEM_BYTES:
             raise ValueError("an array must consist of numbers or texts")
         content = raw[stream.tell() :]
-        order = ">" if dtype.byteorder == ">" else "<"
-        code = f"V{dtype.itemsize}" if dtype.kind == "V" else np.dtype(dtype).str[1:]
-        return read_array(content, NumpyDtype(code, order), tuple(shape), is_fortran)
+        byte_order = ">" if dtype.byteorder == ">" else "<"
+        dtype_code = f"V{dtype.itemsize}" if dtype.kind == "V" else np.dtype(dtype).str[1:]
+        return read_array(content, NumpyDtype(dtype_code, byte_order), tuple(shape), is_fortran)

@@ -38,8 +38,8 @@ MAX_DEPTH = 8  # largest nesting depth of state dicts
 MAX_NAME = 256  # largest length of a tensor name in characters
 # Largest number of tensors of a network. To recognize an architecture, residuum compares pairs of tensors.
 MAX_TENSORS = 1000
-# Largest size of all tensors as a multiple of the file size. Tied weights appear under a few names, but a
-# memory bomb shows the same memory under thousands of names.
+# Largest size of all tensors as a multiple of the file size. Tied weights share memory under a few names, but
+# a hostile file can use the same numbers under thousands of names to exhaust memory.
 MAX_SHARING = 4
 
 
@@ -60,12 +60,12 @@ def find_state(content: Any) -> dict[str, Tensor | Block]:
     for _ in range(MAX_DEPTH):
         if not isinstance(content, dict):
             break
-        # We call dict.get and dict.items, because an object in memory can override these methods.
-        wrapper = next((k for k in WRAPPERS if isinstance(dict.get(content, k), dict)), None)
-        if wrapper is None:
+        # We call dict.get and dict.items, because a subclass of dict can override these methods.
+        wrapper_key = next((k for k in WRAPPERS if isinstance(dict.get(content, k), dict)), None)
+        if wrapper_key is None:
             _refuse_unsupported(content)
             return {n: t for n, t in dict.items(content) if isinstance(t, Tensor | Block)}
-        content = content[wrapper]
+        content = content[wrapper_key]
     description = f"a {type(content).__name__}"
     if isinstance(content, InertObject):
         description = f"an object of the class {content.name[:80]!r}, which residuum does not read"
@@ -76,7 +76,7 @@ def find_state(content: Any) -> dict[str, Tensor | Block]:
 
 
 def _refuse_unsupported(state: dict[Any, Any]) -> None:
-    """Refuse a state dict with tensors that are not dense arrays of real numbers."""
+    """Raise an error if a state dict holds tensors that are not dense tensors of real numbers."""
     for name, value in dict.items(state):
         if isinstance(value, InertObject) and value.name in UNSUPPORTED:
             raise CheckpointError(
@@ -146,24 +146,25 @@ def clean_state(
 
 
 def _describe_tensor(value: Tensor | Block) -> Tensor:
-    """Return ``value`` if it is a tensor, or a tensor without data with the shape and dtype of a block."""
+    """Return a tensor unchanged, and a block as a tensor without data that has its shape and dtype."""
     if isinstance(value, Tensor):
         return value
     dtype = getattr(torch, value.kind, None)
     if not isinstance(dtype, torch.dtype):
-        dtype = torch.uint8  # the block holds objects or texts, which _check_value refuses later
+        # The block holds objects or texts. ``_check_value`` later raises an error for the block.
+        dtype = torch.uint8
     return torch.empty(value.shape, dtype=dtype, device="meta")
 
 
 def _copy_tensor(value: Tensor | Block, dtype: torch.dtype) -> Tensor:
-    """Return a copy of a tensor, so that changing one of two tied weights does not change the other."""
+    """Return a copy of a tensor. Without copies, a change of one of two tied weights would change both."""
     if isinstance(value, Block):
         return value.tensor().to(dtype).contiguous()
     return value.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
 
 
 def _check_value(name: str, value: Tensor | Block) -> None:
-    """Check that a value is a tensor of real numbers with entries."""
+    """Raise an error if a value is not a tensor of real numbers, or has no entries."""
     if isinstance(value, Tensor):
         _check_tensor(name, value)
     elif value.read is None or getattr(torch, value.kind, None) not in DTYPES:
@@ -173,12 +174,12 @@ def _check_value(name: str, value: Tensor | Block) -> None:
         )
     elif value.numel == 0:
         raise CheckpointError(
-            f"Weights need entries; {name!r} is empty.", "Save the network again."
+            f"A weight tensor must have entries; {name!r} has none.", "Save the network again."
         )
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
-    """Check that attacks can use a tensor in memory, and that its memory holds all of its elements."""
+    """Raise an error if a tensor in memory is not dense, real and complete."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise CheckpointError(
             f"Weights must be dense tensors with data; {name!r} is not.",
@@ -191,7 +192,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         )
     if tensor.numel() == 0:
         raise CheckpointError(
-            f"Weights need entries; {name!r} is empty.", "Save the network again."
+            f"A weight tensor must have entries; {name!r} has none.", "Save the network again."
         )
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UnsafeFileError(
@@ -202,10 +203,20 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
 
 
 def strip_prefixes(names: list[str]) -> dict[str, str]:
-    """Return for each name the name without the wrapper prefixes (``PREFIXES``) that all names share."""
+    """Return each tensor name without the prefixes in ``PREFIXES``, by the original name.
+
+    A prefix is removed only if all names begin with this prefix.
+    """
     clean_names = dict(zip(names, names, strict=True))
     while prefix := next(
-        (p for p in PREFIXES if all(s.startswith(p) for s in clean_names.values())), ""
+        (
+            p
+            for p in PREFIXES
+            if all(clean_name.startswith(p) for clean_name in clean_names.values())
+        ),
+        "",
     ):
-        clean_names = {name: s.removeprefix(prefix) for name, s in clean_names.items()}
+        clean_names = {
+            name: clean_name.removeprefix(prefix) for name, clean_name in clean_names.items()
+        }
     return clean_names

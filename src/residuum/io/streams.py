@@ -16,7 +16,7 @@ MAX_PICKLE_BYTES = 2 << 30
 MAX_UNPACKER_BYTES = 100 << 20  # largest memory of a decompressor in bytes
 CHUNK = (
     1 << 20
-)  # largest number of bytes that are allocated at once for a length that a file claims
+)  # largest number of bytes that are read at once, because a file can claim a false length
 
 
 class Source:
@@ -58,7 +58,7 @@ class Source:
         return b"".join(chunks)
 
     def readline(self) -> bytes:
-        """Read one line of the stream, as the text protocol of pickle needs."""
+        """Read one line of the stream. The instructions of pickle protocol 0 are lines of text."""
         line = self._stream.readline(CHUNK)
         self.requested += len(line)
         return line
@@ -80,13 +80,15 @@ class UnpackingStream(io.RawIOBase):
         try:
             while not unpacker.eof:
                 needs_input = getattr(unpacker, "needs_input", not self._unconsumed)
-                packed = self._unconsumed or (self._stream.read(1 << 16) if needs_input else b"")
-                unpacked = unpacker.decompress(packed, len(buffer))
+                packed_bytes = self._unconsumed or (
+                    self._stream.read(1 << 16) if needs_input else b""
+                )
+                unpacked_bytes = unpacker.decompress(packed_bytes, len(buffer))
                 self._unconsumed = getattr(unpacker, "unconsumed_tail", b"")
-                if unpacked:
-                    buffer[: len(unpacked)] = unpacked
-                    return len(unpacked)
-                if not packed and needs_input:
+                if unpacked_bytes:
+                    buffer[: len(unpacked_bytes)] = unpacked_bytes
+                    return len(unpacked_bytes)
+                if not packed_bytes and needs_input:
                     break
         except (zlib.error, lzma.LZMAError, OSError, EOFError) as problem:
             raise ValueError(f"the file cannot be unpacked: {problem}") from problem
@@ -116,5 +118,5 @@ def open_source(stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None 
     stream.seek(0)
     if unpacker is None:
         return Source(stream, size)
-    unpacked = io.BufferedReader(UnpackingStream(stream, unpacker()), 1 << 16)
-    return Source(unpacked, min(MAX_PICKLE_BYTES, max_memory(size)))
+    unpacked_stream = io.BufferedReader(UnpackingStream(stream, unpacker()), 1 << 16)
+    return Source(unpacked_stream, min(MAX_PICKLE_BYTES, max_memory(size)))

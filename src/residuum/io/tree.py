@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 from residuum.errors import UnsafeFileError
 from residuum.io.inert import Block, InertObject
 
-MAX_DEPTH = 5000  # largest nesting depth of values; no pickler nests values as deeply
+MAX_DEPTH = 5000  # largest nesting depth of values, which is deeper than in any file of pickle.dump
 MAX_PATH_LENGTH = 120  # largest length of the path of a value in messages, in characters
-# Names that mark sections of a checkpoint which do not hold weights: optimizer state and averaged weights.
+# For each optimizer class of scikit-learn, the attributes that hold its state.
 OPTIMIZERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
+# Names of dict entries and tensors that hold averaged weights instead of the weights.
 AVERAGES = re.compile(
     r"^(model_?)?(ema|swa|shadow|averaged)(_?(model|state_dict|params|weights|shadow))?$|"
     r"^(state_dict_ema|shadow_params)$",
@@ -26,7 +27,7 @@ class Place(NamedTuple):
     Attributes:
         path: Path of the value in the tree, such as "state.0.exp_avg".
         name: The last key of the path.
-        owner: Class of the object that the value belongs to, "" if the value belongs to no object.
+        owner: Class name of the object that holds the value, "" if no object holds the value.
         value: The value.
         section: What the value is part of: "state" (optimizer state), "step" (step count of an optimizer),
             "average" (averaged weights), or "" (anything else).
@@ -57,7 +58,7 @@ def walk(tree: Any) -> Iterator[Place]:
         UnsafeFileError: If the values are nested too deeply.
     """
     iterator_stack = [iter((Place("", "", "", tree),))]
-    seen: set[int] = set()
+    visited_ids: set[int] = set()
     while iterator_stack:
         place = next(iterator_stack[-1], None)
         if place is None:
@@ -65,9 +66,9 @@ def walk(tree: Any) -> Iterator[Place]:
             continue
         value = place.value
         if isinstance(value, dict | list | tuple | InertObject | Block):
-            if id(value) in seen:
+            if id(value) in visited_ids:
                 continue
-            seen.add(id(value))
+            visited_ids.add(id(value))
             if len(iterator_stack) > MAX_DEPTH:
                 raise UnsafeFileError(
                     f"Values may be nested at most {MAX_DEPTH} deep; values in this file are nested deeper.",
@@ -78,7 +79,7 @@ def walk(tree: Any) -> Iterator[Place]:
 
 
 def _iterate_children(place: Place) -> Iterator[Place]:
-    """Yield the places of the values that a value contains directly."""
+    """Yield the place of each value that the value at ``place`` contains directly."""
     # A value is in the same section of the checkpoint as its container, such as "state" (optimizer state).
     # A new section begins at a dict with ``state`` and ``param_groups``, at an optimizer of scikit-learn,
     # and at a name such as ``ema``.

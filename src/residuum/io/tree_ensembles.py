@@ -1,8 +1,8 @@
 """Read bagging ensembles and isolation forests of scikit-learn.
 
-Bagging draws records and columns for every tree. The seeds of the trees are stored in ``_seeds``, so we draw
-both again, with the same functions as scikit-learn. We keep the result only if it agrees with the numbers of
-records that the roots of the trees store.
+Bagging draws records and columns at random for every tree. The file stores the seeds of the trees in
+``_seeds``. So we draw the records and columns again, with the same functions as scikit-learn. We keep the
+drawn records only if their number agrees with the number of records in the root of each tree.
 
 An isolation forest is bagging of trees that split at random. Its score for a sample depends on the mean path
 length over all trees, where the path length of a leaf is
@@ -85,34 +85,37 @@ def read_random_embedding(model: InertObject) -> Forest | None:
 
 def _read_ensemble(model: InertObject, kind: str) -> Forest | None:
     attributes = model.attributes
-    members = attributes.get("estimators_")
+    estimator_list = attributes.get("estimators_")
     estimators = (
-        [e for e in members if isinstance(e, InertObject)] if isinstance(members, list) else []
+        [e for e in estimator_list if isinstance(e, InertObject)]
+        if isinstance(estimator_list, list)
+        else []
     )
     trees = [tree for estimator in estimators if (tree := read_tree(estimator)) is not None]
-    if not trees or len(trees) != len(members):  # type: ignore[arg-type]
+    if not trees or len(trees) != len(estimator_list):  # type: ignore[arg-type]
         return None
-    columns = read_columns(model)
-    subsets = attributes.get("estimators_features_")
-    if subsets is not None:
-        if not isinstance(subsets, list) or len(subsets) != len(trees):
+    column_count = read_columns(model)
+    column_subsets = attributes.get("estimators_features_")
+    if column_subsets is not None:
+        if not isinstance(column_subsets, list) or len(column_subsets) != len(trees):
             raise CheckpointError(
-                "Bagging must store the columns of every tree; this file does not.", COPY_AGAIN
+                "Bagging must store which columns it drew for every tree; this file does not.",
+                COPY_AGAIN,
             )
         trees = [
-            _map_columns(tree, read_integers(subset, "the columns of a tree", columns))
-            for tree, subset in zip(trees, subsets, strict=True)
+            _map_columns(tree, read_integers(subset, "the columns of a tree", column_count))
+            for tree, subset in zip(trees, column_subsets, strict=True)
         ]
     is_classifier = kind == AVERAGE and model.class_name.endswith("Classifier")
     if is_classifier:
         trees = _align_classes(trees, estimators, attributes.get("n_classes_"))
-    records = attributes.get("_n_samples")
+    record_count = attributes.get("_n_samples")
     forest = Forest(
         trees=tuple(replace(tree, seed=None) for tree in trees),
-        columns=columns,
+        columns=column_count,
         is_classifier=is_classifier,
         has_bootstrap=attributes.get("bootstrap") is True,
-        records=records if type(records) is int else None,
+        records=record_count if type(record_count) is int else None,
         has_midpoints=has_best_splits(estimators),
         has_sample_weights=attributes.get("_sample_weight") is not None,
         names=read_names(model),
@@ -124,37 +127,40 @@ def _read_ensemble(model: InertObject, kind: str) -> Forest | None:
     return _with_bootstrap(forest, attributes)
 
 
-def _map_columns(tree: Tree, subset: Integers) -> Tree:
-    """Return a tree that was fitted to some columns with the numbers of these columns in the table."""
-    inner = tree.left != NO_CHILD
-    if not ((tree.feature[inner] >= 0) & (tree.feature[inner] < len(subset))).all():
+def _map_columns(tree: Tree, column_subset: Integers) -> Tree:
+    """Return a tree of a column subset with the column indices of the whole table."""
+    is_inner = tree.left != NO_CHILD
+    if not ((tree.feature[is_inner] >= 0) & (tree.feature[is_inner] < len(column_subset))).all():
         raise CheckpointError(
-            "A tree of bagging must split its own columns; a tree in this file does not.",
+            "A tree of bagging may only split columns that bagging drew for this tree; a tree in this file "
+            "splits another column.",
             COPY_AGAIN,
         )
     feature = tree.feature.copy()
-    feature[inner] = subset[feature[inner]]
+    feature[is_inner] = column_subset[feature[is_inner]]
     return replace(tree, feature=feature)
 
 
-def _align_classes(trees: list[Tree], estimators: list[InertObject], classes: Any) -> list[Tree]:
-    """Give every tree one value for each class of the ensemble, 0 for classes that its records lack."""
+def _align_classes(
+    trees: list[Tree], estimators: list[InertObject], class_count: Any
+) -> list[Tree]:
+    """Return trees whose nodes have a value for each class of the ensemble, 0 for a class without records."""
     aligned_trees = []
     for tree, estimator in zip(trees, estimators, strict=True):
-        value = tree.value
-        if type(classes) is int and value.shape[1] < classes <= 10_000:
-            numbers = read_integers(
-                estimator.attributes.get("classes_"), "the classes of a tree", classes
+        node_values = tree.value
+        if type(class_count) is int and node_values.shape[1] < class_count <= 10_000:
+            class_indices = read_integers(
+                estimator.attributes.get("classes_"), "the classes of a tree", class_count
             )
-            if len(numbers) != value.shape[1]:
+            if len(class_indices) != node_values.shape[1]:
                 raise CheckpointError(
                     "A classification tree must store one value for each of its classes; a tree in this "
                     "file does not.",
                     COPY_AGAIN,
                 )
-            value = np.zeros((len(tree.value), classes))
-            value[:, numbers] = tree.value
-        aligned_trees.append(replace(tree, value=value))
+            node_values = np.zeros((len(tree.value), class_count))
+            node_values[:, class_indices] = tree.value
+        aligned_trees.append(replace(tree, value=node_values))
     if len({tree.value.shape[1] for tree in aligned_trees}) > 1:
         raise CheckpointError(
             "The trees of a classifier must have the same classes; the trees in this file do not.",
@@ -164,43 +170,53 @@ def _align_classes(trees: list[Tree], estimators: list[InertObject], classes: An
 
 
 def _with_path_lengths(tree: Tree) -> Tree:
-    """Return a tree of an isolation forest whose values are path lengths."""
-    length = node_depths(tree).astype(np.float64)
+    """Return a tree of an isolation forest with the path length of each node as its value."""
+    path_lengths = node_depths(tree).astype(np.float64)
     if tree.count is not None:
-        length += average_path_length(tree.count)
-    return replace(tree, value=length[:, None], impurity=None)
+        path_lengths += average_path_length(tree.count)
+    return replace(tree, value=path_lengths[:, None], impurity=None)
 
 
 def average_path_length(count: Integers) -> Floats:
-    """Return c(n), the mean path length of a random tree with n records, for every n in ``count``."""
+    """Return c(n), the mean path length of a random tree with n records, for each number n in ``count``."""
     n = np.maximum(count, 3).astype(np.float64)
     length = 2 * (np.log(n - 1) + np.euler_gamma) - 2 * (n - 1) / n
     return np.where(count <= 1, 0.0, np.where(count == 2, 1.0, length))
 
 
 def _with_bootstrap(forest: Forest, attributes: dict[str, Any]) -> Forest:
-    """Return the forest with the records that each tree drew, if the seeds agree with the roots."""
+    """Draw the records of each tree again from its seed, and add them to the forest.
+
+    The forest is not changed if the drawn records do not agree with the record counts in the tree roots.
+
+    Args:
+        forest: The forest.
+        attributes: The attributes of the estimator, which hold the seeds.
+
+    Returns:
+        The forest with or without the drawn records.
+    """
     seeds, draws = attributes.get("_seeds"), attributes.get("_max_samples")
     max_features = attributes.get("_max_features")
     if not isinstance(seeds, Block) or seeds.shape != (len(forest.trees),):
         return forest
     if type(draws) is not int or type(max_features) is not int or forest.records is None:
         return forest
-    is_small = (
+    can_draw = (
         1 <= draws <= MAX_RECORDS
         and 1 <= forest.records <= MAX_RECORDS
         and forest.records * len(forest.trees) <= MAX_COUNTS
         and 1 <= max_features <= forest.columns
     )
-    if not is_small:
+    if not can_draw:
         return forest
     weights = attributes.get("_sample_weight")
     probabilities = None if weights is None else _as_probabilities(weights, forest.records)
     if weights is not None and probabilities is None:
         return forest
-    numbers = read_integers(seeds, "the seeds of the trees", MAX_SEED).tolist()
-    counts = np.zeros((len(forest.trees), forest.records), dtype=np.int64)
-    for t, (seed, tree) in enumerate(zip(numbers, forest.trees, strict=True)):
+    seed_list = read_integers(seeds, "the seeds of the trees", MAX_SEED).tolist()
+    draw_counts = np.zeros((len(forest.trees), forest.records), dtype=np.int64)
+    for tree_index, (seed, tree) in enumerate(zip(seed_list, forest.trees, strict=True)):
         drawn_records = _draw_records(
             seed=seed,
             columns=forest.columns,
@@ -213,25 +229,27 @@ def _with_bootstrap(forest: Forest, attributes: dict[str, Any]) -> Forest:
         )
         if drawn_records is None:
             return forest
-        counts[t] = np.bincount(drawn_records, minlength=forest.records)
+        draw_counts[tree_index] = np.bincount(drawn_records, minlength=forest.records)
         if tree.weight is None or abs(tree.weight[0] - draws) > 1e-6:
             return forest
-        if tree.count is None or tree.count[0] != (counts[t] > 0).sum():
+        if tree.count is None or tree.count[0] != (draw_counts[tree_index] > 0).sum():
             return forest
     trees = (
         replace(tree, seed=read_seed(seed))
-        for tree, seed in zip(forest.trees, numbers, strict=True)
+        for tree, seed in zip(forest.trees, seed_list, strict=True)
     )
-    return replace(forest, trees=tuple(trees), bootstrap=counts)
+    return replace(forest, trees=tuple(trees), bootstrap=draw_counts)
 
 
-def _as_probabilities(weights: Any, records: int) -> Floats | None:
-    """Return the sample weights of bagging as probabilities of the draws."""
-    if not isinstance(weights, Block) or weights.shape != (records,):
+def _as_probabilities(weights: Any, record_count: int) -> Floats | None:
+    """Return the probability that a draw of bagging selects each record, from the sample weights."""
+    if not isinstance(weights, Block) or weights.shape != (record_count,):
         return None
-    values = read_numbers(weights, "the sample weights")
-    is_valid = bool((np.isfinite(values) & (values >= 0) & (values < 1e100)).all())
-    return values / values.sum() if is_valid and values.sum() > 0 else None
+    weight_values = read_numbers(weights, "the sample weights")
+    is_valid = bool(
+        (np.isfinite(weight_values) & (weight_values >= 0) & (weight_values < 1e100)).all()
+    )
+    return weight_values / weight_values.sum() if is_valid and weight_values.sum() > 0 else None
 
 
 def _draw_records(
@@ -258,7 +276,7 @@ def _draw_records(
         probabilities: (records,) probabilities of the draws, None if they are equal.
 
     Returns:
-        (draws,) numbers of the drawn records, None if so many records cannot be drawn.
+        (draws,) indices of the drawn records, or None if so many records cannot be drawn.
     """
     from sklearn.utils.random import sample_without_replacement
 

@@ -1,9 +1,10 @@
 """Read from the structure of a tree model what it reveals about its training records, without an attack.
 
 A regression tree stores the mean target of the records in each leaf. A leaf with one record therefore
-stores that record's target exactly, and its bounds enclose the record's columns. A forest with bootstrap
-also stores one integer seed per tree. The seed determines c_it, how often record i was drawn for tree t. The
-root of tree t stores sum_i c_it y_i, where y_i is the target of record i. If there are at least as many trees
+stores the target of this record exactly. The thresholds on the path to the leaf bound the columns of the
+record. A forest with bootstrap also stores one integer seed for each tree. The seed determines c_it, how
+often record i was drawn for tree t. The value of the root of tree t gives sum_i c_it y_i, where y_i is the
+target of record i. If there are at least as many trees
 as records, these linear equations determine all targets, for any depth and leaf size.
 
 Trees of boosting are fitted to residuals or gradients, and isolation forests to random numbers. Their
@@ -43,14 +44,14 @@ class TreeModel:
 
     Attributes:
         name: Class of the model.
-        is_direct: Whether the trees are fitted to the targets, not to residuals or random numbers.
+        is_direct: Whether the trees are fitted to the targets, and not to residuals or random numbers.
         is_regressor: Whether the leaves store numbers, not class counts.
         trees: Number of trees.
         leaves: Number of leaves of all trees.
         single_leaves: Number of leaves with one training record.
         records: Number of training records, None if the model does not store it.
         seeds: Number of trees whose bootstrap sample can be drawn again.
-        memory: Bytes of uninitialized memory in the node arrays.
+        memory: Number of nonzero bytes in the unused part of the nodes, which can be uninitialized memory.
         version: Version of scikit-learn that wrote the model, "" if the model does not store it.
     """
 
@@ -67,7 +68,7 @@ class TreeModel:
 
     @property
     def stores_targets(self) -> bool:
-        """Whether leaves store targets of single records."""
+        """Whether leaves with a single record store the target of this record."""
         return self.is_direct and self.is_regressor and self.single_leaves > 0
 
     @property
@@ -87,8 +88,8 @@ def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None
 
     Args:
         candidate: An object of a release, which may be a tree model.
-        inner: The ``id`` of every tree in a model that was read before. If the object is a tree model, its
-            trees are added to this set.
+        inner: The ``id`` of every tree that belongs to a model that was read before. If the object is a tree
+            model, the ids of its trees are added to this set.
 
     Returns:
         The tree model, or None if the object is not a tree model or is part of another tree model.
@@ -97,12 +98,15 @@ def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None
         return None
     attributes = candidate.attributes
     is_tree = "tree_" in attributes
-    members = [*_iterate_objects(attributes.get("estimators_")), *([candidate] if is_tree else [])]
-    trees = [tree for member in members if (tree := _find_tree(member)) is not None]
+    member_trees = [
+        *_iterate_objects(attributes.get("estimators_")),
+        *([candidate] if is_tree else []),
+    ]
+    trees = [tree for member in member_trees if (tree := _find_tree(member)) is not None]
     is_indirect = bool(INDIRECT.match(candidate.class_name))
     if not trees and not is_indirect:
         return None
-    inner.update(map(id, members))
+    inner.update(map(id, member_trees))
     seeds = attributes.get("_seeds")
     has_bootstrap = attributes.get("bootstrap") is True
     leaf_counts = [_count_leaves(tree) for tree in trees]
@@ -115,7 +119,7 @@ def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None
         leaves=sum(leaves for leaves, _, _ in leaf_counts),
         single_leaves=sum(single for _, single, _ in leaf_counts),
         records=records if type(records) is int else None,
-        seeds=_count_seeds(members, seeds) if has_bootstrap else 0,
+        seeds=_count_seeds(member_trees, seeds) if has_bootstrap else 0,
         memory=sum(memory for _, _, memory in leaf_counts),
         version=version if isinstance(version, str) else "",
     )
@@ -150,9 +154,9 @@ def _count_leaves(tree: InertObject) -> tuple[int, int, int]:
     if node_bytes is None or node_bytes.shape[1] not in (56, 64):
         return 0, 0, 0
     left_child = node_bytes[:, :8].copy().view("<i8")[:, 0]
-    samples = node_bytes[:, 40:48].copy().view("<i8")[:, 0]
+    record_counts = node_bytes[:, 40:48].copy().view("<i8")[:, 0]
     is_leaf = left_child == LEAF_CHILD
     nonzero_padding = (
         int((node_bytes[:, PADDING_START:] != 0).sum()) if node_bytes.shape[1] == 64 else 0
     )
-    return int(is_leaf.sum()), int((is_leaf & (samples == 1)).sum()), nonzero_padding
+    return int(is_leaf.sum()), int((is_leaf & (record_counts == 1)).sum()), nonzero_padding

@@ -93,7 +93,7 @@ def build_network(factory: str, *, trusted: bool) -> nn.Module:
         for attribute in name.split("."):
             imported_object = getattr(imported_object, attribute)
         network = imported_object if isinstance(imported_object, nn.Module) else imported_object()
-    except Exception as problem:  # user code may raise anything
+    except Exception as problem:  # user code may raise any exception
         raise InputError(
             f"--model {factory} must make a network; it raised {type(problem).__name__}: "
             f"{(str(problem) or 'no message').splitlines()[0][:200]}",
@@ -110,7 +110,7 @@ def build_network(factory: str, *, trusted: bool) -> nn.Module:
 
 
 def _read_fitting_state(path: str | Path | Release, network: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a file, including buffers, and refuse a file that does not fit the network."""
+    """Return the tensors of a file, including buffers. Raise an error if they do not fit the network."""
     state = find_state(open_release(path).content)
     clean_names = strip_prefixes(list(state))
     tensors = {
@@ -122,12 +122,12 @@ def _read_fitting_state(path: str | Path | Release, network: nn.Module) -> dict[
     additional = sorted(tensors.keys() - expected.keys())
     common_names = sorted(expected.keys() & tensors.keys())
     misshapen = [name for name in common_names if tensors[name].shape != expected[name].shape]
-    faults = {"lack": missing, "also hold": additional, "have another shape for": misshapen}
-    for fault, names in faults.items():
+    names_by_fault = {"lack": missing, "also hold": additional, "have another shape for": misshapen}
+    for fault, names in names_by_fault.items():
         if names:
             raise CheckpointError(
-                f"The weights must fit the network that --model makes; these weights {fault} "
+                f"The weights must fit the network that the code of --model makes; these weights {fault} "
                 f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}.",
-                "Name a factory that makes the network with the settings of its training.",
+                "Pass a factory that makes the network with the same settings as in training.",
             )
     return tensors

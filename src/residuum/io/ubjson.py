@@ -16,7 +16,8 @@ from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.safetensors_files import COPY_AGAIN
 
 MAX_DEPTH = 64  # largest nesting depth; XGBoost nests values about 10 deep
-# Each value becomes an object of Python of up to 230 bytes. Arrays of numbers count as one value.
+# Largest number of values in a file. Each value becomes a Python object of up to 230 bytes. An array of
+# numbers counts as one value.
 MAX_VALUES = 2_000_000
 MAX_TEXT = 1 << 20  # longest text in bytes
 NUMBERS = {
@@ -53,20 +54,26 @@ def read_ubjson(raw: bytes | bytearray) -> Any:
 
 
 class _Reader:
-    """A position in the bytes of a file."""
+    """Reads values from the bytes of a UBJSON file, one after another.
+
+    Attributes:
+        raw: The bytes of the file.
+        position: Position of the next byte.
+        values: Number of values that were read so far.
+    """
 
     def __init__(self, raw: bytes) -> None:
         self.raw, self.position, self.values = raw, 0, 0
 
     def read_type(self) -> str:
-        """Return the letter of the next value, without no-ops."""
+        """Return the letter that states the type of the next value. Skip "N" (no operation)."""
         while (letter := chr(self.raw[self.position])) == "N":
             self.position += 1
         self.position += 1
         return letter
 
     def read_value(self, letter: str, depth: int) -> Any:
-        """Return the value of a type that was read before."""
+        """Return the next value, whose type letter was read before."""
         self.values += 1
         if self.values > MAX_VALUES or depth > MAX_DEPTH:
             raise UnsafeFileError(
@@ -92,34 +99,34 @@ class _Reader:
         raise ValueError(f"the type {letter!r} is not known")
 
     def take(self, count: int) -> bytes:
-        """Return the next bytes."""
+        """Return the next ``count`` bytes."""
         self.check_room(count)
         self.position += count
         return self.raw[self.position - count : self.position]
 
     def check_room(self, count: int) -> None:
-        """Refuse a length that exceeds the rest of the file."""
+        """Raise an error if fewer than ``count`` bytes are left in the file."""
         if not 0 <= count <= len(self.raw) - self.position:
             raise ValueError(f"a length of {count} exceeds the file")
 
     def read_length(self) -> int:
-        """Return a length, which is an integer of any type."""
-        letter = self.read_type()
-        if letter not in "iUIlL":
-            raise ValueError(f"a length must be an integer, not of type {letter!r}")
-        (length,) = SCALARS[letter].unpack_from(self.raw, self.position)
-        self.position += SCALARS[letter].size
+        """Return the next length. A length is stored as an integer of any type."""
+        type_letter = self.read_type()
+        if type_letter not in "iUIlL":
+            raise ValueError(f"a length must be an integer, not of type {type_letter!r}")
+        (length,) = SCALARS[type_letter].unpack_from(self.raw, self.position)
+        self.position += SCALARS[type_letter].size
         return length
 
     def read_text(self) -> str:
-        """Return a text after its length."""
+        """Return the next text. The file stores its length before its bytes."""
         length = self.read_length()
         if length > MAX_TEXT:
             raise ValueError(f"a text may have at most {MAX_TEXT} bytes")
         return self.take(length).decode("utf-8", "replace")
 
     def read_header(self) -> tuple[str, int | None]:
-        """Return the type and the number of the values of a container, "" and None if not stated."""
+        """Return the type letter and the number of the values in a list or object, or "" and None."""
         letter, count = "", None
         if self.peek() == "$":
             self.position += 1
@@ -132,19 +139,20 @@ class _Reader:
         return letter, count
 
     def peek(self) -> str:
-        """Return the next byte as a letter."""
+        """Return the next byte as a letter without moving the position."""
         return chr(self.raw[self.position])
 
     def read_list(self, depth: int) -> Any:
-        """Return a list, or an array if all values are numbers of one type."""
+        """Return the next list. If the file states one number type for all values, return an array."""
         letter, count = self.read_header()
         if letter:
-            kind = np.dtype(NUMBERS[letter])
+            dtype = np.dtype(NUMBERS[letter])
             assert count is not None
-            self.check_room(count)  # before the product, which may be any large number
-            self.check_room(count * kind.itemsize)
-            numbers = np.frombuffer(self.raw, kind, count, self.position)
-            self.position += count * kind.itemsize
+            # This check limits ``count`` before the multiplication.
+            self.check_room(count)
+            self.check_room(count * dtype.itemsize)
+            numbers = np.frombuffer(self.raw, dtype, count, self.position)
+            self.position += count * dtype.itemsize
             return numbers
         if count is not None:
             self.check_room(count)
@@ -155,7 +163,7 @@ class _Reader:
         return values
 
     def read_object(self, depth: int) -> dict[str, Any]:
-        """Return an object as a dict."""
+        """Return the next object as a dict."""
         letter, count = self.read_header()
         if count is not None:
             self.check_room(count)

@@ -38,9 +38,10 @@ from residuum.io.ubjson import read_ubjson
 from residuum.trees.forest import AVERAGE, BOOSTING, NO_CHILD, Floats, Forest, Tree
 
 LIBRARY = "xgboost"
-# First bytes of models in the binary formats before UBJSON.
+# First bytes of models in the older binary formats, which XGBoost used before UBJSON.
 OLD_FORMATS = (b"binf", b"bs64", b"CONFIG-offset:")
-# Functions that XGBoost applies to the base score before it adds the trees. Other objectives are not known.
+# Objectives for which XGBoost takes the logarithm, the logit or no function of the base score before it adds
+# the trees. For other objectives, we do not know the function.
 LOGARITHM = ("count:poisson", "reg:gamma", "reg:tweedie", "survival:cox", "survival:aft")
 LOGIT = ("reg:logistic", "binary:logistic")
 IDENTITY = (
@@ -51,8 +52,9 @@ IDENTITY = (
 # Largest error of the equations that determine the settings, relative to their terms. Rounding to float32
 # causes errors of about 1e-7.
 MAX_MISFIT = 1e-5
-MAX_RATE_ERROR = 1e-3  # largest relative error of the learning rate of a random forest, which is 1
-# A leaf of a random forest is the mean target of its records if the penalty is at most this number.
+# A random forest has the learning rate 1 / (number of trees). This is the largest relative error of the rate.
+MAX_RATE_ERROR = 1e-3
+# A leaf of a random forest stores the mean target of its records if the L2 penalty is at most this number.
 MAX_FOREST_PENALTY = 1e-4
 
 
@@ -71,20 +73,22 @@ class Settings:
 
 def is_xgboost_json(head: bytes) -> bool:
     """Return True if the first bytes of a file are those of a JSON model of XGBoost."""
-    compact = b"".join(head.split())
-    return compact.startswith((b'{"learner":', b'{"version":', b'{"Config":', b'{"Model":'))
+    head_without_spaces = b"".join(head.split())
+    return head_without_spaces.startswith(
+        (b'{"learner":', b'{"version":', b'{"Config":', b'{"Model":')
+    )
 
 
 def is_xgboost_ubjson(head: bytes) -> bool:
     """Return True if the first bytes of a file are those of a UBJSON model of XGBoost."""
-    names = (b"learner{", b"version[", b"Config{", b"Model{")
+    first_keys = (b"learner{", b"version[", b"Config{", b"Model{")
     return head[:2] == b"{L" and any(
-        head[2:10] == (len(name) - 1).to_bytes(8, "big") and head[10:].startswith(name)
-        for name in names
+        head[2:10] == (len(first_key) - 1).to_bytes(8, "big") and head[10:].startswith(first_key)
+        for first_key in first_keys
     )
 
 
-@np.errstate(all="ignore")  # damaged numbers may be of any size
+@np.errstate(all="ignore")  # numbers of a damaged file may overflow
 def read_xgboost(raw: bytes | bytearray) -> Forest:
     """Return the trees of a model of XGBoost. Nothing in the model is executed.
 
@@ -121,82 +125,86 @@ def _read_learner(learner: Any, config: Any) -> Forest:
         raise CheckpointError(*describe_unsupported(LIBRARY, f"a booster of the kind {kind}"))
     model = get_member(booster, "model", library=LIBRARY)
     parameters = get_member(learner, "learner_model_param", library=LIBRARY)
-    sizes = {
+    model_sizes = {
         name: as_count(parameters.get(name, "0"), f"the number {name}", LIBRARY, limit)
         for name, limit in (
             ("num_feature", MAX_COLUMNS), ("num_class", MAX_OUTPUTS), ("num_target", MAX_OUTPUTS)
         )
     } if isinstance(parameters, dict) else {}  # fmt: skip
-    columns = sizes.get("num_feature", 0)
-    entries = get_member(model, "trees", library=LIBRARY)
-    if not isinstance(entries, list):
+    column_count = model_sizes.get("num_feature", 0)
+    tree_entries = get_member(model, "trees", library=LIBRARY)
+    if not isinstance(tree_entries, list):
         raise CheckpointError(*describe_damage(LIBRARY, "a list of trees"))
-    nodes = [_read_nodes(entry) for entry in entries]
-    check_size(len(nodes), sum(len(n.left_child) for n in nodes), LIBRARY)
-    outputs_of_model = max(1, sizes.get("num_class", 0), sizes.get("num_target", 0))
-    outputs = as_integers(
-        get_member(model, "tree_info", library=LIBRARY), "tree_info", LIBRARY, len(nodes)
+    nodes_of_trees = [_read_nodes(entry) for entry in tree_entries]
+    check_size(len(nodes_of_trees), sum(len(nodes.left_child) for nodes in nodes_of_trees), LIBRARY)
+    output_count = max(1, model_sizes.get("num_class", 0), model_sizes.get("num_target", 0))
+    tree_outputs = as_integers(
+        get_member(model, "tree_info", library=LIBRARY), "tree_info", LIBRARY, len(nodes_of_trees)
     )
-    if ((outputs < 0) | (outputs >= outputs_of_model)).any():
+    if ((tree_outputs < 0) | (tree_outputs >= output_count)).any():
         raise CheckpointError(*describe_damage(LIBRARY, "trees of outputs that exist"))
-    trees = tuple(build_tree(n, columns, LIBRARY) for n in nodes)
+    trees = tuple(build_tree(nodes, column_count, LIBRARY) for nodes in nodes_of_trees)
     objective = get_member(learner, "objective", "name", library=LIBRARY)
     objective = objective if isinstance(objective, str) else ""
     settings = _stored_settings(config) or estimate_settings(trees)
     names = learner.get("feature_names")
     forest = Forest(
         trees=trees,
-        columns=columns,
+        columns=column_count,
         has_midpoints=False,
-        names=column_names(names if isinstance(names, list) else (), columns),
+        names=column_names(names if isinstance(names, list) else (), column_count),
         kind=BOOSTING,
         library=LIBRARY,
-        offset=_read_offset(parameters.get("base_score"), objective, outputs_of_model),
-        outputs=outputs,
+        offset=_read_offset(parameters.get("base_score"), objective, output_count),
+        outputs=tree_outputs,
         learning_rate=None if settings is None else settings.learning_rate,
         regularization=None if settings is None else settings.penalty,
         objective=objective[:100],
         is_strict=True,
     )
-    parallel_trees = model.get("gbtree_model_param", {})
-    return _as_random_forest(forest, parallel_trees)
+    forest_parameters = model.get("gbtree_model_param", {})
+    return _as_random_forest(forest, forest_parameters)
 
 
 def _read_nodes(entry: Any) -> Nodes:
-    """Return the nodes of a tree."""
-
     def numbers(name: str, length: int | None = None) -> Floats:
         return as_floats(get_member(entry, name, library=LIBRARY), name, LIBRARY, length)
 
     left_child = as_integers(
         get_member(entry, "left_children", library=LIBRARY), "left_children", LIBRARY
     )
-    count = len(left_child)
+    node_count = len(left_child)
     parameters = get_member(entry, "tree_param", library=LIBRARY)
     if not isinstance(parameters, dict):
         raise CheckpointError(*describe_damage(LIBRARY, "the parameters of trees"))
-    if as_count(parameters.get("size_leaf_vector", "0"), "the size of leaves", LIBRARY, count) > 1:
+    if (
+        as_count(parameters.get("size_leaf_vector", "0"), "the size of leaves", LIBRARY, node_count)
+        > 1
+    ):
         raise CheckpointError(
             *describe_unsupported(LIBRARY, "trees with a vector in each leaf (multi_output_tree)")
         )
     if "split_type" in entry and numbers("split_type").any():
         raise CheckpointError(*describe_unsupported(LIBRARY, "categorical splits"))
     left_child, right_child, feature = (
-        as_integers(get_member(entry, name, library=LIBRARY), name, LIBRARY, count)
+        as_integers(get_member(entry, name, library=LIBRARY), name, LIBRARY, node_count)
         for name in ("left_children", "right_children", "split_indices")
     )
-    # A file states thresholds and leaf values in the same list, as decimals of float32 numbers.
-    conditions = numbers("split_conditions", count).astype(np.float32).astype(np.float64)
+    # The list "split_conditions" holds the thresholds of inner nodes and the values of leaves. They are
+    # float32 numbers, which a JSON file states as decimals.
+    thresholds_and_values = (
+        numbers("split_conditions", node_count).astype(np.float32).astype(np.float64)
+    )
     is_leaf = left_child == NO_CHILD
-    base_weights = numbers("base_weights", count)
+    base_weights = numbers("base_weights", node_count)
     return Nodes(
         left_child,
         right_child,
         feature,
-        threshold=conditions,
-        value=np.where(is_leaf, conditions, base_weights),
-        missing_left=numbers("default_left", count) != 0,
-        weight=numbers("sum_hessian", count),
+        threshold=thresholds_and_values,
+        value=np.where(is_leaf, thresholds_and_values, base_weights),
+        missing_left=numbers("default_left", node_count) != 0,
+        weight=numbers("sum_hessian", node_count),
         unused=as_count(
             parameters.get("num_deleted", "0"), "the number of deleted nodes", LIBRARY, MAX_NODES
         ),
@@ -204,9 +212,9 @@ def _read_nodes(entry: Any) -> Nodes:
 
 
 def _read_offset(base_score: Any, objective: str, outputs: int) -> Floats | None:
-    """Return the number that is added to the trees of each output, None if it is unknown."""
-    text = base_score if isinstance(base_score, str) else ""
-    scores = as_floats(text.strip("[]").split(","), "the base score", LIBRARY)
+    """Return for each output the number that XGBoost adds to the sum of its trees, or None if unknown."""
+    score_text = base_score if isinstance(base_score, str) else ""
+    scores = as_floats(score_text.strip("[]").split(","), "the base score", LIBRARY)
     if len(scores) not in (1, outputs) or not np.isfinite(scores).all():
         raise CheckpointError(*describe_damage(LIBRARY, "a base score for each output"))
     if objective in LOGARITHM and (scores > 0).all():
@@ -219,19 +227,21 @@ def _read_offset(base_score: Any, objective: str, outputs: int) -> Floats | None
 
 
 def _stored_settings(config: Any) -> Settings | None:
-    """Return the settings in a pickle, None if it holds none."""
+    """Return the training settings in the configuration of a pickled model, or None if they are missing."""
     try:
         booster = get_member(config, "learner", "gradient_booster", library=LIBRARY)
         training = get_member(booster, "tree_train_param", library=LIBRARY)
-        trees = get_member(booster, "gbtree_model_param", "num_parallel_tree", library=LIBRARY)
-        numbers = as_floats(
-            [training.get("eta"), training.get("lambda"), trees], "settings", LIBRARY, 3
+        parallel_trees = get_member(
+            booster, "gbtree_model_param", "num_parallel_tree", library=LIBRARY
+        )
+        settings = as_floats(
+            [training.get("eta"), training.get("lambda"), parallel_trees], "settings", LIBRARY, 3
         )
     except (CheckpointError, AttributeError):
         return None
-    if not np.isfinite(numbers).all() or numbers[0] <= 0 or numbers[1] < 0 or numbers[2] < 1:
+    if not np.isfinite(settings).all() or settings[0] <= 0 or settings[1] < 0 or settings[2] < 1:
         return None
-    return Settings(float(numbers[0] / numbers[2]), float(numbers[1]))
+    return Settings(float(settings[0] / settings[2]), float(settings[1]))
 
 
 @np.errstate(all="ignore")
@@ -249,50 +259,64 @@ def estimate_settings(trees: tuple[Tree, ...]) -> Settings | None:
         The settings. None if the trees are too small, or contradict the equations, as with an L1 penalty.
     """
     slopes, constants, leaf_sums, other_sums = [], [], [], []
-    size = 0.0  # of the terms of all equations
+    squared_size = 0.0  # sum of the squares of w_p H_p over all inner nodes p
     for tree in trees:
         assert tree.weight is not None
         w, h = tree.value[:, 0], tree.weight
-        inner = np.flatnonzero(tree.left != NO_CHILD)
-        children = np.stack([tree.left[inner], tree.right[inner]])
+        inner_nodes = np.flatnonzero(tree.left != NO_CHILD)
+        children = np.stack([tree.left[inner_nodes], tree.right[inner_nodes]])
         is_leaf = tree.left[children] == NO_CHILD
         has_no_leaf = ~is_leaf.any(0)
-        terms = np.stack([w * h, w])  # without and with the penalty
-        size += float(np.square(terms[0, inner]).sum())
-        differences = terms[:, inner] - terms[:, children].sum(1)
+        # The equations have the form a + b * penalty = 0. The first row holds the terms of a, and the second
+        # row holds the terms of b.
+        terms = np.stack([w * h, w])
+        squared_size += float(np.square(terms[0, inner_nodes]).sum())
+        differences = terms[:, inner_nodes] - terms[:, children].sum(1)
         slopes.append(differences[1, has_no_leaf])
         constants.append(-differences[0, has_no_leaf])
         leaf_sums.append((terms[:, children] * is_leaf).sum(1)[:, ~has_no_leaf])
         inner_sums = (terms[:, children] * ~is_leaf).sum(1)
-        other_sums.append((terms[:, inner] - inner_sums)[:, ~has_no_leaf])
-    misfit = MAX_MISFIT * np.sqrt(size)
-    penalty = _fit_factor(np.concatenate(slopes), np.concatenate(constants), misfit)
+        other_sums.append((terms[:, inner_nodes] - inner_sums)[:, ~has_no_leaf])
+    max_misfit = MAX_MISFIT * np.sqrt(squared_size)
+    penalty = _fit_factor(np.concatenate(slopes), np.concatenate(constants), max_misfit)
     if penalty is None or penalty < -MAX_MISFIT:
         return None
-    factors = np.array([1.0, max(penalty, 0.0)])
+    one_and_penalty = np.array([1.0, max(penalty, 0.0)])
     learning_rate = _fit_factor(
-        factors @ np.concatenate(other_sums, 1), factors @ np.concatenate(leaf_sums, 1), misfit
+        one_and_penalty @ np.concatenate(other_sums, 1),
+        one_and_penalty @ np.concatenate(leaf_sums, 1),
+        max_misfit,
     )
     if learning_rate is None or learning_rate <= 0:
         return None
     return Settings(learning_rate, max(penalty, 0.0))
 
 
-def _fit_factor(x: Floats, y: Floats, misfit: float) -> float | None:
-    """Return the factor of the line y = factor * x; None if the points do not lie on a line."""
-    norm = float(x @ x)
-    if len(x) < 2 or norm == 0.0 or not np.isfinite([norm, misfit]).all():
+def _fit_factor(x: Floats, y: Floats, max_misfit: float) -> float | None:
+    """Return the factor f of the line y = f x through points (x, y), or None if the points lie on no line."""
+    squared_norm = float(x @ x)
+    if len(x) < 2 or squared_norm == 0.0 or not np.isfinite([squared_norm, max_misfit]).all():
         return None
-    factor = float(x @ y) / norm
-    return factor if np.linalg.norm(y - factor * x) <= misfit else None
+    factor = float(x @ y) / squared_norm
+    return factor if np.linalg.norm(y - factor * x) <= max_misfit else None
 
 
 def _as_random_forest(forest: Forest, parameters: Any) -> Forest:
-    """Return a random forest as the mean of its trees if its leaves store mean targets."""
-    count, offset = len(forest.trees), forest.offset
+    """Return a random forest of XGBoost as the mean of its trees, if its leaves store mean targets.
+
+    Other models are returned without changes.
+
+    Args:
+        forest: The trees as a boosted model.
+        parameters: The parameters of the booster, such as "num_parallel_tree".
+
+    Returns:
+        The random forest, or ``forest``.
+    """
+    tree_count, offset = len(forest.trees), forest.offset
     parallel_trees = parameters.get("num_parallel_tree") if isinstance(parameters, dict) else None
     regularization, rate = forest.regularization, forest.learning_rate
-    is_forest = count > 1 and str(parallel_trees) == str(count) and offset is not None
+    is_forest = tree_count > 1 and str(parallel_trees) == str(tree_count) and offset is not None
     is_regression = (
         forest.objective == "reg:squarederror" and offset is not None and len(offset) == 1
     )
@@ -304,11 +328,11 @@ def _as_random_forest(forest: Forest, parameters: Any) -> Forest:
         or offset is None
     ):
         return forest
-    if regularization > MAX_FOREST_PENALTY or abs(rate * count - 1) > MAX_RATE_ERROR:
+    if regularization > MAX_FOREST_PENALTY or abs(rate * tree_count - 1) > MAX_RATE_ERROR:
         return forest
     return replace(
         forest,
-        trees=tuple(_with_means(tree, count, float(offset[0])) for tree in forest.trees),
+        trees=tuple(_with_means(tree, tree_count, float(offset[0])) for tree in forest.trees),
         kind=AVERAGE,
         offset=None,
         outputs=None,
@@ -317,17 +341,15 @@ def _as_random_forest(forest: Forest, parameters: Any) -> Forest:
 
 
 def _with_means(tree: Tree, trees: int, offset: float) -> Tree:
-    """Return a tree with mean targets as values, and numbers of records if its weights are integers.
-
-    The second derivative of the squared error is 1 for each record, and the trees of a random forest draw
-    records without replacement.
-    """
+    """Return a tree of a random forest with the mean target of each node as its value."""
+    # The weight of a node is the sum of second derivatives. For the squared error, each derivative is 1. So
+    # the weight is the number of records, because a tree draws each record at most once.
     assert tree.weight is not None
-    counts = tree.weight.round()
-    has_counts = bool((counts == tree.weight).all()) and bool((counts > 0).all())
+    record_counts = tree.weight.round()
+    has_counts = bool((record_counts == tree.weight).all()) and bool((record_counts > 0).all())
     is_leaf = tree.left[:, None] == NO_CHILD
     return replace(
         tree,
         value=np.where(is_leaf, tree.value * trees, tree.value) + offset,
-        count=counts.astype(np.int64) if has_counts else None,
+        count=record_counts.astype(np.int64) if has_counts else None,
     )

@@ -1,4 +1,4 @@
-"""Frozen dataclasses that pass data between stages, and their files on disk."""
+"""Frozen dataclasses for samples and results (records), and the files in which they are saved."""
 
 from residuum.records.base import Record, same
 from residuum.records.certificate import Certificate, LayerResidual

@@ -1,7 +1,7 @@
-"""Records: frozen dataclasses that pass data between stages and can be saved.
+"""Records: frozen dataclasses that hold samples or results, such as a reconstruction, and can be saved.
 
 A record is saved as a single safetensors file: its tensors as tensors, everything else as JSON in the
-metadata of the file. The file is written atomically, so no stage ever reads half a record.
+metadata of the file. The file is written atomically, so no process ever reads an incomplete record.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from residuum.errors import InputError, ResiduumError
 from residuum.records.rundir import write_atomic
 
 METADATA_KEY = "residuum"
-# Length of JSON text that is read from any file. Parsed JSON takes about forty times its length in memory, so
-# longer text is read only if the tensors take at least half of the file.
+# JSON text of at most this length is read from any file. Parsed JSON takes about forty times its length in
+# memory, so longer text is read only if the tensors take at least half of the file.
 SMALL_TEXT = 4 << 20
 # Metadata of a dataclass field that ``save`` does not write. After ``load``, the field has its default value.
 UNSAVED = {"saved": False}
 _UNREADABLE = (OSError, SafetensorError, LookupError, ValueError, TypeError)
-_MALFORMED = (AttributeError, RecursionError)  # raised for JSON that is not the tree of a record
+_MALFORMED = (AttributeError, RecursionError)  # raised for JSON that ``Record.save`` did not write
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -47,8 +47,8 @@ class Record:
     def save(self, path: str | Path) -> Path:
         """Write the record atomically to ``path`` and return the path."""
         tensors: dict[str, Tensor] = {}
-        tree = _encode(self, "", tensors)
-        return write_atomic(path, save(tensors, {METADATA_KEY: json.dumps(tree)}))
+        encoded_record = _encode(self, "", tensors)
+        return write_atomic(path, save(tensors, {METADATA_KEY: json.dumps(encoded_record)}))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -166,7 +166,19 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _encode(value: Any, location: str, tensors: dict[str, Tensor]) -> Any:
-    """Return ``value`` as a JSON tree. Tensors are added to ``tensors`` under their location in the tree."""
+    """Return a field of a record as JSON types, with a name in place of each tensor.
+
+    Args:
+        value: The value to encode: a tensor, number, text or record, or a dict, tuple or list of them.
+        location: Path of the value within the record, such as "/knowledge/mean". It names the tensor.
+        tensors: Dict to which the tensors are added by name.
+
+    Returns:
+        The encoded value.
+
+    Raises:
+        TypeError: If the value has a type that a record cannot hold.
+    """
     if isinstance(value, Tensor):
         tensor_name = location if location not in tensors else f"{location}#{len(tensors)}"
         # Safetensors refuses tensors that share memory.
@@ -211,7 +223,7 @@ def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """Return ``key``, or raise ``ValueError`` if it is an integer that could slow down a dict."""
+    """Return the key of a dict, or raise ``ValueError`` for a large integer that may slow down the dict."""
     # All multiples of 2^61 - 1 have the same hash. Filling a dict with such keys would take quadratic time.
     if isinstance(key, int) and abs(key) >= 2**60:
         raise ValueError("a key is too large an integer")

@@ -12,7 +12,11 @@ from residuum.records.base import Record
 
 @dataclass(frozen=True, eq=False)
 class LayerResidual(Record):
-    """The residual of one layer l relative to its weights: ||r_l|| / ||theta_l||."""
+    """The relative residual of one layer.
+
+    The residual is the difference between the weights of the layer and the weighted sum of gradients that
+    equals the weights at a KKT point. Its norm is divided by the norm of the weights of the layer.
+    """
 
     name: str
     residual: float
@@ -22,9 +26,9 @@ class LayerResidual(Record):
 class Certificate(Record):
     """How close the weights of a network are to a KKT point of given samples.
 
-    At a KKT point, the weights theta equal a sum of gradients, weighted with multipliers lam_i >= 0. The
-    vector r is theta minus this weighted sum. A residual is the relative norm ||r|| / ||theta||. Sample i has
-    margin m_i.
+    At a KKT point, the weights theta equal a weighted sum of the network's gradients at the samples. The
+    multipliers lam_i >= 0 are the weights of this sum. The vector r is theta minus the sum. A residual is the
+    relative norm ||r|| / ||theta||. Sample i has margin m_i.
 
     Attributes:
         residual_plain: Residual with the best multipliers and ReLU'(0) = 0.
@@ -74,8 +78,16 @@ class Certificate(Record):
 
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as the JSON object that ``residuum certify --json`` prints."""
-        lam = self.multipliers
-        active_count = int((lam.abs() > 1e-9 * lam.abs().max()).sum()) if len(lam) else 0
-        largest_multiplier = float(lam.max()) if len(lam) else 0.0
-        multipliers = {"active": active_count, "sum": float(lam.sum()), "max": largest_multiplier}
-        return super().to_json() | {"multipliers": multipliers}
+        multipliers = self.multipliers
+        active_count = (
+            int((multipliers.abs() > 1e-9 * multipliers.abs().max()).sum())
+            if len(multipliers)
+            else 0
+        )
+        largest_multiplier = float(multipliers.max()) if len(multipliers) else 0.0
+        multiplier_summary = {
+            "active": active_count,
+            "sum": float(multipliers.sum()),
+            "max": largest_multiplier,
+        }
+        return super().to_json() | {"multipliers": multiplier_summary}

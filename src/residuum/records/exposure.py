@@ -1,4 +1,7 @@
-"""Exposure: which training records and groups of records are at risk, and what canaries prove."""
+"""Exposure: the risk of each training record and group of records, and the bound on epsilon from canaries.
+
+Canaries are records that were inserted into the training set to test the privacy of the training.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,7 @@ class CanaryBound(Record):
 
 @dataclass(frozen=True, eq=False)
 class GroupExposure(Record):
-    """The exposure of a class, or of the records that share a value of a column.
+    """The exposure (risk of being recovered) of a class, or of the records that share a value of a column.
 
     Attributes:
         name: Name of the group.
@@ -114,9 +117,10 @@ class GroupExposure(Record):
 
 @dataclass(frozen=True, eq=False)
 class ExposedRecord(Record):
-    """The exposure of one record: a row of the table and of the CSV file.
+    """The exposure (risk of being recovered) of one record: a row of the table and of the CSV file.
 
-    A number that does not apply is null, and a note of the exposure gives the reason.
+    A number that does not apply is null, and a note of the exposure gives the reason. The weights of the
+    network are fitted by a weighted sum of the records' gradients. The residual is the error of this fit.
 
     Attributes:
         index: Index of the record in the data, counted from 0.
@@ -206,7 +210,7 @@ class PublishedExposure(ExposureSummary):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputFigures(Record):
-    """Baselines of exposure: the margin (NaN for regression) and the loss of n records, each (n,)."""
+    """Margin (NaN for regression) and loss of n records, each (n,), as simple baselines for the scores."""
 
     margin: Tensor
     loss: Tensor
@@ -214,14 +218,15 @@ class OutputFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FitFigures(Record):
-    """How well the records fit the weights of the release.
+    """How well a weighted sum of the records' gradients fits the weights of the released network.
+
+    The multipliers are the weights of this sum. The residual is the error of the fit.
 
     Attributes:
         multiplier: Sum of the multipliers of each record, (n,).
         own_over_misfit: Signal-to-residual ratio, (n,): the norm of the record's term in the weighted sum of
             gradients, divided by the norm of the residual.
-        misfit: Norm of the residual over the norm of the vector that the weighted sum of gradients must
-            equal.
+        misfit: Norm of the residual over the norm of the vector that the weighted sum is fitted to.
         gap: Largest violation of the optimality conditions by the fitted multipliers, relative to the
             violation at zero multipliers.
         informed_ncc: NCC between each record and the estimate of an attacker who knows all other records,
@@ -237,11 +242,11 @@ class FitFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowSpaceFigures(Record):
-    """How much of each of n records the row space of the first layer contains.
+    """How much of each of n records the row space of the first layer's weight contains.
 
     Attributes:
-        rank: Number of singular vectors of the row space whose singular value exceeds the noise of the
-            initial weights, or None without a row space.
+        rank: Number of right singular vectors of the first layer's weight whose singular value exceeds the
+            noise that random initial weights cause. None if the row space was not measured.
         heard: Signal share, (n,): how much of each record the row space contains, from 0 to 1.
         reach: Largest cosine with each record that a candidate in the row space can have, (n,).
         reach_ncc: Largest NCC with each record that a candidate in the row space can have, (n,).
@@ -262,6 +267,8 @@ class RowSpaceFigures(Record):
 class KinkFigures(Record):
     """Numbers of activation boundaries (kinks) that pass through each of n records.
 
+    The boundary of a ReLU passes through a record if the input of the ReLU is zero at the record.
+
     Attributes:
         kinks: Number of boundaries through each record by layer, (n, layers).
         kink_p: p-value of the number of boundaries by rank among held-out records, (n,).
@@ -275,13 +282,13 @@ class KinkFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
-    """The exposure of n training records of a network.
+    """The exposure (risk of being recovered by attacks) of n training records of a network.
 
     Numbers that do not apply are NaN, and a note gives the reason.
 
     Attributes:
         arch: Architecture string.
-        surface: The attack surface.
+        surface: The attack surface (the released tensors that are attacked, such as the final weights).
         task: Task of the network.
         holdout: Number of held-out records.
         layers: Layers in which the weighted sum of the records' gradients is fitted to the weights.
@@ -424,7 +431,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         writer.writeheader()
         for row in self.rows():
             group = str(row["group"] or "")
-            # The quote stops a spreadsheet from computing a formula. A number such as -1 is no formula.
+            # A leading quote makes a spreadsheet read a formula as text. A number such as -1 is no formula.
             if group.startswith(FORMULAS) and not NUMBER.fullmatch(group):
                 row["group"] = f"'{group}"
             writer.writerow(row)

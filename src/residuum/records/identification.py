@@ -10,7 +10,7 @@ from torch import Tensor
 
 from residuum.records.base import Record, plain, table_rows
 
-# Keys of the JSON that are spelled like the symbols of the theory, by the name of the field.
+# JSON keys that differ from the names of the fields. They have the capital letters of the formulas.
 RENAMED = {"n_r": "N_r", "rank_k": "rank_K", "cond_k": "cond_K"}
 
 
@@ -18,7 +18,8 @@ RENAMED = {"n_r": "N_r", "rank_k": "rank_K", "cond_k": "cond_K"}
 class Identification(Record):
     """What the weights of a polynomial network f(x) = sum_j a_j <W_j, x>^alpha determine about its samples.
 
-    The weights determine either the samples or an aggregate of the samples.
+    The weights determine either the samples or an aggregate: a weighted sum of the samples (alpha = 1) or
+    their weighted moment matrix (alpha = 2).
 
     Attributes:
         order: Order of homogeneity, alpha + 1.
@@ -27,7 +28,8 @@ class Identification(Record):
         n_r: Number of coefficients of f as a polynomial on the span of the neurons.
         rank_k: Rank of the kernel matrix K of the neurons. Samples are determined if it equals ``n_r``.
         cond_k: Condition number of the kernel matrix K of the neurons.
-        balance_gap: Relative violation of balance, max_j | |W_j|^2 - alpha a_j^2 | / max_j |W_j|^2.
+        balance_gap: Relative violation of the balance |W_j|^2 = alpha a_j^2, which holds at a KKT point:
+            max_j | |W_j|^2 - alpha a_j^2 | / max_j |W_j|^2.
         carrying: Smallest number of neurons that hold nearly all of the squared weight norm |theta|^2.
         x: Recovered samples, (k, d), empty before the recovery.
         weights: Products b = lam y of multiplier and label, (k,).
@@ -84,7 +86,7 @@ class Identification(Record):
 
     @property
     def is_checkable(self) -> bool:
-        """Whether it is evidence for r samples if they fit the weights.
+        """Whether a good fit of r samples to the weights is evidence that these samples are right.
 
         The fit must have more equations (coefficients of f) than unknowns (r entries of each of r samples).
         Otherwise some samples fit any weights. For example, two cubes of linear forms can fit any cubic form

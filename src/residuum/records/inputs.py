@@ -1,8 +1,9 @@
 """Samples as the network receives them, and their .npz files.
 
-An .npz file can come from an untrusted source. So the size of the directory of a zip archive is checked
-before it is parsed. A directory of a few megabytes can name a hundred thousand members, or have extra fields
-that take quadratic time. An archive with two directories can show two readers different members.
+An .npz file is a zip archive, and it can come from an untrusted source. So the size of the directory (list of
+members) of the archive is checked before the directory is parsed. A directory of a few megabytes can name a
+hundred thousand members, or have extra fields that take quadratic time to parse. If an archive has two
+directories, two programs can read different members.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from residuum.records.base import Record
 from residuum.records.rundir import write_atomic
 
 MAX_BYTES = 4 << 30  # largest size of an unpacked data file, in bytes
-# A data file is never too large if its arrays take at most this many bytes of memory.
+# If the arrays of a data file take at most this many bytes of memory, any compression ratio is accepted.
 SMALL_BYTES = 128 << 20
 # Largest ratio of the memory of the arrays (as float64) to the size of a compressed data file. The ratio is
 # 40 for MNIST, and 170 for MNIST with only black and white pixels.
@@ -44,11 +45,12 @@ TASKS = ("binary", "multiclass", "regression")
 # Largest directory of a zip archive. It suffices for about 13 000 tensors of torch.save.
 MAX_DIRECTORY_BYTES = 1 << 20
 END = struct.Struct("<4s4H2IH")  # record at the end of a zip archive, after its directory
-# Record that large (zip64) archives have before LOCATOR and END.
+# Record that describes the directory of a large (zip64) archive. It lies between the directory and LOCATOR.
 END_64 = struct.Struct("<4sQ2H2I4Q")
-LOCATOR = struct.Struct("<4sIQI")  # record of zip64 archives that stores the position of END_64
+# Record that stores the position of END_64 in a large (zip64) archive. It lies between END_64 and END.
+LOCATOR = struct.Struct("<4sIQI")
 
-# Error messages for a field of wrong length: the rule, and what to do.
+# Error messages for a field of a dataset with a wrong number of entries: the rule, and what to do.
 ONE_PER_SAMPLE = ("have one entry per sample", "Save one identifier per row of x.")
 ONE_PER_COLUMN = ("name every column", "Save one name per column, in the order of x.")
 ONE_OR_ONE_PER_COLUMN = (
@@ -98,7 +100,7 @@ class Dataset(Record):
             )
         if len(self.x) != len(self.y):
             raise DataError(
-                f"x and y must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
+                f"'x' and 'y' must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
                 "Save one label per sample.",
             )
         column_count = self.x[0].numel()
@@ -110,10 +112,14 @@ class Dataset(Record):
             ("scale", (1, column_count), *ONE_OR_ONE_PER_COLUMN),
             ("offset", (1, column_count), *ONE_OR_ONE_PER_COLUMN),
         ):
-            value = getattr(self, name)
-            entry_count = value.numel() if isinstance(value, Tensor) else len(value or ())
-            if value is not None and entry_count not in sizes:
-                raise DataError(f"{name!r} must {rule} ({sizes[1]}); got {entry_count}.", remedy)
+            field_value = getattr(self, name)
+            entry_count = (
+                field_value.numel() if isinstance(field_value, Tensor) else len(field_value or ())
+            )
+            if field_value is not None and entry_count not in sizes:
+                raise DataError(
+                    f"{name!r} must {rule} ({sizes[1]} entries); got {entry_count} entries.", remedy
+                )
 
     def __len__(self) -> int:
         return len(self.x)
@@ -294,7 +300,9 @@ def _check_members(
     archive: zipfile.ZipFile, stream: BinaryIO, path: str | Path, max_bytes: int
 ) -> dict[str, zipfile.ZipInfo]:
     """Check the sizes that an archive claims, and return its members by the names of the arrays."""
-    members_by_name = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+    members_by_name = {
+        member.filename.removesuffix(".npy"): member for member in archive.infolist()
+    }
     if not len(members_by_name) == len(archive.infolist()) <= MAX_ARRAYS:
         raise ValueError(f"an archive must hold at most {MAX_ARRAYS} arrays, with different names")
     file_bytes = stream.seek(0, io.SEEK_END)
@@ -392,7 +400,7 @@ def find_samples_file(path: Path, name: str) -> Path:
     if not (path / "private" / name).is_file():
         raise DataError(
             f"A training directory must hold private/{name}; {str(path)!r} does not.",
-            "Pass an .npz file with x and y.",
+            "Pass an .npz file with the arrays 'x' and 'y'.",
         )
     return path / "private" / name
 
@@ -440,20 +448,21 @@ def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
     end_of_archive = stream.read()
     before, last = end_of_archive[: -END.size], end_of_archive[-END.size :]
     if not last.startswith(b"PK\x05\x06") or len(last) < END.size:
-        raise zipfile.BadZipFile("the archive does not end with its directory")
+        raise zipfile.BadZipFile("the zip archive does not end with its end record")
     *_, length, start, comment = END.unpack(last)
-    # If this locator exists, zipfile and PyTorch use the directory that END_64 describes.
+    # If a LOCATOR record (which starts with these bytes) exists, zipfile and PyTorch use the directory that
+    # END_64 describes.
     if before[-LOCATOR.size :].startswith(b"PK\x06\x07"):
         if not before.startswith(b"PK\x06\x06") or len(before) < zip64_bytes:
-            raise zipfile.BadZipFile("the directory of the archive has no end record")
+            raise zipfile.BadZipFile("the zip64 end record of the zip archive is missing")
         *_, length, start = END_64.unpack(before[: END_64.size])
         end_record_start -= zip64_bytes
     if comment or start + length != end_record_start:
-        raise zipfile.BadZipFile("the archive does not end with its directory")
+        raise zipfile.BadZipFile("the zip archive has other bytes after its directory")
     if length > MAX_DIRECTORY_BYTES:
         raise UnsafeFileError(
-            f"The directory of an archive must have at most {MAX_DIRECTORY_BYTES} bytes; this one has "
-            f"{length}.",
+            f"The directory of a zip archive must have at most {MAX_DIRECTORY_BYTES} bytes; the directory "
+            f"of this archive has {length}.",
             "Save fewer, larger arrays.",
         )
     return zipfile.ZipFile(stream)

@@ -179,8 +179,8 @@ class Knowledge(Record):
         """All facts that the attacker knows, with their sources, on a single line."""
         phrases = []
         for fact in self.known_facts:
-            value = "" if fact.fact in TENSORS else f" {fact.value.replace(', ', ',')}"
-            phrases.append(f"{fact.fact}{value} ({fact.provenance})")
+            value_text = "" if fact.fact in TENSORS else f" {fact.value.replace(', ', ',')}"
+            phrases.append(f"{fact.fact}{value_text} ({fact.provenance})")
         return ", ".join(phrases) or "nothing but the weights"
 
     @property

@@ -205,24 +205,26 @@ class Reconstruction(Record):
                 name: plain(self.layers[:, -1:, i].flatten())
                 for i, name in enumerate(self.layer_names)
             },
-            "runs": [self._run(i) for i in range(self.restarts)],
+            "runs": [self._summarize_restart(i) for i in range(self.restarts)],
             "selected": 0 if selection is None else len(selection),
             "consensus": 0 if selection is None else int((selection.support > 1).sum()),
             "knowledge": dict(self.knowledge.provenance),
         }
 
-    def _run(self, i: int) -> dict[str, Any]:
-        """Return the last loss of restart ``i``, and its best loss with step and residuals."""
+    def _summarize_restart(self, i: int) -> dict[str, Any]:
+        """Return the last loss of restart ``i``, its best loss, and the step and residuals of this loss."""
         losses = plain(self.loss[i])
-        finite_losses = [(value, t) for t, value in enumerate(losses) if value is not None]
-        best_loss, t = min(finite_losses) if finite_losses else (None, None)
+        finite_losses = [(value, index) for index, value in enumerate(losses) if value is not None]
+        best_loss, best_index = min(finite_losses) if finite_losses else (None, None)
         squared_residuals = (
-            plain(self.layers[i, t]) if t is not None else [None] * len(self.layer_names)
+            plain(self.layers[i, best_index])
+            if best_index is not None
+            else [None] * len(self.layer_names)
         )
         return {
             "status": self.status[i],
             "final_loss": losses[-1] if losses else None,
-            "step": int(self.steps[t]) if t is not None else None,
+            "step": int(self.steps[best_index]) if best_index is not None else None,
             "loss": best_loss,
             "residuals": {
                 name: None if value is None else math.sqrt(max(value, 0.0))

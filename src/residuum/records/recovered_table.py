@@ -14,7 +14,7 @@ from residuum.records.published import Count, SchemaRule, Share
 
 @dataclass(frozen=True, eq=False)
 class RecoveredTable(Record):
-    """The training table of a forest, as far as the file determines this table.
+    """The training table of a forest, as far as the model file determines this table.
 
     Attributes:
         model: Class of the model, such as "RandomForestRegressor".
@@ -74,17 +74,17 @@ class RecoveredTable(Record):
 
     @property
     def whole_rows(self) -> int:
-        """Number of records of which all columns are stated."""
+        """Number of records for which the table states one value in every column."""
         return int(self.is_stated.all(1).sum()) if self.columns else 0
 
     @property
     def stated_share(self) -> float:
-        """Share of the cells that are stated."""
+        """Share of the cells for which the table states one value: exact, likely or missing."""
         return float(self.is_stated.double().mean()) if self.is_stated.numel() else 0.0
 
     @property
     def certainty(self) -> str:
-        """The word for stated cells: "exact", or "likely" for a file without seeds and counts."""
+        """How certain the stated cells are: "exact", or "likely" for a file without seeds and counts."""
         return "likely" if bool(self.is_likely.any()) else "exact"
 
     def estimate(self, low: Tensor, width: Tensor) -> Tensor:
@@ -99,31 +99,33 @@ class RecoveredTable(Record):
         """
         lower = torch.maximum(self.low, low.expand_as(self.low))
         upper = torch.minimum(self.high, (low + width).expand_as(self.high))
-        middle = (lower + upper) / 2
-        stated = self.is_exact | self.is_likely
+        estimates = (lower + upper) / 2
+        is_determined = self.is_exact | self.is_likely
         if self.values is not None:
-            middle = torch.where(self.values.isnan(), middle, self.values)
-        middle = torch.where(stated, (self.low + self.high) / 2, middle)
-        return torch.where(self.is_missing, torch.nan, middle)
+            estimates = torch.where(self.values.isnan(), estimates, self.values)
+        estimates = torch.where(is_determined, (self.low + self.high) / 2, estimates)
+        return torch.where(self.is_missing, torch.nan, estimates)
 
     @property
     def lines(self) -> tuple[str, ...]:
         """What was recovered, in sentences."""
-        total = self.records_in_file or self.records
-        what = "labels" if self.is_classifier else "targets"
-        order = "in the order of the training table" if self.has_row_order else "in unknown order"
+        record_count = self.records_in_file or self.records
+        target_noun = "labels" if self.is_classifier else "targets"
+        order_text = (
+            "in the order of the training table" if self.has_row_order else "in unknown order"
+        )
         sentences = []
         if self.known_targets:
             sentences.append(
-                f"The file determines the {what} of {self.known_targets} of {total} training records, "
-                f"{order}."
+                f"The file determines the {target_noun} of {self.known_targets} of {record_count} training "
+                f"records, {order_text}."
             )
         else:
-            sentences.append(f"The file determines no {what} of training records.")
+            sentences.append(f"The file determines no {target_noun} of training records.")
         if self.stated_share > 0:
             sentences.append(
                 f"{self.stated_share:.1%} of all cells are {self.certainty}, and {self.whole_rows} of "
-                f"{total} rows are {self.certainty} in every column."
+                f"{record_count} rows are {self.certainty} in every column."
             )
         return tuple(sentences)
 

@@ -100,7 +100,7 @@ class RunDir:
         return True
 
     def expected_files(self) -> Collection[str]:
-        """Return names of files of which a directory of this kind of run holds at least one."""
+        """Return names of files of this kind of run. A run that has started has at least one of the files."""
         return self.files
 
     def begin(self, request: dict[str, Any]) -> None:
@@ -161,7 +161,7 @@ def refuse_other_run(path: Path, what: str, difference: str) -> NoReturn:
         InputError: Always.
     """
     raise InputError(
-        f"{str(path)!r} holds {what} with other {difference}.",
+        f"A folder can hold only one run; {str(path)!r} holds {what} with other {difference}.",
         "Choose another folder with --out, or remove that folder.",
     )
 

@@ -38,7 +38,7 @@ class MetricScore(Record):
             set as large as the training set. This is the chance level of ``above_published_threshold``.
     """
 
-    # In the JSON, the name is the key of the metric.
+    # ``Scores.metrics`` maps names to metrics, so the JSON of a metric does not repeat the name.
     unpublished = ("name",)
 
     name: str
@@ -95,8 +95,9 @@ class SampleScore(Record):
     Attributes:
         index: Row of the sample in the user's file, counted from 0.
         label: Label of the sample.
-        margin: Margin of the sample.
-        multiplier: Multiplier of the candidate that matches the sample.
+        margin: Margin of the sample: how clearly the network decides its class.
+        multiplier: Multiplier of the candidate that matches the sample: the weight of the candidate's
+            gradient in the sum that equals the network's weights.
         recovered: Whether the sample is recovered according to the deciding metric.
         matches: Matches of the sample by metric.
         id: Identifier of the sample from an ID column, or "" without such a column.
@@ -172,7 +173,10 @@ class Scores(Record):
 
     @property
     def expected_by_chance(self) -> float | None:
-        """Number of samples expected to be recovered by chance, by the deciding metric, or None."""
+        """Number of samples expected to be recovered by chance, by the deciding metric.
+
+        None without a held-out set.
+        """
         return self.metrics[self.deciding].expected_by_chance
 
     @property
@@ -181,7 +185,11 @@ class Scores(Record):
         return self.metrics[self.deciding].p_value
 
     def table(self) -> str:
-        """Return a text table with a row per metric: counts compared with chance, and published counts."""
+        """Return a text table with a row per metric.
+
+        The first columns compare the number of recovered samples with chance. The last columns use
+        the threshold and the matching of the paper that introduced the metric.
+        """
         table_lines = [HEAD]
         for name, metric in self.metrics.items():
             comparison_sign = ">" if metric.higher_is_better else "<"

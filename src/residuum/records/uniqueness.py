@@ -1,4 +1,7 @@
-"""Uniqueness certificates: proofs that other training sets with the same weights contain similar images."""
+"""Uniqueness certificates: proofs that all training sets with the same weights contain similar images.
+
+A certificate covers the training sets that have the same activation patterns and labels as the candidates.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,10 @@ from torch import Tensor
 
 from residuum.records.base import Record, table_rows
 
-# Names of the fields that the JSON contains unchanged. OF_ALL describes the whole certificate, and OF_SAMPLE
-# describes each sample. OF_FULL_SETS describes each sample too, but only if the network has margins.
+# Names of the fields that the JSON contains unchanged. The fields OF_ALL describe the whole certificate, and
+# the fields OF_SAMPLE describe each certified candidate. The fields OF_FULL_SETS are bounds for each
+# candidate that hold only for full KKT sets, the training sets that keep every margin. If the network has no
+# margins, these bounds are None in the JSON.
 OF_ALL = (
     "task",
     "samples",
@@ -33,16 +38,18 @@ OF_FULL_SETS = ("full_at_least", "full_energy")
 class Sums(Record):
     """Whether the weights determine the sums over all samples with the same activation pattern.
 
-    An activation pattern tells which ReLUs a sample activates. A pattern has two sums over its samples: the
-    sum of the multipliers, and the sum of the samples weighted with their multipliers.
+    An activation pattern is the set of ReLUs that a sample activates. Each pattern has two sums: the sum of
+    the multipliers of its samples, and the sum of its samples weighted with their multipliers.
 
     Attributes:
         patterns: Number of different pairs of an activation pattern and a label.
         pinned: Number of such pairs whose sums are equal in every training set with these patterns.
         free: Dimension of the space of changes of the sums that leave the weights unchanged, or None if it
             was not computed.
-        least: Smallest singular value that counts as nonzero, over the largest singular value.
-        method: How the numbers were computed.
+        least: Smallest singular value that counts as nonzero, over the largest singular value, of the matrix
+            by which the numbers were computed (see ``method``).
+        method: How the numbers were computed: from the "first layer" or from all layers ("dense"). For
+            "multipliers of either sign" (regression), nothing is computed.
     """
 
     patterns: int
@@ -139,14 +146,14 @@ class Uniqueness(Record):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Sentences about the proved statement, the training sets it covers, and their residuals."""
+        """Sentences about the proved statement, its limits, and the residuals of the candidates by layer."""
         pinned, free = int(self.pinned.sum()), self.sums.free
-        dimension_text = "not computed" if free is None else f"{free}"
+        free_dimension_text = "not computed" if free is None else f"{free}"
         return (
             f"proved: {self.claim}",
             f"the weights determine the sums over the samples of {self.sums.pinned} of {self.sums.patterns} "
             f"activation patterns, with {pinned} of {len(self)} samples; dimension of other changes of the "
-            f"sums: {dimension_text}",
+            f"sums: {free_dimension_text}",
             f"residual by layer of this set: {_by_layer(self.residual)}; of the candidates that fit best: "
             f"{_by_layer(self.best_residual)}",
             "these bounds hold for stationary sets; for full KKT sets, which keep every margin, they are at "

@@ -33,13 +33,15 @@ if TYPE_CHECKING:
     from residuum.risk.membership import MembershipTest
 
 WIDTH, HEIGHT = 480, 280  # units of the SVG view box, equal to matplotlib's points
-LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes
+LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes, in units of the view box
 TEXT = 11.5  # font size in points
 BINS = 36  # bins of a histogram, which are a few pixels wide
 MAX_POINTS = 1500  # largest number of points in a scatter plot; more points would cover each other
 MAX_STEPS = 240  # largest number of points of a curve over the steps of an attack
 STOPS = 200  # number of positions of the slider for the threshold
-WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # layout of parallel coordinates
+# Layout of parallel coordinates, in units of the view box: width and height of the drawing, left and right
+# margin, and the heights at which the vertical axes begin and end.
+WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300
 # Largest number of lines in parallel coordinates. More lines would only cover each other.
 MAX_LINES = 400
 BEST_SHARE = 0.1  # share of the trials of a sweep that is drawn in color
@@ -127,20 +129,28 @@ def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
         axes.stairs(share, bin_edges, fill=True, gid=css_class)
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
-    threshold_line = _threshold_line(axes, threshold, "x")
+    threshold_for_script = _threshold_line(axes, threshold, "x")
     marks = (Mark("area k1", "held-out samples (chance)"), Mark("area k0", "training samples"))
     title = f"{metric.name} of training samples and held-out samples"
-    medians = f"{_format_median(train)} on training samples and {_format_median(null)} by chance"
-    summary = f"The median is {medians}."
+    medians_text = (
+        f"{_format_median(train)} on training samples and {_format_median(null)} by chance"
+    )
+    summary = f"The median is {medians_text}."
     return Chart(
-        title, render_svg(figure), metric.name, "share", marks, summary, threshold=threshold_line
+        title,
+        render_svg(figure),
+        metric.name,
+        "share",
+        marks,
+        summary,
+        threshold=threshold_for_script,
     )
 
 
 def membership_chart(test: MembershipTest) -> Chart | None:
-    """Draw the distribution of the membership statistic T of training samples and held-out samples."""
-    # A line marks the 99th percentile of the held-out samples. The membership test of the whole training set
-    # counts the training samples above the line.
+    """Draw histograms of the statistic T of the membership test for training samples and held-out samples."""
+    # The chart has a line at the 99th percentile of T over the held-out samples. The membership test counts
+    # the training samples above this percentile.
     train, holdout = select_finite(test.statistic), select_finite(test.holdout_statistic)
     if not len(train) or not len(holdout):
         return None
@@ -204,7 +214,7 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
         css_class = "dot k0" if len(label_names) > MAX_KINDS else f"dot k{k}"
         axes.plot(outputs[indices_of_label], scores[indices_of_label], "o", gid=css_class)
         marks += [Mark(css_class, name)] if name and len(label_names) <= MAX_KINDS else []
-    threshold_line = _threshold_line(axes, threshold, "y")
+    threshold_for_script = _threshold_line(axes, threshold, "y")
     return Chart(
         f"{metric.name} against the {evidence.output_name}",
         render_svg(figure),
@@ -215,12 +225,21 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
         f"{len(drawn_indices)} of {len(finite_indices)} points drawn."
         if len(drawn_indices) < len(finite_indices)
         else "",
-        threshold_line,
+        threshold_for_script,
     )
 
 
 def residual_chart(reconstruction: Reconstruction) -> Chart | None:
-    """Draw median and range over restarts of each layer's relative residual at each step, on a log scale."""
+    """Draw the relative residual of each layer over the steps of an attack, on a log scale.
+
+    A line shows the median over the restarts, and a band shows the range.
+
+    Args:
+        reconstruction: The candidates of the attack, with the residuals at each recorded step.
+
+    Returns:
+        The chart, None without finite residuals.
+    """
     # The reconstruction stores squared residuals, and the chart shows their roots.
     residuals = mask_nonpositive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
     steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
@@ -252,11 +271,12 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
 
 
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
-    """Return how many samples count at each position of the slider for the threshold.
+    """Return how many samples count as recovered at each position of the slider for the threshold.
 
-    A sample counts if its score is strictly better than the threshold. The count of held-out samples is a
-    mean over sets of the size of the training set. One position is the threshold of the permutation test. At
-    this position, both counts are taken from the test, which uses more held-out sets than this chart.
+    A sample counts as recovered if its score is strictly better than the threshold. The count of held-out
+    samples is a mean over sets of the size of the training set. One position is the threshold of the
+    permutation test. At this position, both counts are taken from the test, which uses more held-out sets
+    than this chart.
 
     Args:
         evidence: The scores of both kinds of samples.
@@ -274,15 +294,15 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         return None
     sign = 1 if metric.higher_is_better else -1
     slider_values = make_slider_stops([*train, *null], threshold)
-    # At the strictest end of the slider, no sample counts.
+    # At the strictest position of the slider, no score is better than the threshold.
     strictest_position = len(slider_values) - 1 if sign > 0 else 0
     start_position = (
         slider_values.index(threshold) if math.isfinite(threshold) else strictest_position
     )
     set_count = max(evidence.null_sets, 1)
-    train_counts = [int((sign * train > sign * v).sum()) for v in slider_values]
+    train_counts = [int((sign * train > sign * stop).sum()) for stop in slider_values]
     chance_counts = [
-        round(float((sign * null > sign * v).sum() / set_count), 4) for v in slider_values
+        round(float((sign * null > sign * stop).sum() / set_count), 4) for stop in slider_values
     ]
     if metric.recovered is not None:
         train_counts[start_position] = metric.recovered
@@ -350,7 +370,10 @@ def draw_parallel_coordinates(coordinates: Sequence[Coordinate]) -> Markup:
 
 
 def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str]]]:
-    """Return the heights of the values on an axis, and the ticks at its ends and in its middle."""
+    """Return the heights at which the values of a setting lie on its axis, and three ticks of the axis.
+
+    The ticks are at the ends and in the middle of the axis.
+    """
     values = np.array(coordinate.values, float)  # None becomes NaN
     values[~np.isfinite(values) | (coordinate.log and values <= 0)] = np.nan
     low = coordinate.low if coordinate.low is not None else min(select_finite(values), default=0.0)
@@ -362,8 +385,8 @@ def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str
     end = end if end > start else start + 1.0
     middle = (start + end) / 2
     scaled_values = np.log(values) if is_log else values
-    tick_values = [math.exp(v) if is_log else v for v in (start, middle, end)]
-    tick_texts = [f"{v:.0f}" if abs(v) >= 100 else f"{v:.2g}" for v in tick_values]
+    tick_values = [math.exp(tick) if is_log else tick for tick in (start, middle, end)]
+    tick_texts = [f"{tick:.0f}" if abs(tick) >= 100 else f"{tick:.2g}" for tick in tick_values]
     tick_heights = np.interp([start, middle, end], (start, end), (LOWER, UPPER))
     return np.interp(scaled_values, (start, end), (LOWER, UPPER)), list(
         zip(tick_heights, tick_texts, strict=True)
@@ -371,7 +394,7 @@ def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str
 
 
 def _axes() -> tuple[Figure, Axes]:
-    """Return an empty figure with a grid in the background, a base line and few round ticks."""
+    """Return an empty figure with a grid in the background, a base line and a few ticks at round numbers."""
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(WIDTH / POINTS_PER_INCH, HEIGHT / POINTS_PER_INCH, automatic=False)
@@ -404,26 +427,37 @@ def render_svg(figure: Figure) -> Markup:
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    # With font type "none", the page draws text in its own font. The salt fixes the names of markers and clip
-    # paths.
+    # With font type "none", matplotlib writes text as characters, and the page chooses the font. The salt is
+    # hashed into the names of markers and clip paths, so that each run gives the same names.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "residuum"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return Markup("\n").join(_elements(ElementTree.fromstring(buffer.getvalue())))
 
 
 def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Markup]:
-    """Yield paths, marks and texts of an element. ``css_class`` is the class of the group around them."""
-    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name. Such a name
-    # is not used as a class. A marker refers to a shape that the page defines.
+    """Yield the paths, markers and texts within an SVG element, with classes in place of styles.
+
+    Args:
+        parent: The element of the SVG that matplotlib wrote.
+        css_class: Class of the innermost group around the element that has a class, or "".
+
+    Yields:
+        SVG elements.
+    """
+    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name, and it is not
+    # used as a class. A marker (tag "use") refers to a shape that the page defines.
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
         # One decimal is enough, because nobody sees a tenth of a unit of the view box.
-        x, y, d = (re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd")
-        if tag == "g" and not name.startswith("patch"):  # Groups with this name are backgrounds.
+        x, y, path_text = (
+            re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd"
+        )
+        # Groups whose names start with "patch" are backgrounds, which are left out.
+        if tag == "g" and not name.startswith("patch"):
             yield from _elements(element, css_class if "_" in name else name or css_class)
         elif tag == "path":
-            path = re.sub(r"\s*([A-Z])\s*", r"\1", d)
-            yield Markup('<path class="{}" d="{}"/>').format(css_class, path)
+            path_data = re.sub(r"\s*([A-Z])\s*", r"\1", path_text)
+            yield Markup('<path class="{}" d="{}"/>').format(css_class, path_data)
         elif tag == "use":
             template = Markup('<use class="{}" href="#mark{}" x="{}" y="{}"/>')
             yield template.format(css_class, css_class[-1], x, y)

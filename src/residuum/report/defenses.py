@@ -95,15 +95,15 @@ def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
     Returns:
         A PNG, None if samples are not images.
     """
-    outcomes_and_attacks = [(outcome, (outcome.unaware, outcome.adaptive)) for outcome in outcomes]
+    outcomes_with_attacks = [(outcome, (outcome.unaware, outcome.adaptive)) for outcome in outcomes]
     image_shape = outcomes[0].unaware.images.shape[2:] if outcomes else ()
-    if not outcomes_and_attacks or not drawing.is_image(image_shape):
+    if not outcomes_with_attacks or not drawing.is_image(image_shape):
         return None
     size, gap, label, top = 0.52, 0.05, 1.75, 0.5
     block_width = COLUMNS * (size + gap)
     width, height = (
         label + 2 * block_width + 0.45,
-        top + len(outcomes_and_attacks) * (2 * size + 0.22) + 0.1,
+        top + len(outcomes_with_attacks) * (2 * size + 0.22) + 0.1,
     )
     figure = drawing.new_figure(width, height, automatic=False)
     axes = figure.add_axes((0, 0, 1, 1))
@@ -117,7 +117,7 @@ def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
         "Best matches by NCC, reconstruction above training sample; framed: beyond 99% of chance"
     )
     axes.text(0.1, 0.18, title, fontsize=8.5, color=drawing.INK)
-    for i, (outcome, attacks) in enumerate(outcomes_and_attacks):
+    for i, (outcome, attacks) in enumerate(outcomes_with_attacks):
         y = top + i * (2 * size + 0.22)
         axes.text(
             0.1,
@@ -152,13 +152,17 @@ def _draw_band(axes: Any, attacked: Attacked, x: float, y: float, size: float, g
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    attackers = (outcome.unaware, adaptive := outcome.adaptive)
-    expected_counts = " / ".join(_format(a.expected_by_chance if a else None, 2) for a in attackers)
-    p_values = " / ".join(_format(a.p_value if a else None, 2) for a in attackers)
-    determined_shares = "-"
+    attacked_pair = (outcome.unaware, adaptive := outcome.adaptive)
+    expected_counts = " / ".join(
+        _format(attacked.expected_by_chance if attacked else None, 2) for attacked in attacked_pair
+    )
+    p_values = " / ".join(
+        _format(attacked.p_value if attacked else None, 2) for attacked in attacked_pair
+    )
+    determined_text = "-"
     if (proved := outcome.determined_at_least) is not None:
-        determined_shares = f"≥ {_format(proved)} ({_format(outcome.determined_energy)})"
-    count_texts = [_count(attacker, outcome.n) for attacker in attackers]
+        determined_text = f"≥ {_format(proved)} ({_format(outcome.determined_energy)})"
+    count_texts = [_count(attacked, outcome.n) for attacked in attacked_pair]
     attack_cells = [
         outcome.label,
         *count_texts,
@@ -170,32 +174,32 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         *map(_format, (outcome.accuracy, outcome.loss)),
         f"{sum(outcome.seconds.values()):.1f}",
     ]
-    return (*attack_cells, _format(outcome.kkt_plain), determined_shares, *cost_cells)
+    return (*attack_cells, _format(outcome.kkt_plain), determined_text, *cost_cells)
 
 
 def _notes(outcome: Outcome) -> list[str]:
-    texts = []
+    notes = []
     if outcome.name != "none":
-        texts.append(f"changes {outcome.changes}. The owner keeps secret: {outcome.secret}.")
+        notes.append(f"changes {outcome.changes}. The owner keeps secret: {outcome.secret}.")
     if shift := outcome.shift:
-        texts.append(
+        notes.append(
             f"{shift['kind']}; {shift['form']} shift of {shift['per_pixel']:.4g} per pixel, norm "
             f"{shift['norm']:.4g}."
         )
     if rewrite := outcome.rewrite:
-        texts.append(
+        notes.append(
             f"KKT residual of rewriting over the norm before rewriting: "
             f"{rewrite['original_multipliers']:.3g} at the original multipliers (closed form "
             f"{rewrite['closed_form']:.3g}, exact at a KKT point; "
             f"the network before: {rewrite['before']:.3g}), {rewrite['refitted']:.3g} refitted."
         )
-    texts += _attack_notes(outcome)
+    notes += _attack_notes(outcome)
     if "epsilon" in (privacy := outcome.training_facts):
-        texts.append(
+        notes.append(
             f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.2g} by the "
             f"{privacy['accountant']} accountant; noise multiplier {privacy['noise_multiplier']:.3g}."
         )
-    return texts
+    return notes
 
 
 def _attack_notes(outcome: Outcome) -> list[str]:
@@ -203,44 +207,45 @@ def _attack_notes(outcome: Outcome) -> list[str]:
 
     For attackers who adapt to the defense, a note says what they inferred about the defense.
     """
-    completed = [attempt for attempt in outcome.attacks if not attempt.refused]
+    completed_attacks = [attempt for attempt in outcome.attacks if not attempt.refused]
     counts_text = ", ".join(
         f"{attempt.attacker} {attempt.recovered} ({_format(attempt.expected_by_chance, 2)} by chance, p "
         f"{_format(attempt.p_value, 2)})"
-        for attempt in completed
+        for attempt in completed_attacks
     )
-    texts = [f"recovered of {outcome.n}: {counts_text}."]
+    notes = [f"recovered of {outcome.n}: {counts_text}."]
     strongest, strongest_with_shift = outcome.adaptive, outcome.informed
     if strongest_with_shift and strongest and strongest_with_shift.attacker == strongest.attacker:
-        # The strongest attack is the same with and without knowledge of the shift. So list it once.
+        # The same attack is the strongest with and without knowledge of the shift (the offset that the
+        # defense adds to the inputs). So it is listed once.
         strongest_with_shift = None
     for who, best in (
         ("knows the defense", strongest),
         ("also knows the shift", strongest_with_shift),
     ):
         if best is not None:
-            texts.append(
+            notes.append(
                 f"strongest attack that {who}: {best.attacker}, {_count(best, outcome.n)}, "
                 f"{_format(best.expected_by_chance, 2)} by chance; p {_format(best.p_value, 2)} "
                 f"after multiplying by the {best.tried} attacks tried."
             )
-    texts += [
+    notes += [
         f"{attempt.attacker} refused: {attempt.refused}"
         for attempt in outcome.attacks
         if attempt.refused
     ]
     if outcome.strategy:
-        adapted_attempts = [attempt for attempt in outcome.attacks if attempt.attacker == "adapted"]
-        texts += [
+        adapted_attacks = [attempt for attempt in outcome.attacks if attempt.attacker == "adapted"]
+        notes += [
             _describe_inference(outcome.strategy, attempt)
-            for attempt in adapted_attempts
+            for attempt in adapted_attacks
             if not attempt.refused
         ]
-        if not adapted_attempts:
-            texts.append(
+        if not adapted_attacks:
+            notes.append(
                 f"adapted attack {outcome.strategy}: short tries chose the unaware attack."
             )
-    return texts
+    return notes
 
 
 def _describe_inference(strategy: str, adapted: Attacked) -> str:
@@ -259,13 +264,13 @@ def _describe_inference(strategy: str, adapted: Attacked) -> str:
 
 
 def _explain_columns(outcomes: Sequence[Outcome]) -> str:
-    n = outcomes[0].n if outcomes else 0
+    sample_count = outcomes[0].n if outcomes else 0
     return (
-        f"The table counts how many of {n} training samples are recovered. A sample is recovered if its "
-        "match is closer than 99% of the matches of held-out samples. The unaware attacker does not know the "
-        "defense. The strongest attack is the best of two kinds: attacks that know the defense and the "
-        "initial weights but not the secret of the defense, and the unaware attack. The p-value of the "
-        "strongest attack is multiplied by the number of attacks tried. KKT: relative residual at the "
+        f"The table counts how many of {sample_count} training samples are recovered. A sample is recovered "
+        "if its match is closer than 99% of the matches of held-out samples. The unaware attacker does not "
+        "know the defense. The strongest attack is the best of two kinds: attacks that know the defense and"
+        " the initial weights but not the secret of the defense, and the unaware attack. The p-value of the"
+        " strongest attack is multiplied by the number of attacks tried. KKT: relative residual at the "
         "training samples. Others keep: the share of a sample's energy that an image with at least "
         f"{SHARE:.0%} of its weight keeps in all other training sets with the same activation patterns and "
         "labels. The first number is proved, and the second number was found in an example. Both are "

@@ -32,13 +32,16 @@ MAX_IMAGES, MAX_PANELS = 30, 12  # largest number of images, or of panels with c
 # Sizes in a grid of images, in inches.
 CELL, GAP, CAPTION, MARGIN, TITLE = 0.8, 0.1, 0.2, 0.12, 0.34
 Array = np.ndarray[Any, Any]
-MAX_SIDE = 160  # pixels; larger images are reduced in size, so that reports stay small
+MAX_SIDE = (
+    160  # largest side of an image in pixels; larger images are reduced, so that reports stay small
+)
 # Smaller images are enlarged by whole numbers, because printers and mail programs smooth small images.
 MIN_SIDE = 56  # pixels of the longer side
 MAX_VALUES = 6  # largest number of listed values of a vector that is no image
-# Blue, near white and orange.
+# Colors of a negative difference (blue), no difference (near white) and a positive difference (orange).
 LOW_COLOR, MIDDLE_COLOR, HIGH_COLOR = (0, 114, 178), (250, 250, 250), (213, 94, 0)
-FIXED_COLOR, FREE_COLOR = (250, 250, 250), (110, 40, 130)  # near white, violet
+# Colors of a value that cannot change (near white) and of a value that can take any number (violet).
+FIXED_COLOR, FREE_COLOR = (250, 250, 250), (110, 40, 130)
 PNG = "data:image/png;base64,"
 Color = tuple[int, int, int]
 Content = tuple[str, tuple[str, ...]]  # a data URI, and numbers if the sample is no image
@@ -115,9 +118,14 @@ def draw_difference(reconstruction: Array, sample: Array) -> Content:
 
 
 def draw_freedom(share: Array) -> Content:
-    """Return a picture of a share for each value: near white for 0, and violet for 1.
+    """Return a picture of how much each value of a sample can change in other training sets.
 
-    The share tells how much of the value range the value can take in other training sets.
+    Args:
+        share: Share of the value range that each value can take. The color is near white for 0, and violet
+            for 1.
+
+    Returns:
+        The picture, or numbers if the sample is no image.
     """
     if not is_image(share.shape):
         return "", _format_values(share)
@@ -133,8 +141,8 @@ def _blend(share: Array, none: Color, full: Color) -> Array:
 
 def _format_values(values: Array) -> tuple[str, ...]:
     flat_values = values.ravel()
-    ending = (f"… {flat_values.size} values",) if flat_values.size > MAX_VALUES else ()
-    return (*(f"{value:.3f}" for value in flat_values[:MAX_VALUES]), *ending)
+    count_text = (f"… {flat_values.size} values",) if flat_values.size > MAX_VALUES else ()
+    return (*(f"{value:.3f}" for value in flat_values[:MAX_VALUES]), *count_text)
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,10 @@ def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -
         for matched, (candidates, _) in zip(best_matches, attacks.values(), strict=True)
         for cell in _cells(candidates, train, matched[:columns], train.mean)
     ]
-    count_texts = [f"{name}, {s.recovered} of {s.n} ({s.rule})" for name, (_, s) in attacks.items()]
+    count_texts = [
+        f"{name}, {scores.recovered} of {scores.n} ({scores.rule})"
+        for name, (_, scores) in attacks.items()
+    ]
     title = f"Best {columns}; framed: recovered. From the top: {'; '.join(count_texts)}"
     return drawing.draw_image_grid(title, cells, ("found", "training"), columns)
 
@@ -263,20 +266,20 @@ def alternatives_figure(
         merged_groups = [(j, rows) for j, rows in enumerate(parents) if len(rows) > 1]
         columns = [(true[rows[0]], true[rows[1]], alternative[j]) for j, rows in merged_groups]
         subject = "merged groups: two of the samples, and the one that replaces all"
-        names, lines = ("true", "true", "merged"), ("true", "", "merged")
+        row_names, curve_names = ("true", "true", "merged"), ("true", "", "merged")
     else:
         split_pairs = [
             (j, rows[0]) for j, rows in enumerate(parents[:-1]) if rows == parents[j + 1]
         ]
         columns = [(true[i], alternative[j], alternative[j + 1]) for j, i in split_pairs]
         subject = "samples, and the two that replace each"
-        # Only one of the two halves is drawn as a curve, because the halves mirror each other.
-        names, lines = ("true", "half", "half"), ("true", "", "one half")
+        # If vectors are drawn as curves, only one half is drawn, because the two halves mirror each other.
+        row_names, curve_names = ("true", "half", "half"), ("true", "", "one half")
     if not columns:
         return None
 
     def measure_change(column: tuple[Tensor, ...]) -> float:
-        """Return the largest distance of the other images in a column from the first image."""
+        """Return the largest Euclidean distance between the first image of a column and another image."""
         return max(float((other - column[0]).norm()) for other in column[1:])
 
     columns.sort(key=lambda column: -measure_change(column))
@@ -288,7 +291,7 @@ def alternatives_figure(
         )
         for column in columns[:drawn_count]
     ]
-    return drawing.draw_cells(title, cells, names, lines)
+    return drawing.draw_cells(title, cells, row_names, curve_names)
 
 
 def identified_figure(identification: Identification, truth: Tensor | None = None) -> bytes | None:
@@ -301,20 +304,22 @@ def identified_figure(identification: Identification, truth: Tensor | None = Non
     Returns:
         A PNG, None if nothing was identified.
     """
-    vectors, captions, subject = _identified(identification)
+    vectors, captions, subject = _vectors_to_draw(identification)
     if vectors is None or not len(vectors):
         return None
-    vector_pairs = [(v,) if truth is None else _pair_with_nearest(v, truth) for v in vectors]
-    rank = f"rank K {identification.rank_k} of {identification.n_r}"
-    title = f"{subject}; degree {identification.order - 1}, {rank}"
+    vector_pairs = [
+        (vector,) if truth is None else _pair_with_nearest(vector, truth) for vector in vectors
+    ]
+    rank_text = f"rank K {identification.rank_k} of {identification.n_r}"
+    title = f"{subject}; degree {identification.order - 1}, {rank_text}"
     dimension = vectors.shape[1]
     shape = next(
         s for s in (identification.input_shape, (dimension,)) if math.prod(s or (0,)) == dimension
     )
-    shaped_pairs = (tuple(v.reshape(shape) for v in pair) for pair in vector_pairs)
+    shaped_pairs = (tuple(vector.reshape(shape) for vector in pair) for pair in vector_pairs)
     cells = [Cell(pair, text) for pair, text in zip(shaped_pairs, captions, strict=True)]
-    names = ("found", "truth")
-    return drawing.draw_cells(title, cells, ("",) if truth is None else names, names)
+    row_names = ("found", "truth")
+    return drawing.draw_cells(title, cells, ("",) if truth is None else row_names, row_names)
 
 
 def family_figure(reconstruction: Reconstruction) -> bytes | None:
@@ -415,15 +420,25 @@ def _selected_points(reconstruction: Reconstruction, title: str) -> bytes:
 def _matched_points(candidates: Tensor, matches: Tensor, samples: Tensor, title: str) -> bytes:
     figure = drawing.new_figure(4.8, 4.8)
     axes = figure.subplots()
-    other, a, b = (
+    candidate_points, match_points, sample_points = (
         points.double().unbind(1) for points in (candidates.reshape(-1, 2), matches, samples)
     )
-    axes.scatter(other[0], other[1], s=8, color=drawing.GREY, lw=0, label="candidates")
+    axes.scatter(
+        candidate_points[0], candidate_points[1], s=8, color=drawing.GREY, lw=0, label="candidates"
+    )
     rings: dict[str, Any] = {"facecolors": "none", "edgecolors": drawing.BLUE}
-    axes.scatter(b[0], b[1], s=46, label="training samples", **rings)
+    axes.scatter(sample_points[0], sample_points[1], s=46, label="training samples", **rings)
     for line in torch.stack([matches, samples], 1):
         axes.plot(line[:, 0], line[:, 1], color=drawing.ORANGE, lw=0.8)
-    axes.scatter(a[0], a[1], s=24, color=drawing.ORANGE, marker="x", lw=1.2, label="matches")
+    axes.scatter(
+        match_points[0],
+        match_points[1],
+        s=24,
+        color=drawing.ORANGE,
+        marker="x",
+        lw=1.2,
+        label="matches",
+    )
     return _plane(figure, axes, title)
 
 
@@ -448,10 +463,10 @@ def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
 def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[Tensor, Tensor]:
     """Return k matched candidates and the k training samples that they match, each (k, *shape)."""
     matched_candidates = candidates.reshape(-1, *train.shape).double()[
-        [m.candidate for _, m in matched]
+        [match.candidate for _, match in matched]
     ]
-    position = {number: i for i, number in enumerate(train.rows)}
-    return matched_candidates, train.x[[position[row.index] for row, _ in matched]].double()
+    position_by_row = {number: i for i, number in enumerate(train.rows)}
+    return matched_candidates, train.x[[position_by_row[row.index] for row, _ in matched]].double()
 
 
 def _cells(
@@ -475,8 +490,11 @@ def _summarize_restarts(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return values.nanmedian(0).values, mask_nonpositive(low), mask_nonpositive(high)
 
 
-def _identified(identification: Identification) -> tuple[Tensor | None, list[str], str]:
-    """Return the identified vectors to draw, a caption for each vector, and a title."""
+def _vectors_to_draw(identification: Identification) -> tuple[Tensor | None, list[str], str]:
+    """Return the vectors that the weights determine, a caption for each vector, and a title.
+
+    The vectors are the sum of all samples, or eigenvectors of the moment matrix, or the samples themselves.
+    """
     if identification.aggregate is not None:
         return identification.aggregate[None], ["sum of lam y x"], "aggregate of all samples"
     if identification.eigenvectors is not None and identification.eigenvalues is not None:
@@ -499,7 +517,10 @@ def _identified(identification: Identification) -> tuple[Tensor | None, list[str
 
 
 def _pair_with_nearest(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a vector and the row of ``truth`` nearest in direction, with the sign of this row."""
+    """Return a recovered vector and the true sample (row of ``truth``) nearest in direction.
+
+    If their inner product is negative, the sign of the recovered vector is changed.
+    """
     cosine = truth @ vector / truth.norm(dim=1).clamp_min(1e-300)
     nearest_index = int(cosine.abs().argmax())
     return torch.where(cosine[nearest_index] < 0, -1.0, 1.0) * vector, truth[nearest_index]
@@ -507,7 +528,10 @@ def _pair_with_nearest(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Lifetime:
-    """The steps at which a candidate appeared and disappeared, and the numbers of parent and children."""
+    """The steps at which a candidate of an attack appeared and disappeared, and its parent and children.
+
+    If a candidate splits, it is the parent of the new candidates. Candidates are identified by numbers.
+    """
 
     born: int
     parent: int | None = None

@@ -40,19 +40,19 @@ def summarize_columns(table: RecoveredTable, names: tuple[str, ...]) -> list[Col
         At most :data:`MAX_COLUMNS` summaries.
     """
     names = names or table.names or tuple(f"column {j}" for j in range(table.columns))
-    determined = table.is_exact | table.is_likely
-    width = table.high - table.low
-    is_bounded = width.isfinite() & ~determined & ~table.is_missing
+    is_determined = table.is_exact | table.is_likely
+    interval_widths = table.high - table.low
+    is_bounded = interval_widths.isfinite() & ~is_determined & ~table.is_missing
     rows = []
     for j in range(min(table.columns, MAX_COLUMNS)):
-        widths = width[is_bounded[:, j], j]
+        bounded_widths = interval_widths[is_bounded[:, j], j]
         rows.append(
             ColumnSummary(
                 names[j],
-                int(determined[:, j].sum()),
+                int(is_determined[:, j].sum()),
                 int(table.is_missing[:, j].sum()),
-                len(widths),
-                float(torch.median(widths)) if len(widths) else None,
+                len(bounded_widths),
+                float(torch.median(bounded_widths)) if len(bounded_widths) else None,
             )
         )
     return rows

@@ -26,10 +26,10 @@ def _make_form(word: str) -> str:
     """Return a pattern for a word and its plural, case-sensitive for abbreviations and single letters."""
     if word.isupper() or len(word) < 2:
         return rf"{re.escape(word)}s?"
-    stem = (
+    word_pattern = (
         f"{re.escape(word[:-1])}(?:y|ies)" if word.endswith("y") else f"{re.escape(word)}(?:e?s)?"
     )
-    return f"(?i:{stem})"
+    return f"(?i:{word_pattern})"
 
 
 def find_entry(text: str) -> str:

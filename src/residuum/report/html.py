@@ -7,8 +7,8 @@ and characters without width visible. A dash means "not known". A card shows the
 reconstruction and a sample. First the scale and the offset of the reconstruction are fitted to the sample,
 because the metric that decides the verdict (NCC) ignores both.
 
-All counts of an audit come from the answers of its verdict and from its record. This module computes no
-count.
+The numbers of recovered samples on a page are taken from the verdict and the result of the audit. This module
+does not compute them again.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ STATUS = {  # status of a KKT certificate in words
     "assumes; the verdict does not rest on it",
     "not_separated": "at least one sample is on the wrong side of its margin: not a KKT point",
 }
-# Values of a uniqueness certificate: how much of a reconstruction all other training sets with the same
-# activation patterns share. The value is "" if no certificate was computed.
+# Results of a uniqueness certificate in words: whether all other training sets with the same activation
+# patterns keep the energy (squared norm) of a reconstruction. The result is "" without a certificate.
 DETERMINED, PARTLY_DETERMINED, UNDETERMINED = (
     "others keep it",
     "others keep a part",
@@ -87,8 +87,8 @@ DETERMINED, PARTLY_DETERMINED, UNDETERMINED = (
 # at least this value.
 MIN_COSINE = 0.9
 # An image is determined if all other training sets provably keep at least the share MIN_DETERMINED of its
-# energy. It is partly determined if the worst training set that was found keeps at least the share
-# MIN_PARTLY.
+# energy (squared norm). It is partly determined if the training set that was found to keep least of its
+# energy keeps at least the share MIN_PARTLY.
 MIN_DETERMINED, MIN_PARTLY = 0.9, 0.5
 SORT_NAMES = {
     "margin": "margin",
@@ -154,8 +154,8 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     labels = sorted({item.label for item in items_on_cards} - {""})
     certificates = sorted({item.certificate for item in items_on_cards} - {""})
     residual_charts = [charts.residual_chart(r) for r in result.reconstructions if r.loss.shape[1]]
-    batch_format = "{0.attack}: {0.restarts} restarts of {0.steps} steps, seed {0.seed}"
-    batches_text = ", ".join(map(batch_format.format, result.batches))
+    restarts_format = "{0.attack}: {0.restarts} restarts of {0.steps} steps, seed {0.seed}"
+    restarts_text = ", ".join(map(restarts_format.format, result.batches))
     metrics = () if result.scores is None else result.scores.metrics.values()
     lower_is_better_keys = [f"scores:{row.name}" for row in metrics if not row.higher_is_better]
     return render_page(
@@ -193,7 +193,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         picture_count=max((len(card.pictures) for card in cards), default=0),
         tables=_tables(
             {
-                "Settings": {**result.settings, "batches": batches_text},
+                "Settings": {**result.settings, "batches": restarts_text},
                 "Environment": result.environment,
                 "SHA-256": result.hashes,
             }
@@ -214,7 +214,7 @@ def _column_names(result: AuditResult) -> tuple[str, ...]:
 
 
 def _without_answers(result: AuditResult) -> str:
-    """Return the sentence of the first screen without the texts that are also in the answers below it."""
+    """Return the summary sentence of a report without the texts that the answers below it repeat."""
     sentence = result.screen.sentence
     for answer in result.verdict.answers:
         for text in (answer.power, answer.evidence.partition(" By their losses")[0]):
@@ -303,7 +303,7 @@ def render_comparison(
         One HTML file that needs no network.
     """
     names = ("Before", comparison.before), ("After", comparison.after)
-    sides = [
+    titles_names_and_cards = [
         (title, name, [] if redact else cards_of(items_of(result)[:MAX_BEST], result.shape))
         for (title, name), result in zip(names, results, strict=True)
     ]
@@ -311,7 +311,7 @@ def render_comparison(
         "comparison.html",
         subject=f"{comparison.before}, {comparison.after}",
         comparison=comparison,
-        sides=sides,
+        sides=titles_names_and_cards,
         blur=blur and not redact,
         redact=redact,
     )
@@ -363,10 +363,15 @@ def _format_time(result: AuditResult) -> str:
 
 
 def _tables(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, str]]]:
-    """Return identifier, title and rows of each table that is not empty, with dotted names of rows."""
-    identifiers = {"SHA-256": "hashes"}
+    """Return identifier, title and rows of each table that is not empty.
+
+    Nested settings become rows with names that are joined by dots, such as "attack.steps".
+    """
+    identifier_by_title = {"SHA-256": "hashes"}
     return [
-        (identifiers.get(t, t.lower()), t, _flatten(rows)) for t, rows in tables.items() if rows
+        (identifier_by_title.get(title, title.lower()), title, _flatten(rows))
+        for title, rows in tables.items()
+        if rows
     ]
 
 
@@ -523,7 +528,9 @@ class Column(NamedTuple):
 
 
 class TableRow(NamedTuple):
-    """The columns of a training row, sorted by their difference from the median, largest first.
+    """The columns of a training row, the most unusual columns first.
+
+    A column is unusual if its value in the row differs much from the median of the column.
 
     Attributes:
         columns: The columns that a card shows.
@@ -555,7 +562,8 @@ class Item:
         attack: The attack that made the reconstruction.
         scores: Score of the match by metric.
         recovered: Whether the match is closer than chance, None without a chance level.
-        margin: Margin of the training sample x, such as label times output, y Phi(x), for two classes.
+        margin: Margin of the training sample: label (-1 or +1) times output for two classes. For more
+            classes, the output of the sample's class minus the largest other output.
         output: Output of the network at the training sample.
         confidence: How far restarts agree on the reconstruction, from 0 to 1.
         support: Number of restarts that contain the reconstruction.
@@ -689,7 +697,7 @@ def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def _matched(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per training sample with a match, best first."""
+    """Yield one item per training sample that a candidate of the displayed attack matches, best first."""
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
@@ -747,11 +755,14 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
     for position, index in enumerate(evidence.index.tolist()):
         row_number = scores.per_sample[index].index
         sample = evidence.x[position].double()
-        comparable = [r for r in reconstructions if r.x[0].numel() == sample.numel()]
-        if row_number not in recovered_rows or not comparable:
+        reconstructions_of_same_size = [
+            r for r in reconstructions if r.x[0].numel() == sample.numel()
+        ]
+        if row_number not in recovered_rows or not reconstructions_of_same_size:
             continue
         score, attack, x = max(
-            (_nearest(reconstruction, sample) for reconstruction in comparable), key=lambda m: m[0]
+            (_nearest(reconstruction, sample) for reconstruction in reconstructions_of_same_size),
+            key=lambda m: m[0],
         )
         yield Item(
             number=row_number,
@@ -773,13 +784,22 @@ def _nearest(reconstruction: Reconstruction, sample: Tensor) -> tuple[float, str
     candidates = candidates[candidates.isfinite().all(1)]
     if not len(candidates):
         return -1.0, reconstruction.attack, sample * 0
-    largest_ncc = ncc(sample.reshape(1, -1), candidates)[0].max(0)
-    candidate = candidates[int(largest_ncc.indices)].reshape(sample.shape)
-    return float(largest_ncc.values), reconstruction.attack, candidate
+    largest_ncc_and_index = ncc(sample.reshape(1, -1), candidates)[0].max(0)
+    candidate = candidates[int(largest_ncc_and_index.indices)].reshape(sample.shape)
+    return float(largest_ncc_and_index.values), reconstruction.attack, candidate
 
 
 def _table_row(evidence: Evidence, position: int, reconstruction: Tensor) -> TableRow | None:
-    """Return the columns of a training sample that is a table row or an embedding, None for images."""
+    """Return the columns of a training sample that is a table row or an embedding, or None for an image.
+
+    Args:
+        evidence: The training samples, their nearest held-out samples, and names and units of the columns.
+        position: Position of the sample in ``evidence.x``.
+        reconstruction: The candidate that matches the sample.
+
+    Returns:
+        The columns with the values of the reconstruction, the sample and the nearest held-out sample.
+    """
     sample_shape = evidence.x.shape[1:]
     if evidence.spread is None or len(sample_shape) != 1 or not sample_shape[0]:
         return None
@@ -788,7 +808,7 @@ def _table_row(evidence: Evidence, position: int, reconstruction: Tensor) -> Tab
         [] if evidence.nearest_holdout is None else [evidence.nearest_holdout[position].double()]
     )
     tolerances = TOLERANCE * evidence.spread.clamp_min(1e-12)
-    is_within = [((row - row_versions[1]).abs() <= tolerances) for row in row_versions]
+    within_tolerance_masks = [((row - row_versions[1]).abs() <= tolerances) for row in row_versions]
     medians = evidence.x.double().median(0).values
     columns_by_difference = (
         (row_versions[1] - medians).abs() / evidence.spread.clamp_min(1e-12)
@@ -812,11 +832,18 @@ def _table_row(evidence: Evidence, position: int, reconstruction: Tensor) -> Tab
         ][:3]
         columns.append(
             Column(
-                column_names[i], units[i], reconstructed, training, held_out, bool(is_within[0][i])
+                column_names[i],
+                units[i],
+                reconstructed,
+                training,
+                held_out,
+                bool(within_tolerance_masks[0][i]),
             )
         )
-    held_out_within = int(is_within[2].sum()) if len(row_versions) > 2 else None
-    return TableRow(tuple(columns), sample_shape[0], int(is_within[0].sum()), held_out_within)
+    held_out_within = int(within_tolerance_masks[2].sum()) if len(row_versions) > 2 else None
+    return TableRow(
+        tuple(columns), sample_shape[0], int(within_tolerance_masks[0].sum()), held_out_within
+    )
 
 
 def _format_cell(value: float) -> str:
@@ -825,7 +852,7 @@ def _format_cell(value: float) -> str:
 
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per selected candidate, most confident first."""
+    """Yield one item per selected candidate, the candidate with the highest confidence first."""
     items = [
         Item(
             number=number,
@@ -841,9 +868,11 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
 
 
 def _describe_nearest_selected(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
-    """Return the attack, the confidence and the number of restarts of the nearest selected candidates.
+    """Return a description of the most similar selected candidate for each candidate in ``x``.
 
-    The result has one dict for each candidate in ``x``.
+    Selected candidates are those that an attack considers likely training samples, without seeing the data.
+    Each description is a dict with the attack, the confidence and the number of restarts. It is empty if no
+    candidate was selected.
     """
     ranked_candidates = result.ranked
     if not ranked_candidates or not len(x):
@@ -870,9 +899,10 @@ def _describe_choice(
 
 
 def _certificates(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
-    """Return the certificates of the certified candidates that are nearest to the candidates in ``x``.
+    """Return a uniqueness certificate for each candidate in ``x``, as a dict of fields of :class:`Item`.
 
-    The dict of a candidate is empty if the nearest certified candidate is not similar.
+    Only some candidates of the first attack have certificates. So each candidate gets the certificate of the
+    certified candidate with the largest cosine. If this cosine is below ``MIN_COSINE``, the dict is empty.
     """
     uniqueness = result.uniqueness
     if uniqueness is None or not len(uniqueness) or not len(x):
@@ -889,12 +919,12 @@ def _certificates(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
         )
         radius = float(uniqueness.radius_most[i])
         range_width = (uniqueness.high[i] - uniqueness.low[i]).double()
-        certificate = PARTLY_DETERMINED if energy >= MIN_PARTLY else UNDETERMINED
+        certificate_text = PARTLY_DETERMINED if energy >= MIN_PARTLY else UNDETERMINED
         return {
             "determined_energy": energy,
             "determined_at_least": proved,
             "radius_most": radius if math.isfinite(radius) else None,
-            "certificate": DETERMINED if proved >= MIN_DETERMINED else certificate,
+            "certificate": DETERMINED if proved >= MIN_DETERMINED else certificate_text,
             "ambiguity": (range_width / (high - low)).clamp(0, 1).numpy(),
         }
 

@@ -1,7 +1,8 @@
 """Rank the records of a training table by how much of each record the trees of a forest determine.
 
-The owner has the table, so the recovered table (:mod:`residuum.attacks.trees.forest`) is compared with it: a
-record is at risk if many of its columns are determined and if its target is determined.
+The owner of the model has the training table. The module compares this table with the table that an attack
+recovers from the trees (:mod:`residuum.attacks.trees.forest`). A record is at risk if the recovered table
+states many of its columns and its target.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from residuum.evaluation.targets import match_targets
 from residuum.records import Dataset, RecoveredTable
 from residuum.records.base import Record
 
-EXACT = 1e-5  # a column counts as exact within this share of its range
+# A recovered value counts as exact if its error is at most this share of the column's range.
+EXACT = 1e-5
 COLUMNS = ("rank", "record", "id", "exact_columns", "right_digits", "target")
 
 
@@ -39,11 +41,13 @@ class ForestExposure(Record):
         model: Class of the model.
         columns: Number of columns.
         rows: (n,) row of each record in the user's file.
-        ids: Identifier of each record, () if there are none.
-        exact_columns: (n,) number of columns that are determined within 1e-5 of the range.
-        digits: (n,) mean number of right digits of a column of the best recovered row, from 0 to 5.
-        has_target: (n,) whether the target of the record is determined.
-        lines: What the ranking says, in sentences.
+        ids: Identifier of each record, () if the records have no identifiers.
+        exact_columns: (n,) number of columns of each record whose recovered value has an error of at most
+            1e-5 times the range of the column.
+        digits: (n,) number of right digits of the recovered row that is matched with the record, from 0 to 5.
+            The mean over the columns.
+        has_target: (n,) whether the trees determine the target of the record.
+        lines: Sentences that summarize the ranking.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("per_record",)
@@ -69,7 +73,7 @@ class ForestExposure(Record):
 
     @property
     def per_record(self) -> list[dict[str, Any]]:
-        """One entry for each record, the most exposed first."""
+        """A dictionary for each record. The most exposed record comes first."""
         score = self.digits + self.has_target.double() / (self.columns + 1)
         order = score.argsort(descending=True, stable=True).tolist()
         return [
@@ -85,7 +89,7 @@ class ForestExposure(Record):
         ]
 
     def to_csv(self) -> str:
-        """Return the ranking as CSV, with one row per record."""
+        """Return the ranking as CSV text with one row per record."""
         text = io.StringIO()
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -94,7 +98,7 @@ class ForestExposure(Record):
 
 
 def rank_records(table: RecoveredTable, data: Dataset) -> ForestExposure:
-    """Rank the records of a training table by how much of them was recovered.
+    """Rank the records of a training table by how much of each record was recovered.
 
     Args:
         table: The recovered table.
@@ -104,12 +108,12 @@ def rank_records(table: RecoveredTable, data: Dataset) -> ForestExposure:
         The ranking.
 
     Raises:
-        InputError: If the tables have different columns.
+        InputError: If the two tables have different numbers of columns.
     """
     n, width = len(data), data.x[0].numel()
     if width != table.columns:
         raise InputError(
-            f"The samples must have the columns of the forest, {table.columns}; they have {width}.",
+            f"The samples must have {table.columns} columns, as the forest has; got {width} columns.",
             "Pass the columns that the forest was trained on, in the same order.",
         )
     train = data.replace(x=data.x.flatten(1))

@@ -39,6 +39,6 @@ def derive_schemas() -> dict[str, str]:
 
 
 def write_schemas() -> None:
-    """Write every schema file into this folder."""
+    """Write all schema files into the folder of this package."""
     for name, text in derive_schemas().items():
         (FOLDER / name).write_text(text, encoding="utf-8")

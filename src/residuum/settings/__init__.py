@@ -2,7 +2,7 @@
 
 The command line and the documentation are generated from these models.
 
-No module of this package imports torch, so that help texts are fast.
+No module of this package imports torch, because importing torch takes seconds, and ``--help`` must be fast.
 """
 
 from residuum.settings.attack_settings import (

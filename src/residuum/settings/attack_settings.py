@@ -67,8 +67,8 @@ class SearchSettings(AttackSettings):
     )
     dtype: Literal["auto", "tf32", "bf16", "float32", "float64"] = Field(
         default="auto",
-        description="Number format of the attack. tf32 and bf16 are float32 with rounded matrix products. "
-        "auto is tf32 on a GPU and float64 on the CPU.",
+        description="Number format of the attack. 'tf32' and 'bf16' are float32 with rounded matrix "
+        "products. 'auto' is tf32 on a GPU and float64 on the CPU.",
     )
 
     @property
@@ -80,7 +80,7 @@ class SearchSettings(AttackSettings):
 
     @property
     def numbers(self) -> torch.dtype:
-        """Number format in which the attack stores candidates and weights."""
+        """Data type of PyTorch in which the attack stores candidates and weights."""
         import torch
 
         return (
@@ -109,7 +109,7 @@ class StationaritySettings(RestartSettings):
     optimizer: Literal["adam", "sgd"] = Field(
         default="adam", description="Optimizer that updates the candidates and the multipliers."
     )
-    momentum: float = Field(default=0.9, description="Momentum of the optimizer sgd.")
+    momentum: float = Field(default=0.9, description="Momentum of the optimizer 'sgd'.")
     lr_lam: float | None = Field(
         default=None,
         ge=0,
@@ -119,7 +119,7 @@ class StationaritySettings(RestartSettings):
     lam_init: tuple[float, float] = Field(
         default=(0.0, 1.0),
         description="Lowest and highest initial multiplier, in units of the scale that lam_scale sets. "
-        "If lam_distribution is normal, the two numbers are the mean and the standard deviation.",
+        "If lam_distribution is 'normal', the two numbers are the mean and the standard deviation.",
     )
     lam_distribution: Literal["uniform", "normal"] = Field(
         default="uniform", description="Distribution of the initial multipliers."
@@ -152,7 +152,7 @@ class StationaritySettings(RestartSettings):
     sharpness_from: float = Field(
         default=10.0,
         description="Sharpness of the surrogate (the smooth derivative of the ReLU) at the first step. Used "
-        "only if anneal is geometric.",
+        "only if anneal is 'geometric'.",
     )
     anneal: Literal["none", "geometric", "loo2024"] = Field(
         default="geometric",
@@ -166,7 +166,7 @@ class StationaritySettings(RestartSettings):
     )
     layers: Literal["auto", "all", "first"] = Field(
         default="auto",
-        description="Layers whose residuals are minimized. auto means the first layer of an MLP, and all "
+        description="Layers whose residuals are minimized. 'auto' means the first layer of an MLP, and all "
         "layers of any other network. The other layers of an MLP hardly change in training.",
     )
     priors: tuple[tuple[str, Annotated[float, Field(ge=0)]], ...] | None = Field(
@@ -183,8 +183,8 @@ class StationaritySettings(RestartSettings):
     )
     polish: float = Field(
         default=0.05,
-        description="Share of the steps, at the end of the search, that use full float32 if dtype is tf32 "
-        "or bf16.",
+        description="Share of the steps, at the end of the search, that use full float32 if dtype is "
+        "'tf32' or 'bf16'.",
     )
     compile: bool = Field(
         default=False, description="Fuse elementwise operations with torch.compile on a GPU."
@@ -208,8 +208,9 @@ class StationaritySettings(RestartSettings):
     )
     split_tolerance: float = Field(
         default=0.1,
-        description="Candidates are split if the relative decrease of the loss (split_trigger stagnation) "
-        "or the norm of the gradient (split_trigger gradient) is below this number.",
+        description="Limit below which candidates are split. If split_trigger is 'stagnation', the limit is "
+        "for the relative decrease of the loss. If split_trigger is 'gradient', the limit is for the norm of "
+        "the gradient.",
     )
     split_threshold: float = Field(
         default=0.01,
@@ -281,21 +282,22 @@ class NTKSettings(StationaritySettings):
 class UnmixSettings(AttackSettings):
     """Settings of the unmixing attack, which separates the rows of the first layer into samples.
 
-    By default, the attack compares runs with several values of rank and strength. If you set rank or
-    strength, the runs differ only in their random numbers.
+    By default, the attack compares runs with several values of the settings ``rank`` and ``strength``. If you
+    set ``rank`` or ``strength``, the runs differ only in their random numbers.
     """
 
     domain: Literal["auto", "differences", "series", "coordinates"] = Field(
         default="auto",
         description="Transform after which most values of a sample are close to zero, such as differences "
-        "of neighboring pixels. auto chooses the transform by the shape of the samples.",
+        "of neighboring pixels. 'auto' chooses the transform by the shape of the samples.",
     )
     rank: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Number of singular directions of the first layer that the attack uses, as a share of "
-        "the directions above the noise. 0 means that several shares are compared.",
+        description="Number of samples that a run separates, as a share of the rank of the first layer's "
+        "weight matrix. The rank counts the singular values above the noise of the initial weights. 0 means "
+        "that several shares are compared.",
     )
     strength: float = Field(
         default=0.0,
@@ -311,7 +313,7 @@ class UnmixSettings(AttackSettings):
     restarts: int = Field(
         default=4,
         gt=0,
-        description="Number of independent runs of the attack. Used only if rank or strength is set.",
+        description="Number of independent runs of the attack. Used only if rank or strength is not 0.",
     )
 
 
@@ -322,12 +324,12 @@ class ModelInversionSettings(SearchSettings):
 
 
 class ForestSettings(AttackSettings):
-    """Settings of the attack that recovers the training table of a forest."""
+    """Settings of the attack that recovers the training table of a random forest."""
 
     rows: bool = Field(
         default=True,
         description="Estimate the values of the columns of classification forests, not only the labels. The "
-        "search takes at most 60 seconds and needs the extra trees.",
+        "search takes at most 60 seconds and needs the package ortools (the extra 'trees' of residuum).",
     )
 
 

@@ -2,7 +2,7 @@
 
 Each setting is declared once, as a field with a default, bounds and a description. Constructors, the command
 line, ``config.toml`` and ``docs/settings.md`` are generated from these fields. This module does not import
-torch, so that help texts are fast.
+torch, because importing torch takes seconds, and ``--help`` must be fast.
 """
 
 from __future__ import annotations

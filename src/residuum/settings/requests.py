@@ -1,8 +1,8 @@
 """Settings of the public functions ``exposure``, ``defend`` and ``sweep``.
 
 The functions check their keywords with these models, and the command line generates its options from the
-models. The models are not in the modules of the functions, because these modules import torch, and help texts
-must be fast.
+models. The models are not in the modules of the functions, because these modules import torch. Importing
+torch takes seconds, and ``--help`` must be fast.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class ExposureRequest(Settings):
     surface: str = Field(
         default="auto",
         description="What an attacker would read: weights, change (the weight update) or moment (the "
-        "optimizer state). auto means moment if the optimizer state is known, or else change if the "
-        "initial weights are known, or else weights.",
+        "optimizer state). 'auto' means 'moment' if the optimizer state is known, or else 'change' if the "
+        "initial weights are known, or else 'weights'.",
     )
     task: str = Field(
         default="auto", description="Task of the network: binary, multiclass, regression or auto."
@@ -36,7 +36,7 @@ class ExposureRequest(Settings):
     )
     grouped_by: str = Field(
         default="",
-        description="What the groups of records have in common, such as the name of a column.",
+        description="Name of the column with the group of each record. The name is shown in the result.",
     )
     confidence: float = Field(
         default=0.95,
@@ -66,8 +66,8 @@ class DefenseRequest(Settings):
     )
     n: int | None = Field(
         default=None,
-        description="Number of training samples, the same for each label. By default all samples, or half "
-        "of them if the held-out samples come from the same file.",
+        description="Number of training samples. Every label gets the same number of samples. By default all "
+        "samples, or half of them if the held-out samples come from the same file.",
     )
     data_root: Path | None = Field(
         default=None,
@@ -154,7 +154,7 @@ class SweepSettings(Settings):
     wave: int = Field(
         default=16,
         ge=1,
-        description="Number of trials whose settings are drawn together. The sampler tpe then uses the "
+        description="Number of trials whose settings are drawn together. The sampler 'tpe' then uses the "
         "results of these trials to draw the next settings.",
         json_schema_extra=EXPERT,
     )
@@ -167,8 +167,9 @@ class SweepSettings(Settings):
     )
     objectives: tuple[str, ...] = Field(
         default=("residual",),
-        description="What the sweep optimizes: residual (of the first layer), or residual and agreement "
-        "(of the restarts) for a Pareto front. For unmix: expected (number of real reconstructions).",
+        description="What the sweep optimizes: residual (of the first layer), or residual,agreement (also "
+        "the agreement of the restarts) for a Pareto front. For the attack 'unmix': expected (number of "
+        "reconstructions that are expected to be real).",
         json_schema_extra=EXPERT,
     )
     engine: str = Field(default="local", description="Where trials run: local, processes or ray.")
@@ -191,7 +192,7 @@ class SweepSettings(Settings):
     )
     address: str = Field(
         default="",
-        description="Address of a Ray cluster, such as auto. By default, a cluster is started on this "
+        description="Address of a Ray cluster, such as 'auto'. By default, a cluster is started on this "
         "machine.",
         json_schema_extra=EXPERT,
     )

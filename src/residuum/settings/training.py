@@ -22,34 +22,42 @@ class TrainingConfig(Settings):
 
     method: Literal["margin", "gd", "sgd"] = Field(
         default="margin",
-        description="How the loss decreases: descent on the logarithm of the loss with a safe step "
-        "(margin), gradient descent on full batches (gd) or on mini-batches (sgd).",
+        description="Training method. margin: maximize the margin by gradient descent on the logarithm of "
+        "the exponential loss, where steps that increase the loss too much are undone. gd: gradient descent "
+        "on full batches. sgd: gradient descent on mini-batches.",
     )
     loss: Literal["", "logistic", "exponential", "squared", "cross_entropy"] = Field(
         default="",
         description="Training loss; by default logistic, cross_entropy or squared, depending on the task.",
     )
     steps: int = Field(default=5000, gt=0, description="Maximum number of training steps.")
-    lr: float = Field(default=0.01, gt=0, description="Learning rate of gd and sgd.")
-    momentum: float = Field(
-        default=0.0, ge=0, lt=1, description="Momentum of gd and sgd. Published runs used 0 or 0.9."
+    lr: float = Field(
+        default=0.01, gt=0, description="Learning rate of the methods 'gd' and 'sgd'."
     )
-    batch: int = Field(default=0, ge=0, description="Number of samples in a mini-batch of sgd.")
+    momentum: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="Momentum of the methods 'gd' and 'sgd'. Published runs used 0 or 0.9.",
+    )
+    batch: int = Field(
+        default=0, ge=0, description="Number of samples in a mini-batch of the method 'sgd'."
+    )
     weight_decay: float = Field(
         default=0.0,
         ge=0,
-        description="Weight decay w of gd and sgd, which adds w theta to the gradient in the weights "
-        "theta.",
+        description="Weight decay w of the methods 'gd' and 'sgd'. It adds w theta to the gradient in the "
+        "weights theta.",
     )
     init: Initialization = Field(
         default="small",
-        description="Initial weights. small has a first layer of standard normal weights and biases times "
-        "init_scale. default is the default of torch. lecun has variance 1/fan_in and zero biases.",
+        description="Initial weights. small: weights and biases of the first layer are standard normal "
+        "numbers times init_scale. default: the default of PyTorch. lecun: variance 1/fan_in, zero biases.",
     )
     init_scale: float = Field(
         default=1e-4,
         ge=0,
-        description="Scale of the initial weights of the first layer, if init is small.",
+        description="Scale of the initial weights of the first layer, if init is 'small'.",
     )
     dtype: Literal["float64", "float32"] = Field(
         default="float64", description="Number format of the training."
@@ -84,13 +92,13 @@ class TrainingConfig(Settings):
     def _check_method(self) -> Self:
         if self.method == "sgd" and self.batch < 1:
             raise InputError(
-                f"The method sgd needs a batch size of at least 1; got {self.batch}.",
+                f"The method 'sgd' needs a batch size of at least 1; got {self.batch}.",
                 "Pass --batch 50, or --method gd.",
             )
         if self.method == "margin" and (self.weight_decay or self.loss == "squared"):
             raise InputError(
-                "Margin maximization has no weight decay and no squared loss, because the training ends "
-                "at a direction of maximal margin.",
+                "The method 'margin' must have no weight decay, and cannot minimize the loss 'squared'; got "
+                f"weight decay {self.weight_decay:g} and loss {self.loss or 'default'!r}.",
                 "Pass --method gd.",
             )
         return self

@@ -51,10 +51,10 @@ from residuum.sweeping.space import (
 )
 
 MEMORY = "out of memory"  # the reason of a failed job contains this text if memory ran out
-# Number of jobs that are submitted for each slot of a cluster. A slot runs one job at a time.
-# If a second job is in the queue, no slot is idle, and an autoscaler sees that more machines are needed.
+# A slot of a cluster is the cores and the GPU share that a job needs. This many jobs are submitted per slot.
+# A second job waits in the queue, so that the slot is never idle, and an autoscaler adds machines.
 JOBS_PER_SLOT = 2
-REFRESH = 5.0  # seconds after which the slots of a cluster are counted again
+REFRESH = 5.0  # seconds after which we count again how many jobs a cluster can run at the same time
 # These environment variables switch off the usage reports and a warning of Ray.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 # This environment variable restricts Ray to this machine, because anyone who reaches Ray can run code on it.
@@ -203,8 +203,10 @@ def judge_trial(
 ) -> Trial:
     """Compute the statistics of a finished trial, from the weights alone.
 
-    The restarts of a trial form groups of similar candidates. ``agreement`` is the share of these candidates
-    whose group was found by several restarts. ``expected`` is the sum of the confidences of these groups.
+    The candidates of all restarts form groups of similar candidates. ``agreement`` is the share of the
+    candidates that are in groups with candidates of several restarts. Each group has a confidence, which is
+    the probability that the reconstruction is real. ``expected`` is the sum of the confidences of the groups
+    with candidates of several restarts.
 
     Args:
         number: Number of the trial.
@@ -230,13 +232,13 @@ def judge_trial(
     }
     groups = reconstruction.selection
     if groups is not None and len(groups):
-        has_several_restarts = groups.support > 1
+        is_found_by_several_restarts = groups.support > 1
         statistics["agreement"] = float(
-            groups.members[has_several_restarts].sum() / groups.members.sum()
+            groups.members[is_found_by_several_restarts].sum() / groups.members.sum()
         )
         restart_share = groups.support / max(reconstruction.restarts, 1)
         confidence = torch.where(groups.confidence.isnan(), restart_share, groups.confidence)
-        statistics["expected"] = float(confidence[has_several_restarts].sum())
+        statistics["expected"] = float(confidence[is_found_by_several_restarts].sum())
     if statistics["residual"] is None and "residual" in objectives:
         reason = "diverged" if statistics["diverged"] else "no finite residual"
         return Trial(number, params, FAILED, **statistics, reason=reason)
@@ -304,7 +306,7 @@ def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reco
 
 
 class Engine(Protocol):
-    """An interface of classes that run jobs, such as in other processes or on a cluster."""
+    """Interface of the classes that run the jobs of a sweep, for example in other processes."""
 
     def count_slots(self) -> int:
         """Return the number of jobs that may be submitted at the same time."""
@@ -398,7 +400,7 @@ class Worker:
         except (EOFError, OSError) as problem:
             self.process.join()
             exit_code = self.process.exitcode
-            # Linux sends signal 9 to a process if memory runs out.
+            # If memory runs out, Linux kills a process with signal 9.
             reason = (
                 f"{MEMORY}, or killed by signal 9" if exit_code == -9 else f"exit code {exit_code}"
             )
@@ -509,11 +511,11 @@ class Ray(Engine):
         """Return the number of jobs to submit at a time, which depends on the machines of the cluster."""
         if time.monotonic() - self._counted_at > REFRESH:
             resources, request = self._ray.cluster_resources(), self._request
-            slots_by_resource = [resources.get("CPU", 0) / request.cpus]
+            max_jobs_by_resource = [resources.get("CPU", 0) / request.cpus]
             if request.gpus:
-                slots_by_resource.append(resources.get("GPU", 0) / request.gpus)
+                max_jobs_by_resource.append(resources.get("GPU", 0) / request.gpus)
             self._slots, self._counted_at = (
-                max(1, int(JOBS_PER_SLOT * min(slots_by_resource))),
+                max(1, int(JOBS_PER_SLOT * min(max_jobs_by_resource))),
                 time.monotonic(),
             )
         return self._slots

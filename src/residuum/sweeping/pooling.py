@@ -61,7 +61,7 @@ class Pool:
         self._groups: dict[str, Tensor] = {}
 
     def add(self, trial: Reconstruction) -> None:
-        """Add the candidates of all runs of a trial that did not diverge."""
+        """Add the candidates of a trial. Runs of the trial that diverged are left out."""
         is_usable = find_usable_candidates(trial)
         for run, status in enumerate(trial.status):
             is_in_run = is_usable & (trial.run == run)
@@ -92,9 +92,11 @@ class Pool:
         self.runs, self.candidates = self.runs + 1, self.candidates + len(x)
         # Groups are dropped only if there are 25% more than the limit, because sorting all groups is slow.
         if len(self) > 1.25 * self.limit:
-            best_groups = self.order()[: self.limit].sort().values
-            self.dropped += len(self) - len(best_groups)
-            self._groups = {name: values[best_groups] for name, values in self._groups.items()}
+            best_group_indices = self.order()[: self.limit].sort().values
+            self.dropped += len(self) - len(best_group_indices)
+            self._groups = {
+                name: values[best_group_indices] for name, values in self._groups.items()
+            }
 
     def __len__(self) -> int:
         return len(self._groups["sum"]) if self._groups else 0
@@ -119,11 +121,18 @@ class Pool:
     def _merge(
         self, x: Tensor, labels: Tensor, weight: Tensor, group_index: Tensor, count: int
     ) -> None:
-        """Add candidates to their groups. ``count`` is the number of groups after the call.
+        """Add candidates to their groups.
 
-        Only sums over a group are stored, and the candidate with the largest weight. So memory does not grow
-        with the number of runs. The sums are of the weights, of the weighted candidates and of the weighted
-        directions (candidates with norm 1).
+        For each group, only three sums over its candidates and one candidate are stored, so memory does not
+        grow with the number of runs. The stored candidate has the largest weight. With weights w_i and
+        candidates x_i, the sums are sum_i w_i, sum_i w_i x_i and sum_i w_i x_i / |x_i|.
+
+        Args:
+            x: (k, d) candidates.
+            labels: (k,) labels of the candidates.
+            weight: (k,) weights of the candidates.
+            group_index: (k,) index of the group of each candidate.
+            count: Number of groups after the candidates are added.
         """
         if not self._groups:
             scalar_fields = ("weight", "heaviest", "label", "support", "members", "run")
@@ -139,32 +148,34 @@ class Pool:
         groups["weight"].index_add_(0, group_index, weight)
         groups["members"].index_add_(0, group_index, torch.ones_like(weight))
         groups["support"][group_index.unique()] += 1
-        heaviest = groups["heaviest"].scatter_reduce(0, group_index, weight, "amax")
-        is_heaviest = (weight == heaviest[group_index]) & (weight > groups["heaviest"][group_index])
-        new_heaviest = is_heaviest.nonzero().flatten()
-        groups["heaviest"].copy_(heaviest)
-        changed_groups = group_index[new_heaviest]
-        groups["x"][changed_groups], groups["label"][changed_groups] = (
-            x[new_heaviest],
-            labels[new_heaviest],
+        largest_weights = groups["heaviest"].scatter_reduce(0, group_index, weight, "amax")
+        has_largest_weight = (weight == largest_weights[group_index]) & (
+            weight > groups["heaviest"][group_index]
         )
-        groups["run"][changed_groups] = float(self.runs)
+        best_candidate_indices = has_largest_weight.nonzero().flatten()
+        groups["heaviest"].copy_(largest_weights)
+        changed_group_indices = group_index[best_candidate_indices]
+        groups["x"][changed_group_indices], groups["label"][changed_group_indices] = (
+            x[best_candidate_indices],
+            labels[best_candidate_indices],
+        )
+        groups["run"][changed_group_indices] = float(self.runs)
 
     def order(self) -> Tensor:
         """Return the indices of the groups, sorted by the number of runs that found them, then by weight."""
         support, weight = self._groups["support"], self._groups["weight"]
-        by_weight = weight.argsort(descending=True, stable=True)
-        return by_weight[support[by_weight].argsort(descending=True, stable=True)]
+        order_by_weight = weight.argsort(descending=True, stable=True)
+        return order_by_weight[support[order_by_weight].argsort(descending=True, stable=True)]
 
     def selection(self) -> tuple[Selection, dict[str, Tensor]]:
-        """Return the groups that several runs found. If there are none, return the best of all groups.
+        """Return the groups that several runs found. If there are no such groups, return the best groups.
 
         Returns:
-            The means of these groups as a selection, and the stored sums of these groups by name.
+            The mean candidate of each group as a selection, and what is stored about the groups by name.
         """
         group_order = self.order()
-        consensus = group_order[self._groups["support"][group_order] > 1]
-        group_order = (consensus if len(consensus) else group_order)[:MAX_GROUPS]
+        consensus_order = group_order[self._groups["support"][group_order] > 1]
+        group_order = (consensus_order if len(consensus_order) else group_order)[:MAX_GROUPS]
         best_groups = {name: values[group_order] for name, values in self._groups.items()}
         best_groups["label"] = best_groups["label"].to(self.label_type)
         mean = best_groups["sum"] / best_groups["weight"][:, None]
@@ -204,7 +215,8 @@ def pool_trials(
     """Pool the candidates of finished trials into one reconstruction, which can be scored.
 
     The candidates of all trials form groups of similar candidates. The pooled reconstruction has one
-    candidate per group: the candidate with the largest weight. Its selection has the means of the groups.
+    candidate per group: the candidate with the largest weight. The field ``selection`` of the pooled
+    reconstruction has the mean of each group.
 
     Args:
         reconstructions: Results of the trials, the best trial first.

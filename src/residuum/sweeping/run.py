@@ -147,10 +147,11 @@ def sweep(
         finished_sweep = driver.result(network_source)
         _write(out, finished_sweep, network_source, subject)
         if data is not None and finished_sweep.reconstruction is not None:
-            train = _samples(data, "train.npz")
-            unseen = None if holdout is None else _samples(holdout, "holdout.npz")
+            training_samples = _samples(data, "train.npz")
+            holdout_samples = None if holdout is None else _samples(holdout, "holdout.npz")
             finished_sweep = dataclasses.replace(
-                finished_sweep, scored=score_rankings(finished_sweep, out, train, unseen)
+                finished_sweep,
+                scored=score_rankings(finished_sweep, out, training_samples, holdout_samples),
             )
             _write(out, finished_sweep, network_source, subject)
     return finished_sweep
@@ -189,7 +190,7 @@ def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None
 
 @dataclass
 class Driver:
-    """The driver of a sweep runs all trials that are not finished, and records their results."""
+    """Runs all trials of a sweep that are not finished, and records their results."""
 
     request: SweepRequest
     task: Task
@@ -210,7 +211,7 @@ class Driver:
             engine: Engine | None = None
             for wave in self.request.waves:
                 params = self.study.ask(wave)
-                self._restore_lines(params)
+                self._restore_records(params)
                 if params.keys() <= self.trials.keys():
                     continue
                 if engine is None:
@@ -258,11 +259,12 @@ class Driver:
         }
         return Sweep(self.request, self.task, trials, consensus, pool, sweep_summary)
 
-    def _restore_lines(self, params: dict[int, Params]) -> None:
+    def _restore_records(self, params: dict[int, Params]) -> None:
         """Record finished trials that have a file of candidates but are missing in the study.
 
-        Such trials exist if the sweep was stopped between both steps. The settings of a trial are read from
-        its file, because another version of Optuna may draw other settings.
+        Such trials exist if the sweep was stopped after it wrote the file of a trial, and before it recorded
+        the trial in the study. The settings of a trial are read from its file, because another version of
+        Optuna may draw other settings.
         """
         for number in params.keys() - self.trials.keys():
             if (saved := self.folder.load(number)) is not None:
@@ -276,13 +278,13 @@ class Driver:
 
         If a job with several trials runs out of memory, the job is split into two smaller jobs.
         """
-        waiting = {
+        waiting_params = {
             number: values
             for number, values in params.items()
             if number not in self.trials
             and (not until or paused_value(self.folder.state(number))[0] < until)
         }
-        jobs = split_into_jobs(waiting, self.request.seed, self.request.batch)
+        jobs = split_into_jobs(waiting_params, self.request.seed, self.request.batch)
         while jobs:
             smaller_jobs: list[Job] = []
             resumed_jobs = (self._resume(job, until) for job in jobs)
@@ -319,12 +321,12 @@ class Driver:
         recorded_trials = (self.trials[number] for number in params.keys() & self.trials.keys())
         stopped_count = sum(t.state == PRUNED and t.step == until for t in recorded_trials)
         survivor_count = math.ceil((len(residual_by_trial) + stopped_count) / ETA)
-        best_first = sorted(
+        numbers_best_first = sorted(
             residual_by_trial,
             key=lambda n: (math.inf if residual_by_trial[n] is None else residual_by_trial[n], n),
         )
         reason = f"not among the best at step {until}"
-        for n in best_first[survivor_count:]:
+        for n in numbers_best_first[survivor_count:]:
             trial = Trial(
                 n, params[n], PRUNED, residual=residual_by_trial[n], step=until, reason=reason
             )

@@ -119,7 +119,10 @@ class Rankings:
 
     @property
     def correlation(self) -> float | None:
-        """Spearman correlation of residual (or ``expected``) and recovered samples, None if undefined."""
+        """Spearman correlation between a small residual and many recovered samples, None if undefined.
+
+        If the attack has no residual, the number ``expected`` of real reconstructions replaces the residual.
+        """
         from scipy.stats import spearmanr
 
         ranking_values = [
@@ -305,7 +308,7 @@ def choice_lines(scored: Rankings) -> tuple[str, ...]:
 
 
 def _format_count(row: dict[str, Any]) -> str:
-    """Return the number of samples that a trial recovered, with the threshold, as text."""
+    """Return the number of samples that a trial recovered as text, with the NCC that a match must exceed."""
     if row["recovered"] is None:
         return "–"
     return f"{row['recovered']} (ncc > {row['threshold']:.3g})"

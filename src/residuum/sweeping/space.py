@@ -38,8 +38,8 @@ OBJECTIVES = ("residual", "agreement")
 EXPECTED = ("expected",)
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
 RANKING_RULES = {  # the key is True for the attack unmix, and False for other attacks
-    False: "residual, or by residual,agreement",
-    True: "expected, because unmix has no residual",
+    False: "'residual' or 'residual,agreement'",
+    True: "'expected', because the attack 'unmix' has no residual",
 }
 # Settings that decide where the trials run, and do not change the results.
 PLACES = {"engine", "workers", "cpus", "gpus", "address", "retries", "storage"}
@@ -208,7 +208,8 @@ class SweepRequest(SweepSettings):
             self._check_unmix()
         elif not isinstance(self.attack, StationarityAttack):
             raise InputError(
-                f"A sweep can vary stationarity attacks and unmix; got {self.attack.name}.",
+                "The attack of a sweep must be 'unmix' or an attack on a stationarity equation, such as 'kkt'"
+                f"; got {self.attack.name!r}.",
                 f"Run residuum attack {self.attack.name}, which runs the attack once.",
             )
         self._check_space()
@@ -248,7 +249,7 @@ class SweepRequest(SweepSettings):
         is_unmix = isinstance(self.attack, Unmix)
         if self.objectives not in ((EXPECTED,) if is_unmix else (OBJECTIVES[:1], OBJECTIVES)):
             raise InputError(
-                f"A sweep ranks by {RANKING_RULES[is_unmix]}; got {','.join(self.objectives)}.",
+                f"'--rank-by' must be {RANKING_RULES[is_unmix]}; got {','.join(self.objectives)!r}.",
                 "Leave --rank-by out.",
             )
         if self.objectives != OBJECTIVES[:1] and count_restarts(self.attack) < 2:

@@ -86,7 +86,10 @@ class Study:
             return TPESampler(seed=seed, constant_liar=True)
 
         class Sobol(QMCSampler):
-            """The Sobol sampler of Optuna with known ranges, so that the first trial is not random."""
+            """The Sobol sampler of Optuna, which is told the range of each setting.
+
+            Otherwise, the sampler would learn the ranges from the first trial, and draw this trial at random.
+            """
 
             def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
                 return space

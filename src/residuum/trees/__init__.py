@@ -1,1 +1,1 @@
-"""Random forests: the structure of their trees, and the training table that this structure determines."""
+"""Recover the training table of a random forest from the structure of its trees."""

@@ -1,23 +1,25 @@
-"""Targets of the training records of boosted trees, if the rows of the records are known.
+"""Recover the targets of the training records of boosted trees, if the rows of the records are known.
 
-Boosting with squared error fits every tree to the residuals of the trees before. Let ``F_i`` be the
-prediction for record i before a tree was added. A leaf L of this tree with n records stores
+Boosting with squared error fits every tree to the residuals of the earlier trees. Let ``y_i`` be the target
+of record i, and let ``F_i`` be its prediction before a tree was added. A leaf L of this tree with n records
+stores
 
     v = eta x (sum over L of (y_i - F_i)) / (n + lambda)
 
-with the learning rate eta and the regularization lambda. Whoever knows the rows knows the records of every
-leaf and all predictions, because the file stores the values of the earlier trees. So every leaf of every tree
-gives a linear equation for the targets:
+with the learning rate eta and the regularization lambda. An attacker who knows the rows knows which records
+reach each leaf. The attacker also knows all ``F_i``, because the file stores the values of the earlier trees.
+So every leaf of every tree gives a linear equation for the targets:
 
     sum over L of y_i  =  a n v + c v + sum over L of F_i    with  a = 1 / eta,  c = lambda / eta.
 
-The equation is linear in a and c as well, so a file that does not state eta and lambda determines them
-together with the targets. The equations are solved in :mod:`.leaf_equations`.
+The equation is linear in a and c as well. So if the file does not state eta and lambda, the equations
+determine them together with the targets. The equations are solved in :mod:`.leaf_equations`.
 
-A target is determined if the equations leave no freedom for it, and if its standard error, computed from the
-misfit of all equations, is small. Rows that are not the training rows do not fit the equations, so that the
-standard errors are large. A leaf whose stored number of records differs from that of the known rows gives no
-equation. So an attacker who does not know all rows still recovers targets.
+The file determines a target if two conditions hold. All solutions of the equations have the same value of
+this target, and its standard error is small. The standard error is computed from the residuals of all
+equations. If the rows are not the training rows, they do not fit the equations, so the standard errors are
+large. If the stored number of records of a leaf is not the number of known rows in this leaf, the leaf gives
+no equation. So an attacker who does not know all rows can still recover targets.
 """
 
 from __future__ import annotations
@@ -36,12 +38,18 @@ from residuum.trees.leaf_equations import (
     solve_dense,
 )
 
-TOLERANCE = 1e-5  # largest error of a determined target, as a share of the range of the targets
-DEVIATIONS = 6.0  # a determined target is right within this number of standard errors
-MAX_DENSE = 2000  # the equations of more records than this are solved by iteration
-MIN_SPARE = 10  # fewer equations than this beyond the rank do not show that the rows are right
-MIN_TRACE = 1e-9  # settings are unknown if they change the misfit by less than this share
-# Names of squared error in scikit-learn, XGBoost, LightGBM and CatBoost, "" if the file names no loss.
+# A target counts as determined if its error is at most this share of the range of all targets.
+TOLERANCE = 1e-5
+DEVIATIONS = 6.0  # the error of a target is taken to be at most this number of standard errors
+MAX_DENSE = 2000  # with more records than this, the equations are solved by iteration
+# Targets are computed only if there are at least this many more equations than independent unknowns. With
+# fewer equations, wrong rows would fit as well.
+MIN_SPARE = 10
+# An unknown learning rate or regularization is not computed if its relative effect on the residuals of the
+# equations is smaller than this.
+MIN_TRACE = 1e-9
+# Names that scikit-learn, XGBoost, LightGBM and CatBoost give to the squared error. "" means that the file
+# names no loss.
 SQUARED_ERROR = (
     "",
     *("squared_error", "ls", "least_squares", "halfsquarederror"),
@@ -53,18 +61,22 @@ SQUARED_ERROR = (
 
 @dataclass(frozen=True)
 class RecoveredTargets:
-    """The targets of known rows.
+    """The targets of training records whose rows are known.
 
     Attributes:
-        y: (records,) targets. NaN for all records if there is no solution at all.
-        is_determined: (records,) whether the file determines the target within the tolerance.
-        error: (records,) standard error of each target. inf if the equations leave freedom for the target.
-        learning_rate: Learning rate of the training, as stored in the file or computed. None if unknown.
-        regularization: Regularization of the leaf values, as given or computed. None if unknown.
+        y: (records,) targets. NaN for all records if no target can be computed.
+        is_determined: (records,) whether the file determines the target up to the tolerance.
+        error: (records,) standard error of each target. inf if several values of the target solve the
+            equations.
+        learning_rate: Learning rate of the training: passed by the caller, stored in the file, or computed.
+            None if unknown.
+        regularization: Regularization lambda of the leaf values: passed by the caller, stored in the file, or
+            computed. None if unknown.
         equations: Number of leaves that give an equation.
-        leaves: Number of all leaves.
-        rank: Number of independent equations, estimated if there are many records.
-        misfit: Standard deviation of one leaf's sum of targets from its equation, per square root of n.
+        leaves: Number of all leaves, including leaves that give no equation.
+        rank: Number of independent equations. An estimate if there are many records.
+        misfit: Standard deviation of the residuals of the equations. The equation of a leaf with n records is
+            divided by sqrt(n).
     """
 
     y: Floats
@@ -79,7 +91,7 @@ class RecoveredTargets:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What was recovered, in sentences."""
+        """Sentences that say how many targets were recovered."""
         count, records = int(self.is_determined.sum()), len(self.y)
         sentences = [
             f"Someone who knows the rows learns the targets of {count} of {records} records from the file."
@@ -106,33 +118,36 @@ def recover_targets(
     Args:
         forest: Boosted trees that were trained with squared error.
         x: (records, columns) rows of the training table. The targets have the same order.
-        tolerance: Largest error of a determined target, as a share of the range of the targets.
-        learning_rate: Learning rate, if known. Otherwise the one in the file, or the computed one.
-        regularization: Regularization lambda of the leaf values, if known. Otherwise the one in the file, or
-            the computed one.
-        max_dense: The equations of more records than this are solved by iteration.
+        tolerance: A target counts as determined if its error is at most this share of the range of all
+            targets.
+        learning_rate: Learning rate, if known. If None, the function uses the learning rate in the file, or
+            computes it if the file does not state it.
+        regularization: Regularization lambda of the leaf values, if known. If None, the function uses the
+            regularization in the file, or computes it if the file does not state it.
+        max_dense: If there are more records than this, the equations are solved by iteration.
 
     Returns:
         The targets, and which of them the file determines.
 
     Raises:
-        InputError: If the model was not boosted with squared error, or if the rows have other columns.
+        InputError: If the model was not boosted with squared error, or if the number of columns of ``x`` is
+            not that of the forest.
     """
     if reason := why_not(forest):
         raise InputError(
-            f"Targets cannot be recovered from known rows: {reason}.",
+            f"The targets of known rows cannot be recovered from these trees: {reason}.",
             "Pass a regressor that was boosted with squared error.",
         )
     if x.ndim != 2 or not len(x) or x.shape[1] != forest.columns:
         raise InputError(
-            f"The rows must have {forest.columns} columns as the trees do; got shape {x.shape}.",
+            f"The rows must have {forest.columns} columns, as the trees do; got an array of shape {x.shape}.",
             "Pass one row for each record, with the columns in the order of the training table.",
         )
     equations = build_equations(forest, x)
     solution = _no_solution(len(x))
     if len(equations.sides):
-        solve = solve_dense if len(x) <= max_dense else solve_by_iteration
-        solution = solve(equations)
+        solve_equations = solve_dense if len(x) <= max_dense else solve_by_iteration
+        solution = solve_equations(equations)
     learning_rate = forest.learning_rate if learning_rate is None else learning_rate
     regularization = forest.regularization if regularization is None else regularization
     return _fit(equations, solution, _choices(learning_rate, regularization), tolerance)
@@ -143,9 +158,9 @@ def why_not(forest: Forest) -> str:
     if forest.kind != BOOSTING:
         return f'the trees must be boosted; these trees have the kind "{forest.kind}"'
     if not is_squared_error(forest):
-        loss = forest.objective or "that of a classifier"
+        loss_name = forest.objective or "that of a classifier"
         return (
-            f"the loss must be the squared error, and the loss of this model is {loss}, for which "
+            f"the loss must be the squared error, and the loss of this model is {loss_name}, for which "
             "leaf values are not linear in the targets"
         )
     if forest.outputs is not None and len(set(forest.outputs.tolist())) > 1:
@@ -158,7 +173,7 @@ def why_not(forest: Forest) -> str:
 
 
 def is_squared_error(forest: Forest) -> bool:
-    """Return whether the trees were trained with squared error. True if the file names no loss."""
+    """Return whether the trees were trained with squared error. If the file names no loss, return True."""
     return not forest.is_classifier and forest.objective.lower() in SQUARED_ERROR
 
 
@@ -175,47 +190,58 @@ def _no_solution(records: int) -> Solution:
 def _fit(
     equations: Equations, solution: Solution, choices: Floats, tolerance: float
 ) -> RecoveredTargets:
-    """Choose the unknown settings with the smallest misfit, and return the targets with their errors.
+    """Compute the targets, and the learning rate and the regularization if they are unknown.
+
+    The unknown settings are those with the smallest residuals of the equations.
 
     Args:
-        equations: The equations.
-        solution: Solutions for the three right sides.
-        choices: (3, 1 + k) coefficients of the right sides from :func:`_choices`.
-        tolerance: Largest error of a determined target, as a share of the range of the targets.
+        equations: The equations ``A y = base + a rate + c shrinkage`` of the leaves.
+        solution: Least-squares solutions y for each of the right-hand sides base, rate and shrinkage.
+        choices: (3, 1 + k) coefficients of these right-hand sides from :func:`_choices`, with k unknown
+            settings.
+        tolerance: A target counts as determined if its error is at most this share of the range of all
+            targets.
 
     Returns:
-        The targets.
+        The targets with their standard errors.
     """
-    y, effects = np.split(solution.y @ choices, [1], axis=1)
-    residual, traces = np.split(solution.residual @ choices, [1], axis=1)
-    scales = np.linalg.norm(traces, axis=0)
-    unknown_settings = traces.shape[1]
-    spare = len(residual) - solution.rank - unknown_settings
-    size = np.linalg.norm(equations.sides[:, 1]) / max(len(solution.y), 1)
-    settings = np.zeros(unknown_settings)
+    y, effects_of_settings = np.split(solution.y @ choices, [1], axis=1)
+    residual, setting_residuals = np.split(solution.residual @ choices, [1], axis=1)
+    setting_norms = np.linalg.norm(setting_residuals, axis=0)
+    unknown_settings = setting_residuals.shape[1]
+    spare_equations = len(residual) - solution.rank - unknown_settings
+    rate_size = np.linalg.norm(equations.sides[:, 1]) / max(len(solution.y), 1)
+    fitted_settings = np.zeros(unknown_settings)
     variance = solution.deviation**2
-    is_solved = spare >= MIN_SPARE and bool((scales > MIN_TRACE * size).all())
-    if is_solved and unknown_settings:
-        q, r = np.linalg.qr(traces / scales)
-        is_solved = bool(np.abs(np.diag(r)).min() > MIN_TRACE)
-    if is_solved and unknown_settings:
-        settings = -np.linalg.solve(r, q.T @ residual[:, 0]) / scales
-        variance = variance + (np.linalg.solve(r.T, (effects / scales).T) ** 2).sum(0)
-    targets = y[:, 0] + effects @ settings
+    can_be_solved = spare_equations >= MIN_SPARE and bool(
+        (setting_norms > MIN_TRACE * rate_size).all()
+    )
+    if can_be_solved and unknown_settings:
+        q, r = np.linalg.qr(setting_residuals / setting_norms)
+        can_be_solved = bool(np.abs(np.diag(r)).min() > MIN_TRACE)
+    if can_be_solved and unknown_settings:
+        fitted_settings = -np.linalg.solve(r, q.T @ residual[:, 0]) / setting_norms
+        variance = variance + (
+            np.linalg.solve(r.T, (effects_of_settings / setting_norms).T) ** 2
+        ).sum(0)
+    targets = y[:, 0] + effects_of_settings @ fitted_settings
     error = np.full(len(targets), np.inf)
     misfit = np.inf
-    if is_solved:
-        misfit = float(np.linalg.norm(residual[:, 0] + traces @ settings) / np.sqrt(spare))
+    if can_be_solved:
+        misfit = float(
+            np.linalg.norm(residual[:, 0] + setting_residuals @ fitted_settings)
+            / np.sqrt(spare_equations)
+        )
         error = np.where(solution.has_freedom, np.inf, misfit * np.sqrt(variance))
-    fixed_targets = targets[~solution.has_freedom]
-    spread = float(np.ptp(fixed_targets)) if len(fixed_targets) else 0.0
-    a, c = choices[1:, 0] + choices[1:, 1:] @ settings
+    unique_targets = targets[~solution.has_freedom]
+    target_range = float(np.ptp(unique_targets)) if len(unique_targets) else 0.0
+    a, c = choices[1:, 0] + choices[1:, 1:] @ fitted_settings
     return RecoveredTargets(
-        y=targets if is_solved else np.full(len(targets), np.nan),
-        is_determined=DEVIATIONS * error <= tolerance * spread,
+        y=targets if can_be_solved else np.full(len(targets), np.nan),
+        is_determined=DEVIATIONS * error <= tolerance * target_range,
         error=error,
-        learning_rate=float(1 / a) if is_solved and a else None,
-        regularization=float(c / a) if is_solved and a else None,
+        learning_rate=float(1 / a) if can_be_solved and a else None,
+        regularization=float(c / a) if can_be_solved and a else None,
         equations=len(residual),
         leaves=equations.leaves,
         rank=solution.rank,
@@ -224,15 +250,17 @@ def _fit(
 
 
 def _choices(learning_rate: float | None, regularization: float | None) -> Floats:
-    """Return the coefficients of the right sides base, rate and shrinkage.
+    """Return the coefficients 1, a and c of the right-hand side ``base + a rate + c shrinkage``.
+
+    The coefficients are a = 1 / eta and c = lambda / eta.
 
     Args:
         learning_rate: Learning rate eta, None if unknown.
         regularization: Regularization lambda, None if unknown.
 
     Returns:
-        (3, 1 + k) coefficients. Column 0 has the known settings. Each other column is multiplied by one of
-        the k unknown settings.
+        (3, 1 + k) matrix. The coefficients are its product with the vector (1, s_1, ..., s_k), where s_1 to
+        s_k are the unknown settings.
     """
     if learning_rate is None:
         if regularization is None:

@@ -1,9 +1,10 @@
-"""How often each training record was drawn for each tree.
+"""Compute how often each training record was drawn for each tree of a random forest.
 
 A random forest of scikit-learn stores one integer seed for each tree. The seed determines the bootstrap
-sample, i.e. how often (``c_ti`` times) tree t drew record i. So these counts are public if the number of
-records and the number of draws are known. The root of a tree stores the sum of the weights of its records,
-which is the number of draws, and the number of distinct records.
+sample, i.e. the number of times that the tree drew each record. So everybody who has the file can compute
+these numbers, if the number of records and the number of draws are known. The root of a tree stores two
+numbers: the sum of the weights of its records, which is the number of draws, and the number of distinct
+records.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import numpy as np
 
 from residuum.trees.forest import Forest, Integers
 
-MAX_RECORDS = 1_000_000  # bootstrap samples of more records or draws than this are not computed
-MAX_COUNTS = (
-    100_000_000  # bootstrap samples with more counts, records times trees, are not computed
-)
+# With more records or more draws than this, bootstrap samples are not computed.
+MAX_RECORDS = 1_000_000
+# If the number of records times the number of trees is larger than this, bootstrap samples are not computed.
+MAX_COUNTS = 100_000_000
 
 
 def bootstrap_counts(forest: Forest) -> Integers | None:
@@ -25,31 +26,34 @@ def bootstrap_counts(forest: Forest) -> Integers | None:
         forest: The forest.
 
     Returns:
-        (trees, records) counts. None if the trees were not trained on bootstrap samples, if a tree stores no
-        seed or no weights, or if the seeds do not lead to the stored numbers of distinct records.
+        (trees, records) number of draws of each record for each tree. None if the trees were not trained on
+        bootstrap samples, or if a tree stores no seed or no weights. None as well if the number of distinct
+        records that the file stores for a tree is not the number in the computed sample.
     """
     if forest.bootstrap is not None:
         return forest.bootstrap
-    roots = [(tree.seed, float(tree.weight[0])) for tree in forest.trees if tree.weight is not None]
+    seeds_and_weights = [
+        (tree.seed, float(tree.weight[0])) for tree in forest.trees if tree.weight is not None
+    ]
     if forest.has_bootstrap is False or forest.has_sample_weights:
         return None
-    if len(roots) < len(forest.trees) or not roots:
+    if len(seeds_and_weights) < len(forest.trees) or not seeds_and_weights:
         return None
-    draws = round(roots[0][1])
+    draws = round(seeds_and_weights[0][1])
     records = draws if forest.records is None else forest.records
     if not 1 <= draws <= MAX_RECORDS or not 1 <= records <= MAX_RECORDS:
         return None
-    if len(roots) * records > MAX_COUNTS:
+    if len(seeds_and_weights) * records > MAX_COUNTS:
         return None
-    if any(abs(weight - draws) > 1e-6 for _, weight in roots):
+    if any(abs(weight - draws) > 1e-6 for _, weight in seeds_and_weights):
         return None
-    counts = np.zeros((len(roots), records), dtype=np.int64)
-    for t, (seed, _) in enumerate(roots):
+    counts = np.zeros((len(seeds_and_weights), records), dtype=np.int64)
+    for t, (seed, _) in enumerate(seeds_and_weights):
         if seed is None:
             return None
         counts[t] = _draw(seed, records, draws)
-        distinct = forest.trees[t].count
-        if distinct is not None and distinct[0] != (counts[t] > 0).sum():
+        node_counts = forest.trees[t].count
+        if node_counts is not None and node_counts[0] != (counts[t] > 0).sum():
             return None
     return counts
 

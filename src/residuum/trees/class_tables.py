@@ -1,21 +1,23 @@
-"""The rows of a classification forest: tables that reproduce every leaf, and their mean.
+"""Estimate the training rows of a classification forest by the mean of many tables that fit the forest.
 
-Many tables fit the same forest, so no value is exact. A random walk among fitting tables shows what they have
-in common:
+A table fits if its records give every leaf the class weights and the number of records that the file stores.
+Many tables fit the same forest, so no value is exact. A random walk visits tables that fit:
 
-1. Find a table that fits (:mod:`.assignment`), class by class if every leaf holds one class.
-2. Choose a few records of a class, and keep all others. Among all ways to place these records, so that every
-   leaf keeps its weights and its size, draw one. Repeat this for all records, many times.
-3. The estimate of a cell is its mean over the tables of the walk. The value of a binary column is rounded.
+1. Find a table that fits (:mod:`.assignment`). If every leaf holds one class, search class by class.
+2. Choose a few records of a class, and keep the values of all other records. Draw new values for the chosen
+   records so that the table still fits. Repeat this for all records, many times.
+3. Estimate each cell of the table by its mean over the visited tables. Round the value of a binary column.
 
-Step 2 draws places by their probability (perturb and maximize, Papandreou and Yuille 2011): the cost of a
-segment is ``-log(mass) - g`` with a Gumbel variable g, and the solver minimizes the sum. If no leaf restricts
-a value, this draws its segment with probability ``mass``. The mass says where values of a class lie:
+Step 2 draws the values with perturb and maximize (Papandreou and Yuille 2011). A segment is a range of
+possible values of a cell. The cost of a segment is ``-log(mass) - g``, where ``mass`` is the probability of
+the segment and g is a Gumbel random variable. The solver chooses segments with the smallest sum of costs. If
+no leaf restricts a cell, this rule draws each segment with probability ``mass``. Two estimates give the
+probabilities:
 
-- Thresholds are midpoints between values, so the distribution of values resembles that of the thresholds. The
-  coordinate u of a column is its estimated distribution function, in which values are uniform on [0, 1].
-- Values of a class resemble each other. The density of u in a class is a mixture of bumps at the records of
-  the class in the current table, of bumps at all other records, and of the uniform density.
+- The thresholds of a column lie between its values, so values and thresholds have similar distributions. The
+  distribution function of the thresholds maps a value to a coordinate u in [0, 1].
+- The values of a class resemble each other. The density of u in a class is a mixture of three parts: Gaussian
+  bumps at the records of the class in the current table, bumps at all other records, and the uniform density.
 
 The walk needs no data. It learns the densities from the tables that it visits.
 """
@@ -39,26 +41,32 @@ from residuum.trees.assignment import (
 )
 from residuum.trees.forest import Booleans, Floats, Forest, Integers
 
-SECONDS = 60.0  # default time of the search
-MAX_ASSIGNMENTS = 50_000  # maximum number of records times trees
-MAX_BOX_SIDES = 10_000_000  # maximum number of leaves times columns
-SWEEPS = 100  # default number of times that the walk moves all records
-BURN_IN = 1 / 3  # share of the first tables of the walk that the mean omits
-BLOCK = 3  # number of records that the walk moves together
-STEP_WORK = 0.2  # limit of one step of the walk in the solver's unit of work
-# Limit of the first attempt at a first table, in the same unit. Further attempts have twice as much each.
+SECONDS = 60.0  # default of the wall-clock time of the search for tables
+# If the number of records times the number of trees is larger than this, rows are not estimated.
+MAX_ASSIGNMENTS = 50_000
+# If the number of nodes times the number of columns is larger than this, rows are not estimated.
+MAX_BOX_SIDES = 10_000_000
+SWEEPS = 100  # default number of times that the random walk draws new values for all records
+BURN_IN = 1 / 3  # the mean leaves out this share of the tables, from the beginning of the walk
+BLOCK = 3  # number of records for which one step of the walk draws new values
+STEP_WORK = 0.2  # limit of the solver's deterministic time in one step of the walk
+# Limit of the solver's deterministic time in the first attempt to find a table. Each further attempt has
+# twice the limit of the attempt before.
 FIRST_WORK = 4.0
-BINS = 64  # bins of the densities of u
-BUMP = 0.1  # standard deviation of a bump in u
-CLASS_PRIOR = 2.0  # weight of the records of other classes in the density of a class, in records
-UNIFORM_PRIOR = 2.0  # weight of the uniform density among the records of other classes, in records
-GRID = 1000  # points at which the density of thresholds is computed
-MIN_WIDTH = (
-    0.05  # smallest bandwidth of the density of thresholds, as a share of the column's range
-)
-UNIFORM_SHARE = 0.1  # weight of the uniform density, compared with that of the thresholds
-BINARY_THRESHOLD = 0.5
-MIN_MASS = 1e-9
+BINS = 64  # number of bins of the density of a column on [0, 1]
+BUMP = 0.1  # standard deviation of the Gaussian bump of one record in the density of a column on [0, 1]
+# In the density of a class, all records of other classes together weigh as much as this number of records.
+CLASS_PRIOR = 2.0
+# In the density of the other classes, the uniform density weighs as much as this number of records.
+UNIFORM_PRIOR = 2.0
+GRID = 1000  # number of points at which the density of a column's thresholds is computed
+# Smallest bandwidth of the kernel density estimate of a column's thresholds, as a share of the column's
+# range.
+MIN_WIDTH = 0.05
+# The uniform density is added to the density of the thresholds with this weight.
+UNIFORM_SHARE = 0.1
+BINARY_THRESHOLD = 0.5  # threshold of a column whose values are 0 and 1
+MIN_MASS = 1e-9  # smallest probability of a segment, so that its logarithm is finite
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,11 @@ class ClassTable:
     """Estimates of the training rows of a classification forest.
 
     Attributes:
-        values: (records, columns) estimates, NaN if neither the file nor the known ranges limit the column.
-        low: (records, columns) smallest values that fitting tables of the walk allow.
-        high: (records, columns) largest values that fitting tables of the walk allow.
-        tables: Number of fitting tables over which the values are averaged.
+        values: (records, columns) estimates, NaN if the forest has no threshold in the column and the range
+            of the column is unknown.
+        low: (records, columns) smallest value of each cell that agrees with one of the averaged tables.
+        high: (records, columns) largest value of each cell that agrees with one of the averaged tables.
+        tables: Number of tables over which the values are averaged. Each of them fits the forest.
     """
 
     values: Floats
@@ -79,30 +88,30 @@ class ClassTable:
 
 
 def why_no_rows(forest: Forest, labels: Integers) -> str:
-    """Return why the rows of a classification forest are not searched, "" if they are.
+    """Return why the rows of a classification forest cannot be estimated, "" if they can be estimated.
 
     Args:
         forest: The forest.
         labels: (records,) class numbers, -1 for a label that is not determined.
 
     Returns:
-        The reason.
+        The reason as a clause without a period, or "".
     """
     if not len(labels):
         return "the file does not say which records each tree drew"
     if (labels < 0).any():
         return "the file does not determine all labels"
-    assignments = len(labels) * len(forest.trees)
-    if assignments > MAX_ASSIGNMENTS:
+    draw_pairs = len(labels) * len(forest.trees)
+    if draw_pairs > MAX_ASSIGNMENTS:
         return (
             f"the search handles at most {MAX_ASSIGNMENTS} pairs of a record and a tree; this forest has "
-            f"{assignments}"
+            f"{draw_pairs}"
         )
-    sides = sum(len(tree.left) for tree in forest.trees) * forest.columns
-    if sides > MAX_BOX_SIDES:
+    node_column_pairs = sum(len(tree.left) for tree in forest.trees) * forest.columns
+    if node_column_pairs > MAX_BOX_SIDES:
         return (
             f"the search handles at most {MAX_BOX_SIDES} pairs of a node and a column; this forest has "
-            f"{sides}"
+            f"{node_column_pairs}"
         )
     return ""
 
@@ -119,18 +128,19 @@ def recover_class_table(
 ) -> ClassTable | None:
     """Estimate the training rows of a classification forest.
 
-    The result depends on the seed alone if the walk ends before the time is over. Without or-tools the search
-    raises a ``MissingExtraError``.
+    The estimates are means over tables that fit the forest, which a random walk visits. If the walk ends
+    before the time is over, the seed determines the result. If or-tools is not installed, the search raises a
+    ``MissingExtraError``.
 
     Args:
         forest: The forest.
         counts: (trees, records) how often each tree drew each record.
         labels: (records,) class numbers, all of which are determined.
         ranges: Smallest and largest value of each column, if they are known to the attacker.
-        seconds: Wall-clock time of the search.
-        seed: Seed of the walk.
+        seconds: Maximum wall-clock time of the search.
+        seed: Seed of the random walk.
         progress: Function that is called with a line of text after each class and from time to time.
-        sweeps: Number of times that the walk moves all records, if the time allows.
+        sweeps: Number of times that the walk draws new values for all records, if the time allows.
 
     Returns:
         The estimates, or None if no table that fits the forest was found in time.
@@ -162,11 +172,14 @@ def recover_class_table(
 
 @dataclass(frozen=True)
 class Scales:
-    """The intervals of all columns. Rows have the length of the longest column.
+    """The intervals between the thresholds of every column, with coordinates u in [0, 1].
+
+    The coordinate u of a value is the estimated share of the column's values that are smaller. All columns
+    have as many entries as the column with the most intervals.
 
     Attributes:
         u: (columns, intervals + 1) coordinates of the ends of the intervals.
-        value: (columns, intervals) estimate of a value in each interval.
+        value: (columns, intervals) estimated mean of the values in each interval.
         low: (columns, intervals) smallest value in each interval.
         high: (columns, intervals) largest value in each interval.
         is_binary: (columns,) whether the values are 0 and 1.
@@ -180,50 +193,56 @@ class Scales:
 
     @classmethod
     def build(cls, thresholds: tuple[Floats, ...], ranges: tuple[Floats, Floats] | None) -> Scales:
-        """Estimate where the values of columns lie, by the density of their thresholds.
+        """Estimate the distribution of the values of every column by the density of its thresholds.
 
         Args:
             thresholds: For each column, its distinct thresholds in increasing order.
             ranges: Smallest and largest value of each column, if known.
 
         Returns:
-            The scales.
+            The intervals of all columns with their coordinates.
         """
         shape = len(thresholds), max((len(t) for t in thresholds), default=0) + 1
-        u = np.ones((shape[0], shape[1] + 1))
+        coordinates = np.ones((shape[0], shape[1] + 1))
         value, low, high = (np.zeros(shape) for _ in range(3))
         is_binary = np.zeros(shape[0], dtype=bool)
         for f, cuts in enumerate(thresholds):
-            n = len(cuts) + 1
-            ends = None if ranges is None else (float(ranges[0][f]), float(ranges[1][f]))
-            lower, upper = _ends(cuts, ends)
-            mass, value[f, :n] = _interval_masses(cuts, lower, upper)
-            u[f, : n + 1] = np.concatenate([[0.0], np.cumsum(mass)])
-            u[f, n] = 1.0
-            outer = (-np.inf, np.inf) if ends is None else (lower, upper)
-            low[f, :n] = np.concatenate([outer[:1], cuts])
-            high[f, :n] = np.concatenate([cuts, outer[1:]])
-            is_binary[f] = n == 2 and cuts[0] == BINARY_THRESHOLD and lower >= 0 and upper <= 1
+            interval_count = len(cuts) + 1
+            known_range = None if ranges is None else (float(ranges[0][f]), float(ranges[1][f]))
+            lower, upper = _ends(cuts, known_range)
+            mass, value[f, :interval_count] = _interval_masses(cuts, lower, upper)
+            coordinates[f, : interval_count + 1] = np.concatenate([[0.0], np.cumsum(mass)])
+            coordinates[f, interval_count] = 1.0
+            value_limits = (-np.inf, np.inf) if known_range is None else (lower, upper)
+            low[f, :interval_count] = np.concatenate([value_limits[:1], cuts])
+            high[f, :interval_count] = np.concatenate([cuts, value_limits[1:]])
+            is_binary[f] = (
+                interval_count == 2 and cuts[0] == BINARY_THRESHOLD and lower >= 0 and upper <= 1
+            )
             if is_binary[f]:
                 for array in (value, low, high):
                     array[f, :2] = 0.0, 1.0
-        return cls(u, value, low, high, is_binary)
+        return cls(coordinates, value, low, high, is_binary)
 
     def interval(self, column: Integers, u: Floats) -> Integers:
-        """Return the interval of each coordinate in its column.
+        """Return the interval of a column in which each of m coordinates lies.
 
         Args:
-            column: (m,) columns.
-            u: (m,) coordinates.
+            column: (m,) number of the column of each coordinate.
+            u: (m,) coordinates in [0, 1].
 
         Returns:
-            (m,) numbers of intervals.
+            (m,) number of the interval between thresholds of the column.
         """
         return np.asarray((self.u[column, 1:-1] <= u[:, None]).sum(1))
 
 
 def _ends(cuts: Floats, ends: tuple[float, float] | None) -> tuple[float, float]:
-    """Return the ends of a column. If they are unknown, the thresholds are extended by half a column."""
+    """Return the smallest and the largest value of a column with the thresholds ``cuts``.
+
+    If these values are unknown, assume that each lies half the range of the thresholds beyond the last
+    threshold.
+    """
     if not len(cuts):
         return ends or (np.nan, np.nan)
     margin = (cuts[-1] - cuts[0]) / 2 or BINARY_THRESHOLD
@@ -232,30 +251,43 @@ def _ends(cuts: Floats, ends: tuple[float, float] | None) -> tuple[float, float]
 
 
 def _interval_masses(cuts: Floats, lower: float, upper: float) -> tuple[Floats, Floats]:
-    """Return the probability of each interval of a column, and the mean value in each interval."""
-    width = upper - lower
-    if not len(cuts) or not width > 0:
-        middle = (np.concatenate([[lower], cuts]) + np.concatenate([cuts, [upper]])) / 2
-        return np.full(len(cuts) + 1, 1 / (len(cuts) + 1)), middle
-    grid = lower + width * (np.arange(GRID) + 0.5) / GRID
+    """Return the probability of each interval between thresholds, and the mean value in each interval.
+
+    The probabilities come from a kernel density estimate of the thresholds.
+
+    Args:
+        cuts: The thresholds of a column, ascending.
+        lower: Smallest value of the column.
+        upper: Largest value of the column.
+
+    Returns:
+        (intervals,) probabilities and (intervals,) mean values.
+    """
+    value_range = upper - lower
+    if not len(cuts) or not value_range > 0:
+        midpoints = (np.concatenate([[lower], cuts]) + np.concatenate([cuts, [upper]])) / 2
+        return np.full(len(cuts) + 1, 1 / (len(cuts) + 1)), midpoints
+    grid = lower + value_range * (np.arange(GRID) + 0.5) / GRID
     quarter, three_quarters = np.quantile(cuts, [0.25, 0.75])
-    deviation = min(cuts.std(), (three_quarters - quarter) / 1.34) or cuts.std()
-    bandwidth = max(deviation * len(cuts) ** -0.2, MIN_WIDTH * width)
-    density = np.full(GRID, UNIFORM_SHARE / width)
+    threshold_spread = min(cuts.std(), (three_quarters - quarter) / 1.34) or cuts.std()
+    bandwidth = max(threshold_spread * len(cuts) ** -0.2, MIN_WIDTH * value_range)
+    density = np.full(GRID, UNIFORM_SHARE / value_range)
     for cut in cuts:
-        bump = np.exp(-0.5 * ((grid - cut) / bandwidth) ** 2)
-        density += bump / (bandwidth * np.sqrt(2 * np.pi) * len(cuts))
-    interval = np.searchsorted(cuts, grid)
-    mass = np.bincount(interval, density, len(cuts) + 1)
-    total = np.bincount(interval, density * grid, len(cuts) + 1)
+        kernel = np.exp(-0.5 * ((grid - cut) / bandwidth) ** 2)
+        density += kernel / (bandwidth * np.sqrt(2 * np.pi) * len(cuts))
+    interval_of_point = np.searchsorted(cuts, grid)
+    mass = np.bincount(interval_of_point, density, len(cuts) + 1)
+    weighted_sum = np.bincount(interval_of_point, density * grid, len(cuts) + 1)
     edges = np.concatenate([[lower], cuts, [upper]])
-    value = np.where(mass > 0, total / np.where(mass > 0, mass, 1.0), (edges[1:] + edges[:-1]) / 2)
+    value = np.where(
+        mass > 0, weighted_sum / np.where(mass > 0, mass, 1.0), (edges[1:] + edges[:-1]) / 2
+    )
     mass = np.maximum(mass, 1e-6 * mass.sum())
     return mass / mass.sum(), value
 
 
 def _bumps() -> Floats:
-    """Return (bins, bins) the density of u around each bin."""
+    """Return Gaussian bumps on [0, 1] as (bins, bins) probabilities, one row for a bump at each bin."""
     center = (np.arange(BINS) + 0.5) / BINS
     bump = np.exp(-0.5 * ((center[:, None] - center) / BUMP) ** 2)
     return np.asarray(bump / bump.sum(1, keepdims=True))
@@ -269,10 +301,10 @@ class Walk:
         leaves: The leaves of the forest.
         scales: The intervals of the columns.
         rng: Generator of the random numbers.
-        intervals: (records, columns) the interval of each value in the current table.
-        places: (records, trees) the leaves of each record.
-        bumps: (bins, bins) the density of u around each bin.
-        bins: (records, columns) the bin of each value.
+        intervals: (records, columns) number of the interval of each value in the current table.
+        places: (records, trees) leaf of each record in each tree.
+        bumps: (bins, bins) Gaussian bump at each of the equal bins that divide [0, 1]. Each row sums to 1.
+        bins: (records, columns) bin that contains the coordinate of each value.
         densities: (classes, columns, bins) sum of the bumps of the records of each class.
     """
 
@@ -294,17 +326,17 @@ class Walk:
         deadline: float,
         progress: Callable[[str], None],
     ) -> Walk | None:
-        """Find a table that fits.
+        """Find a table that fits the forest, and begin a random walk at this table.
 
         Args:
             leaves: The leaves of the forest.
             scales: The intervals of the columns.
             seed: Seed of the walk.
-            deadline: Time at which the search ends.
+            deadline: Value of ``time.monotonic()`` at which the search ends.
             progress: Function that is called with a line of text.
 
         Returns:
-            The walk at this table, or None if no table was found in time.
+            The walk, or None if no table was found in time.
         """
         shape = leaves.records, leaves.columns
         walk = cls(
@@ -319,27 +351,28 @@ class Walk:
         )
         groups = leaves.groups
         for number, members in enumerate(groups):
-            work = FIRST_WORK
-            # The time of the solver varies much with its seed, so several short attempts are faster.
-            while not walk.place(members, deadline, work):
+            work_limit = FIRST_WORK
+            # The time of the solver depends strongly on its seed, so several short attempts are faster than a
+            # long one.
+            while not walk.place(members, deadline, work_limit):
                 if time.monotonic() >= deadline:
                     return None
-                work *= 2
+                work_limit *= 2
             progress(
                 f"group {number + 1} of {len(groups)}: the places of {len(members)} records fit"
             )
         return walk if leaves.fits(walk.intervals) else None
 
     def run(self, sweeps: int, deadline: float, progress: Callable[[str], None]) -> list[Integers]:
-        """Walk, until the time is over.
+        """Visit tables that fit the forest, until the time is over.
 
         Args:
-            sweeps: Number of times that the walk moves all records, if the time allows.
-            deadline: Time at which the walk ends.
+            sweeps: Number of times that the walk draws new values for all records, if the time allows.
+            deadline: Value of ``time.monotonic()`` at which the walk ends.
             progress: Function that is called with a line of text.
 
         Returns:
-            (records, columns) the intervals of the values in each table, which fits the forest.
+            The visited tables. Each is a (records, columns) array of the intervals in which the values lie.
         """
         tables = [self.intervals.copy()]
         while len(tables) <= sweeps:
@@ -355,51 +388,59 @@ class Walk:
         return tables
 
     def place(self, members: Integers, deadline: float, work: float = STEP_WORK) -> bool:
-        """Draw places of records, and keep all others.
+        """Draw new values for some records, and keep the values of all other records.
 
         Args:
-            members: The records.
-            deadline: Time at which the search for places ends.
-            work: Limit of the search in the solver's unit of work.
+            members: Numbers of the records that receive new values.
+            deadline: Value of ``time.monotonic()`` at which the search ends.
+            work: Limit of the solver's deterministic time.
 
         Returns:
-            Whether places were found.
+            Whether the solver found values with which the table fits the forest.
         """
-        is_first = bool((self.places[members] == UNPLACED).any())
+        is_first_table = bool((self.places[members] == UNPLACED).any())
         choices = Choices.build(self.leaves, members, self.places)
         segments = Segments.build(choices, choices.cuts())
-        cumulative = self.cumulative_densities(members)
-        row = segments.member, segments.column
-        start = _value_at(cumulative, *row, self.scales.u[segments.column, segments.first])
-        end = _value_at(cumulative, *row, self.scales.u[segments.column, segments.last + 1])
-        noise = self.rng.gumbel(size=len(start))
-        costs = -np.log(np.maximum(end - start, MIN_MASS)) - noise
+        distribution_functions = self.cumulative_densities(members)
+        function_index = segments.member, segments.column
+        start_level = _value_at(
+            distribution_functions, *function_index, self.scales.u[segments.column, segments.first]
+        )
+        end_level = _value_at(
+            distribution_functions,
+            *function_index,
+            self.scales.u[segments.column, segments.last + 1],
+        )
+        gumbel_noise = self.rng.gumbel(size=len(start_level))
+        costs = -np.log(np.maximum(end_level - start_level, MIN_MASS)) - gumbel_noise
         effort = Effort(
             seconds=deadline - time.monotonic(),
             work=work,
             seed=int(self.rng.integers(2**31 - 1)),
         )
-        hint = None if is_first else self.intervals[members]
-        places = solve(choices, segments, None if is_first else costs, effort, hint)
-        if places is None:
+        hint = None if is_first_table else self.intervals[members]
+        segment_of_value = solve(choices, segments, None if is_first_table else costs, effort, hint)
+        if segment_of_value is None:
             return False
-        segment = places.ravel()
-        member, column = segments.member[segment], segments.column[segment]
-        level = self.rng.uniform(start[segment], end[segment])
-        u = _inverse(cumulative, member, column, level)
+        chosen_segments = segment_of_value.ravel()
+        member, column = segments.member[chosen_segments], segments.column[chosen_segments]
+        level = self.rng.uniform(start_level[chosen_segments], end_level[chosen_segments])
+        u = _inverse(distribution_functions, member, column, level)
         interval = self.scales.interval(column, u)
-        interval = np.clip(interval, segments.first[segment], segments.last[segment])
-        self._move(members, interval.reshape(places.shape))
+        interval = np.clip(
+            interval, segments.first[chosen_segments], segments.last[chosen_segments]
+        )
+        self._move(members, interval.reshape(segment_of_value.shape))
         return True
 
     def cumulative_densities(self, members: Integers) -> Floats:
-        """Return the distribution functions from which values of records are drawn.
+        """Return the distribution functions from which the coordinates of some records are drawn.
 
         Args:
-            members: The records, which have no influence on their own densities.
+            members: Numbers of these records. The densities are computed from all other records.
 
         Returns:
-            (members, columns, bins + 1) values of the distribution function at the ends of the bins.
+            (members, columns, bins + 1) values of each distribution function at the ends of the bins.
         """
         densities = self.densities.copy()
         for i in members:
@@ -412,40 +453,70 @@ class Walk:
             other_classes /= other_classes.sum(-1, keepdims=True)
             density = densities[label] + CLASS_PRIOR * other_classes
             density /= density.sum(-1, keepdims=True)
-            rows = self.leaves.labels[members] == label
-            cumulative[rows] = np.concatenate(
+            has_label = self.leaves.labels[members] == label
+            cumulative[has_label] = np.concatenate(
                 [np.zeros((len(density), 1)), np.cumsum(density, 1)], 1
             )
         return cumulative
 
     def _move(self, members: Integers, intervals: Integers) -> None:
-        """Put new intervals of records into the current table."""
+        """Give the values of some records new intervals, and update their leaves and the densities."""
         columns = np.arange(self.leaves.columns)
-        u = (self.scales.u[columns, intervals] + self.scales.u[columns, intervals + 1]) / 2
-        bins = np.minimum((u * BINS).astype(np.int64), BINS - 1)
-        for i, row in zip(members, bins, strict=True):
+        coordinates = (
+            self.scales.u[columns, intervals] + self.scales.u[columns, intervals + 1]
+        ) / 2
+        bins = np.minimum((coordinates * BINS).astype(np.int64), BINS - 1)
+        for i, new_bins in zip(members, bins, strict=True):
             label = self.leaves.labels[i]
             if self.places[i, 0] != UNPLACED:
                 self.densities[label] -= self.bumps[self.bins[i]]
-            self.densities[label] += self.bumps[row]
+            self.densities[label] += self.bumps[new_bins]
         self.bins[members] = bins
         self.intervals[members] = intervals
         self.places[members] = self.leaves.place(intervals)
 
 
 def _value_at(cumulative: Floats, member: Integers, column: Integers, u: Floats) -> Floats:
-    """Return the values of distribution functions at coordinates."""
-    position = u * BINS
-    index = np.clip(position.astype(np.int64), 0, BINS - 1)
-    lower, upper = cumulative[member, column, index], cumulative[member, column, index + 1]
-    return np.asarray(lower + (position - index) * (upper - lower))
+    """Return the value of one distribution function at each of m coordinates.
+
+    Args:
+        cumulative: (members, columns, bins + 1) values of distribution functions at the ends of the
+            bins of [0, 1].
+        member: (m,) first index into ``cumulative`` of each coordinate.
+        column: (m,) second index into ``cumulative`` of each coordinate.
+        u: (m,) coordinates in [0, 1].
+
+    Returns:
+        (m,) values, interpolated within the bins.
+    """
+    bin_position = u * BINS
+    bin_number = np.clip(bin_position.astype(np.int64), 0, BINS - 1)
+    lower, upper = (
+        cumulative[member, column, bin_number],
+        cumulative[member, column, bin_number + 1],
+    )
+    return np.asarray(lower + (bin_position - bin_number) * (upper - lower))
 
 
 def _inverse(cumulative: Floats, member: Integers, column: Integers, level: Floats) -> Floats:
-    """Return the coordinates at which distribution functions have the values ``level``."""
-    rows = cumulative[member, column]
-    index = np.clip((rows <= level[:, None]).sum(1) - 1, 0, BINS - 1)
-    number = np.arange(len(rows))
-    lower, upper = rows[number, index], rows[number, index + 1]
-    share = np.clip((level - lower) / np.maximum(upper - lower, 1e-300), 0.0, 1.0)
-    return np.asarray((index + share) / BINS)
+    """Return for each of m values the coordinate at which a distribution function has this value.
+
+    Args:
+        cumulative: (members, columns, bins + 1) values of distribution functions at the ends of the
+            bins of [0, 1].
+        member: (m,) first index into ``cumulative`` of each value.
+        column: (m,) second index into ``cumulative`` of each value.
+        level: (m,) values of the distribution functions.
+
+    Returns:
+        (m,) coordinates in [0, 1], interpolated within the bins.
+    """
+    functions = cumulative[member, column]
+    bin_number = np.clip((functions <= level[:, None]).sum(1) - 1, 0, BINS - 1)
+    function_numbers = np.arange(len(functions))
+    lower, upper = (
+        functions[function_numbers, bin_number],
+        functions[function_numbers, bin_number + 1],
+    )
+    share_of_bin = np.clip((level - lower) / np.maximum(upper - lower, 1e-300), 0.0, 1.0)
+    return np.asarray((bin_number + share_of_bin) / BINS)

@@ -1,8 +1,9 @@
-"""The structure of a random forest, in the same form for all libraries that write forests.
+"""The structure of an ensemble of decision trees, in the same form for all libraries that write such models.
 
-The nodes and leaves of all trees are stored in flat arrays. The leaves of a tree are numbered from left to
-right, and the leaves below a node are a contiguous range. So the leaves of the left child of node v are
-``first[v]:middle[v]``, and those of the right child ``middle[v]:last[v]``.
+``Structure`` stores the nodes and leaves of all trees in flat arrays. The leaves of a tree are numbered from
+left to right, and the leaves below a node have consecutive numbers. The leaves below the left child of node v
+have the numbers ``first[v]:middle[v]``. The leaves below the right child have the numbers
+``middle[v]:last[v]``.
 
 A record x goes to the left child of a node if ``x[feature] <= threshold``.
 """
@@ -21,7 +22,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
-NO_CHILD = -1
+NO_CHILD = -1  # stands for the number of a child in the entries of leaves, which have no children
 # How the trees of a model work together. Trees of a forest are fitted to the targets, and their values are
 # averaged. Trees of boosting are fitted to residuals or gradients, and their values are added. Trees of an
 # isolation forest split at random, and their values are path lengths, which are averaged.
@@ -37,9 +38,10 @@ class Tree:
         right: Number of the right child of each node, -1 for a leaf.
         feature: Column that each node splits, any number for a leaf.
         threshold: Threshold of each split, any number for a leaf.
-        value: (nodes, k) mean target or class shares of the training records below each node, NaN if the file
-            stores no values. In boosting, the number that a leaf adds. The values of inner nodes in files of
-            XGBoost lack the learning rate.
+        value: (nodes, k) mean of each of k targets, or shares of k classes, of the training records below
+            each node. NaN if the file stores no values. In boosting, the number that a leaf adds to the
+            prediction. Files of XGBoost store the values of inner nodes before multiplication by the learning
+            rate.
         weight: Sum of the weights of the training records below each node, or None if the file stores no
             weights. A record that the bootstrap drew twice has weight 2.
         count: Number of distinct training records below each node, or None if the file stores no numbers.
@@ -124,7 +126,7 @@ class Forest:
         return Structure.build(self.trees)
 
     def without(self, *fields: str) -> Self:
-        """Return a copy of the forest without the named fields of its trees, such as "seed" or "impurity"."""
+        """Return a copy of the forest whose trees lack some fields, such as "seed" or "impurity"."""
         removed_fields: dict[str, Any] = dict.fromkeys(fields)
         return replace(
             self,
@@ -133,12 +135,12 @@ class Forest:
         )
 
     def with_leaf_values_only(self) -> Self:
-        """Return a copy of the forest whose inner nodes store no values, as in files of ONNX."""
-        trees = (
+        """Return a copy of the forest whose inner nodes store no values. Files of ONNX store none."""
+        trees_without_inner_values = (
             replace(tree, value=np.where(tree.left[:, None] == NO_CHILD, tree.value, np.nan))
             for tree in self.trees
         )
-        return replace(self, trees=tuple(trees))
+        return replace(self, trees=tuple(trees_without_inner_values))
 
 
 @dataclass(frozen=True)
@@ -201,7 +203,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class _LeafRanges:
-    """The leaves of one tree from left to right, and the range of leaves below every inner node."""
+    """The leaves of one tree from left to right, and the leaf numbers below every inner node."""
 
     inner: Integers
     leaves: Integers
@@ -213,31 +215,33 @@ class _LeafRanges:
 def _number_leaves(tree: Tree) -> _LeafRanges:
     node_count = len(tree.left)
     is_leaf = tree.left == NO_CHILD
-    leaf_count = np.zeros(node_count, dtype=np.int64)
-    first_leaf = np.zeros(node_count, dtype=np.int64)
+    leaves_below = np.zeros(node_count, dtype=np.int64)
+    first_leaf_number = np.zeros(node_count, dtype=np.int64)
     parents_first = _depth_first(tree)
     for node in reversed(parents_first):
         if is_leaf[node]:
-            leaf_count[node] = 1
+            leaves_below[node] = 1
         else:
-            leaf_count[node] = leaf_count[tree.left[node]] + leaf_count[tree.right[node]]
+            leaves_below[node] = leaves_below[tree.left[node]] + leaves_below[tree.right[node]]
     for node in parents_first:
         if not is_leaf[node]:
-            first_leaf[tree.left[node]] = first_leaf[node]
-            first_leaf[tree.right[node]] = first_leaf[node] + leaf_count[tree.left[node]]
+            first_leaf_number[tree.left[node]] = first_leaf_number[node]
+            first_leaf_number[tree.right[node]] = (
+                first_leaf_number[node] + leaves_below[tree.left[node]]
+            )
     inner_nodes = np.flatnonzero(~is_leaf)
-    leaves = np.flatnonzero(is_leaf)
+    leaf_nodes = np.flatnonzero(is_leaf)
     return _LeafRanges(
         inner=inner_nodes,
-        leaves=leaves[np.argsort(first_leaf[leaves], kind="stable")],
-        first=first_leaf[inner_nodes],
-        middle=first_leaf[tree.right[inner_nodes]],
-        last=first_leaf[inner_nodes] + leaf_count[inner_nodes],
+        leaves=leaf_nodes[np.argsort(first_leaf_number[leaf_nodes], kind="stable")],
+        first=first_leaf_number[inner_nodes],
+        middle=first_leaf_number[tree.right[inner_nodes]],
+        last=first_leaf_number[inner_nodes] + leaves_below[inner_nodes],
     )
 
 
 def _depth_first(tree: Tree) -> list[int]:
-    """Return the nodes of a tree, every parent before its children."""
+    """Return the numbers of the nodes of a tree. Every parent comes before its children."""
     left, right = tree.left.tolist(), tree.right.tolist()
     order, stack = [], [0]
     while stack:

@@ -1,8 +1,8 @@
-"""The leaves of a regression forest, grouped by the mean target that they store.
+"""Group the leaves of a regression forest by the mean target that they store.
 
-A leaf is pure if all its training records have the same target. A pure leaf stores this target, up to the
-rounding of a mean. Pure leaves with the same value form a group, to which all records with this target
-belong.
+A leaf is pure if all its training records have the same target. A pure leaf stores this target up to
+rounding, because the library computes it as a mean. All pure leaves with the same value form a group. All
+training records with this target belong to the group.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 
 from residuum.trees.forest import Floats, Forest, Integers
 
-# Means of equal targets may differ by this share of the largest target because of rounding.
+# Because of rounding, two means of equal targets may differ by at most this share of the largest target.
 ROUNDING = 256 * np.finfo(np.float64).eps
-# A leaf is pure if its impurity is at most this share of the variance of all leaf values.
+# A leaf counts as pure if its impurity is at most this share of the variance of all leaf values.
 PURE = 1e-12
 # The impurity of a pure leaf is the difference of two sums over the records of its parent, divided by the
 # weight of the leaf. So its rounding error grows with the squares of the targets and the number of records.
@@ -28,12 +28,13 @@ MIXED = -1  # group number of a leaf whose records have different targets
 class Leaves:
     """The leaves of all trees of a regression forest, grouped by the target that they store.
 
-    A leaf is pure if all its training records have the same target. Otherwise it is mixed.
+    A leaf is pure if all its training records have the same target. Otherwise the leaf is mixed. All pure
+    leaves that store the same target form a group. Mixed leaves belong to no group.
 
     Attributes:
         value: (leaves,) mean target of each leaf.
         tree: (leaves,) number of each leaf's tree.
-        values: (groups,) distinct values of pure leaves, ascending. Each value is a group of leaves.
+        values: (groups,) distinct values of pure leaves, ascending. The leaves with one value form a group.
         group: (leaves,) group number of each leaf, -1 for a mixed leaf.
         weight: (leaves,) sum of the weights of each leaf's records, None if the file stores no weights.
         count: (leaves,) number of distinct records of each leaf, None if the file stores no numbers.
@@ -59,7 +60,7 @@ class Leaves:
 
     @property
     def has_mixed(self) -> bool:
-        """Whether a leaf has records with different targets."""
+        """Whether at least one leaf is mixed, i.e. has records with different targets."""
         return bool((self.group == MIXED).any())
 
     @cached_property
@@ -93,11 +94,20 @@ class Leaves:
         return leaves
 
     def sum_by_group(self, amount: Integers) -> Integers:
-        """Return (groups, trees) sums of (leaves,) amounts over the leaves of each group in each tree."""
-        sums = np.zeros((len(self.values), int(self.tree.max()) + 1), dtype=np.int64)
+        """Add up an amount over the leaves of each group in each tree.
+
+        Args:
+            amount: (leaves,) number for each leaf.
+
+        Returns:
+            (groups, trees) sums.
+        """
+        group_sums = np.zeros((len(self.values), int(self.tree.max()) + 1), dtype=np.int64)
         pure_leaves = np.flatnonzero(self.group != MIXED)
-        np.add.at(sums, (self.group[pure_leaves], self.tree[pure_leaves]), amount[pure_leaves])
-        return sums
+        np.add.at(
+            group_sums, (self.group[pure_leaves], self.tree[pure_leaves]), amount[pure_leaves]
+        )
+        return group_sums
 
 
 def group_leaves(forest: Forest) -> Leaves:
@@ -124,17 +134,19 @@ def group_leaves(forest: Forest) -> Leaves:
             is_pure |= impurity * weight <= IMPURITY_ROUNDING * largest_sum
         if count is not None:
             is_pure |= count == 1
-    group = np.full(len(value), MIXED)
+    group_of_leaf = np.full(len(value), MIXED)
     pure_leaves = np.flatnonzero(is_pure)
-    group[pure_leaves] = _number_groups(value[pure_leaves], ROUNDING * np.abs(value).max(0))
-    by_group = pure_leaves[np.argsort(group[pure_leaves], kind="stable")]
-    starts = np.flatnonzero(np.diff(group[by_group], prepend=MIXED))
-    targets = np.stack([_most_common(column, starts) for column in value[by_group].T], 1)
+    group_of_leaf[pure_leaves] = _number_groups(value[pure_leaves], ROUNDING * np.abs(value).max(0))
+    leaves_by_group = pure_leaves[np.argsort(group_of_leaf[pure_leaves], kind="stable")]
+    group_starts = np.flatnonzero(np.diff(group_of_leaf[leaves_by_group], prepend=MIXED))
+    targets = np.stack(
+        [_most_common(column, group_starts) for column in value[leaves_by_group].T], 1
+    )
     return Leaves(
         value=value[:, 0],
         tree=forest.structure.leaf_tree,
         values=targets[:, 0],
-        group=group,
+        group=group_of_leaf,
         weight=None if weight is None else np.rint(weight).astype(np.int64),
         count=None if count is None else count.astype(np.int64),
         impurity=impurity,
@@ -143,25 +155,27 @@ def group_leaves(forest: Forest) -> Leaves:
 
 
 def _number_groups(value: Floats, tolerance: Floats) -> Integers:
-    """Number the groups of leaves with equal targets, in the order of the first target.
+    """Give each leaf a group number. Leaves with equal targets have the same number.
+
+    Groups are numbered in the order of their first target.
 
     Args:
         value: (leaves, targets) values of pure leaves.
         tolerance: (targets,) largest difference of equal values.
 
     Returns:
-        (leaves,) numbers of groups.
+        (leaves,) group number of each leaf.
     """
-    columns = []
+    numbers_by_target = []
     for column, largest_difference in zip(value.T, tolerance, strict=True):
-        order = np.argsort(column, kind="stable")
-        number = np.zeros(len(column), dtype=np.int64)
-        is_first = np.diff(column[order], prepend=-np.inf) > largest_difference
-        number[order] = np.cumsum(is_first) - 1
-        columns.append(number)
-    if len(columns) == 1:
-        return columns[0]
-    return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].ravel()
+        by_value = np.argsort(column, kind="stable")
+        group_numbers = np.zeros(len(column), dtype=np.int64)
+        starts_group = np.diff(column[by_value], prepend=-np.inf) > largest_difference
+        group_numbers[by_value] = np.cumsum(starts_group) - 1
+        numbers_by_target.append(group_numbers)
+    if len(numbers_by_target) == 1:
+        return numbers_by_target[0]
+    return np.unique(np.stack(numbers_by_target, 1), axis=0, return_inverse=True)[1].ravel()
 
 
 def _largest_root_weight(forest: Forest) -> float:
@@ -169,7 +183,15 @@ def _largest_root_weight(forest: Forest) -> float:
 
 
 def _gather(forest: Forest, name: str) -> Floats | None:
-    """Return an array field of all trees at their leaves, None if a tree does not have the field."""
+    """Return the entries of an array of ``Tree`` for the leaves of all trees, None if a tree lacks the array.
+
+    Args:
+        forest: The forest.
+        name: Name of the attribute of ``Tree`` that holds the array.
+
+    Returns:
+        (leaves, ...) entries.
+    """
     structure = forest.structure
     arrays = [getattr(tree, name) for tree in forest.trees]
     if any(array is None for array in arrays):
@@ -182,7 +204,7 @@ def _most_common(value: Floats, starts: Integers) -> Floats:
     """Return the most common value of each group. The values of a group differ by rounding errors.
 
     Args:
-        value: A target of all pure leaves, group after group.
+        value: (leaves,) values of one target in all pure leaves, ordered by group.
         starts: Position of the first value of each group.
 
     Returns:

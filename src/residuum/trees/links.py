@@ -1,9 +1,11 @@
-"""Which leaf of each tree holds a training record.
+"""Find the leaf of each tree that holds a training record.
 
-A record i that tree t drew lies in a leaf of this tree whose value is the target of the record. A leaf and a
-record fit if the weight of the leaf leaves room for the record, which tree t drew ``c_ti`` times, and if the
-box of the leaf overlaps the intervals that hold the record's values. If only one leaf of a tree fits a
-record, this leaf holds the record. If only one record fits a leaf, the leaf holds this record.
+If tree t drew record i, the record lies in a leaf of this tree. In a fully grown tree, the value of this leaf
+is the target of the record. Let ``c_ti`` be how often tree t drew record i. A leaf of tree t can hold record
+i if two conditions hold. The weight of the leaf minus the weights of its known records is at least ``c_ti``.
+And the box of the leaf (the intervals of values that lead from the root to the leaf) overlaps the intervals
+that contain the values of the record. If only one leaf of a tree can hold a record, the record is linked with
+this leaf. If a leaf can hold only one record, the leaf is linked with this record.
 
 A leaf is complete if all its records are known.
 """
@@ -18,8 +20,9 @@ from residuum.trees.forest import Floats, Forest, Integers, Structure
 from residuum.trees.leaves import MIXED, Leaves
 from residuum.trees.subsets import find_members
 
-MANY_LEAVES = 1000  # to update this many leaves or more, all trees are processed together
-UNKNOWN = -1  # stands for an unknown number: of draws of a record, or of a leaf or group
+# If at least this number of leaves is updated, the links of all trees are counted in one step.
+MANY_LEAVES = 1000
+UNKNOWN = -1  # stands for an unknown number of draws, leaf number or group number
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Records:
         group: (records,) number of the group of leaves that store the target, -1 if no leaf stores it.
         counts: (trees, records) how often each tree drew each record, -1 if this is unknown.
         has_row_order: Whether the records are in the order of the training table.
-        links: Triples (tree, record, leaf) of records whose leaf is known before the search.
+        links: Triples (tree, record, leaf) for records whose leaf in a tree is known before the search.
         targets: (records, targets) all targets, if the model has several targets. Then ``y`` holds the first
             target. None for one target.
     """
@@ -49,7 +52,7 @@ class Records:
         return self.y[:, None] if self.targets is None else self.targets
 
     def without_groups(self, groups: Integers) -> Records:
-        """Return the records whose targets are not stored by the leaves of the given groups."""
+        """Return a copy without the records whose target is stored by the leaves of the given groups."""
         is_kept = ~np.isin(self.group, groups)
         new_numbers = np.cumsum(is_kept) - 1
         links = tuple((t, int(new_numbers[i]), leaf) for t, i, leaf in self.links if is_kept[i])
@@ -64,7 +67,7 @@ class Records:
 
 
 class Linker:
-    """Finds the leaves that hold each training record, as far as the record is known.
+    """Finds the leaves that hold each training record, from the known targets and values of the records.
 
     Args:
         forest: The forest.
@@ -72,9 +75,9 @@ class Linker:
         records: The training records.
 
     Attributes:
-        leaf: (trees, records) leaf of each record in each tree, -1 if the tree did not draw the record, or if
-            the leaf is unknown.
-        is_complete: (leaves,) whether all records of a leaf are known.
+        leaf: (trees, records) number of the leaf that holds each record in each tree. -1 if the tree did not
+            draw the record, or if the leaf is unknown.
+        is_complete: (leaves,) whether all records of each leaf are known.
     """
 
     def __init__(self, forest: Forest, leaves: Leaves, records: Records) -> None:
@@ -94,12 +97,12 @@ class Linker:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no leaf is left that could be linked with a record."""
+        """Whether narrower intervals of the values could not link any further leaf with a record."""
         can_link_mixed_leaves = self.records.has_row_order and self.leaves.has_mixed
         return not len(self.open) and not (can_link_mixed_leaves and not self.is_complete.all())
 
     def update(self, low: Floats, high: Floats) -> int:
-        """Link more records with leaves, because the intervals of their values have become narrower.
+        """Link more records with leaves, after the intervals of the records' values have become narrower.
 
         Args:
             low: (records, columns) lower ends of the intervals that hold the values of the records.
@@ -123,7 +126,10 @@ class Linker:
         return int(self.leaves.group[leaf])
 
     def _link_single_records(self) -> None:
-        """Link the only record with a target and the only leaf of a tree that stores this target."""
+        """Link a record with a leaf of a tree if the target is unique.
+
+        No other record has this target, and no other leaf of the tree stores it.
+        """
         group, leaf_tree = self.leaves.group, self.structure.leaf_tree
         group_count = len(self.leaves.values)
         pure_leaves = np.flatnonzero(group >= 0)
@@ -131,60 +137,73 @@ class Linker:
             leaf_tree[pure_leaves] * group_count + group[pure_leaves],
             minlength=group_count * len(self.leaf),
         )
-        record_of = np.full(group_count, UNKNOWN)
+        record_of_group = np.full(group_count, UNKNOWN)
         for number, rows in self.by_group.items():
             if number >= 0 and len(rows) == 1:
-                record_of[number] = rows[0]
-        records_of_leaves = record_of[group[pure_leaves]]
-        is_single = (
+                record_of_group[number] = rows[0]
+        records_of_leaves = record_of_group[group[pure_leaves]]
+        links_one_to_one = (
             leaves_per_tree[leaf_tree[pure_leaves] * group_count + group[pure_leaves]] == 1
         ) & (records_of_leaves != UNKNOWN)
-        is_drawn = self.records.counts[leaf_tree[pure_leaves], records_of_leaves] != 0
-        linked_leaves = pure_leaves[is_single & is_drawn]
-        self.leaf[leaf_tree[linked_leaves], record_of[group[linked_leaves]]] = linked_leaves
+        is_drawn_by_tree = self.records.counts[leaf_tree[pure_leaves], records_of_leaves] != 0
+        linked_leaves = pure_leaves[links_one_to_one & is_drawn_by_tree]
+        self.leaf[leaf_tree[linked_leaves], record_of_group[group[linked_leaves]]] = linked_leaves
         self._mark_complete(linked_leaves)
 
     def _open_leaves(self) -> list[int]:
-        has_records = np.isin(self.leaves.group, list(self.by_group))
-        return np.flatnonzero(has_records & (self.leaves.group >= 0) & ~self.is_complete).tolist()
+        has_group_with_records = np.isin(self.leaves.group, list(self.by_group))
+        return np.flatnonzero(
+            has_group_with_records & (self.leaves.group >= 0) & ~self.is_complete
+        ).tolist()
 
     def _link_group(self, tree: int, group: int, low: Floats, high: Floats) -> None:
-        """Link the records with one target and the leaves of one tree that store this target."""
+        """Link the records that share a target with the leaves of a tree that store this target."""
         rows, counts = self.by_group[group], self.records.counts[tree]
         has_changed = True
         while has_changed:
             has_changed = False
-            leaves = [v for v in self.leaves.select(tree, group) if not self.is_complete[v]]
+            incomplete_leaves = [
+                leaf for leaf in self.leaves.select(tree, group) if not self.is_complete[leaf]
+            ]
             open_records = [
-                i for i in rows.tolist() if self.leaf[tree, i] == UNKNOWN and counts[i] != 0
+                record
+                for record in rows.tolist()
+                if self.leaf[tree, record] == UNKNOWN and counts[record] != 0
             ]
             can_hold = {
-                (v, i): self._may_hold(v, tree, i, low[i], high[i])
-                for v in leaves
-                for i in open_records
+                (leaf, record): self._may_hold(leaf, tree, record, low[record], high[record])
+                for leaf in incomplete_leaves
+                for record in open_records
             }
-            for i in open_records:
-                fitting = [v for v in leaves if can_hold[v, i]]
-                if len(fitting) == 1 and counts[i] != UNKNOWN:
-                    self.leaf[tree, i] = fitting[0]
+            for record in open_records:
+                possible_leaves = [leaf for leaf in incomplete_leaves if can_hold[leaf, record]]
+                if len(possible_leaves) == 1 and counts[record] != UNKNOWN:
+                    self.leaf[tree, record] = possible_leaves[0]
                     has_changed = True
-            for v in leaves:
-                fitting = [
-                    i for i in open_records if can_hold[v, i] and self.leaf[tree, i] == UNKNOWN
+            for leaf in incomplete_leaves:
+                possible_records = [
+                    record
+                    for record in open_records
+                    if can_hold[leaf, record] and self.leaf[tree, record] == UNKNOWN
                 ]
-                if len(fitting) == 1 and self._needs_one(v, tree, fitting[0]):
-                    self.leaf[tree, fitting[0]] = v
+                if len(possible_records) == 1 and self._needs_one(leaf, tree, possible_records[0]):
+                    self.leaf[tree, possible_records[0]] = leaf
                     has_changed = True
-            self._mark_complete(np.array(leaves, dtype=np.int64))
+            self._mark_complete(np.array(incomplete_leaves, dtype=np.int64))
 
     def _link_subsets(self, low: Floats, high: Floats) -> None:
-        """Link a leaf of two or three records with the only records that have its mean target."""
+        """Link the leaves with two or three records whose targets differ with these records.
+
+        A leaf is linked if only one set of records has the weight, the mean target and the variance of the
+        leaf.
+        """
         if self.leaves.count is None or self.leaves.weight is None or self.leaves.impurity is None:
             return
-        if self.leaves.targets is not None:  # the impurity is not the variance of one target
+        # If the model has several targets, the impurity of a leaf is not the variance of one target.
+        if self.leaves.targets is not None:
             return
         targets = self.records.y
-        spread = float(np.nanstd(targets)) if not np.isnan(targets).all() else 0.0
+        target_deviation = float(np.nanstd(targets)) if not np.isnan(targets).all() else 0.0
         is_small_mixed_leaf = (
             (self.leaves.group == MIXED) & (self.leaves.count <= 3) & ~self.is_complete
         )
@@ -199,21 +218,21 @@ class Linker:
                     (high[open_records, column] >= below) & (low[open_records, column] <= above)
                 ]
             members = find_members(
-                self.leaves, leaf, targets[open_records], counts[open_records], spread
+                self.leaves, leaf, targets[open_records], counts[open_records], target_deviation
             )
             if members is not None:
                 self.leaf[tree, open_records[members]] = leaf
                 self.is_complete[leaf] = True
 
     def _needs_one(self, leaf: int, tree: int, record: int) -> bool:
-        """Return whether all records of a leaf are linked except one."""
+        """Return whether all records of a leaf are known except one."""
         linked_count = int((self.leaf[tree] == leaf).sum())
         if self.leaves.count is not None:
             return int(self.leaves.count[leaf]) == linked_count + 1
         return linked_count == 0
 
     def _may_hold(self, leaf: int, tree: int, record: int, low: Floats, high: Floats) -> bool:
-        """Return whether a leaf can hold a record, by the weight and the box of the leaf."""
+        """Return whether the weight and the box of a leaf allow that the leaf holds a record."""
         count = self.records.counts[tree, record]
         weight = self.leaves.weight
         if weight is not None and count != UNKNOWN:
@@ -231,15 +250,15 @@ class Linker:
         return self.boxes[leaf]
 
     def _mark_complete(self, leaves: Integers) -> None:
-        """Update whether all records of the given leaves are known."""
+        """Update ``is_complete`` for the given leaves."""
         if not len(leaves):
             return
         is_one_tree = len(leaves) < MANY_LEAVES and len(set(self.structure.leaf_tree[leaves])) == 1
-        rows = (
+        tree_range = (
             slice(self._tree(leaves[0]), self._tree(leaves[0]) + 1) if is_one_tree else slice(None)
         )
-        linked_leaves = self.leaf[rows][self.leaf[rows] != UNKNOWN]
-        counts = self.records.counts[rows][self.leaf[rows] != UNKNOWN]
+        linked_leaves = self.leaf[tree_range][self.leaf[tree_range] != UNKNOWN]
+        counts = self.records.counts[tree_range][self.leaf[tree_range] != UNKNOWN]
         leaf_count = len(self.is_complete)
         record_counts = np.bincount(linked_leaves, minlength=leaf_count)[leaves]
         if self.leaves.count is not None:
@@ -255,14 +274,15 @@ class Linker:
 
 
 def leaf_box(structure: Structure, leaf: int) -> list[tuple[int, float, float]]:
-    """Return the box of a leaf, i.e. the intervals of values that lead from the root to this leaf.
+    """Return the intervals of values that lead from the root to a leaf, which are called the box of the leaf.
 
     Args:
         structure: Nodes and leaves of the forest.
         leaf: Number of the leaf.
 
     Returns:
-        Column, lower end and upper end, for each column that a node between root and leaf splits.
+        Triples of a column, a lower end and an upper end. There is one for each column that a node above the
+        leaf splits.
     """
     begin, end = np.searchsorted(
         structure.tree, [structure.leaf_tree[leaf], structure.leaf_tree[leaf] + 1]

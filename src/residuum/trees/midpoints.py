@@ -1,18 +1,18 @@
-"""What the thresholds of a column determine about its values.
+"""Derive intervals and equations for the values of a column from the thresholds of its nodes.
 
-A tree with best splits puts the threshold t of a node halfway between two neighboring values of its training
-records. Let M be the largest value left of the threshold and m the smallest value right of the threshold.
-Then
+If a tree searches for the best split, it puts the threshold t of a node halfway between two neighboring
+values of the records below the node. Let M be the largest value left of the threshold and m the smallest
+value right of the threshold. Then
 
     M + m = 2 t,   M < t < m.
 
-Every value x of the table has an interval [low, high]. Each node narrows the intervals of the records below
-this node. For example, the largest lower end on the left side is a lower end of M. If only one record a can
-have the value M, and only one record b the value m, then the node is an equation x_a + x_b = 2 t.
+Every value x of the table lies in an interval [low, high], which the nodes above the record narrow. For
+example, M is at least the largest lower end of the records on the left side. If only record a can have the
+value M, and only record b can have the value m, the node gives an equation x_a + x_b = 2 t.
 
-The equations of a column are the edges of a graph between records. In a connected component of this graph all
-values depend on one number z: x_a = s_a z + c_a with s_a = 1 or -1. A cycle of odd length determines z, and
-thus all values of the component.
+The equations of a column are the edges of a graph between records. In a connected component of this graph,
+all values depend on one number z: x_a = s_a z + c_a with s_a = 1 or -1. A cycle of odd length determines z,
+and thus all values of the component.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from residuum.trees.forest import Booleans, Floats, Integers
 
-# A value that is on the side of missing values at this many nodes, without a contradiction, is not missing.
+# Every node sends missing values to one of its children. If a record is below this child at at least this
+# number of nodes, and if some value agrees with all thresholds of these nodes, the value of the record is
+# taken to be present.
 MIN_STEPS = 12
-LATTICE_ERROR = 1e-3  # rounding error of a value on a lattice, as a share of the lattice step
-# Rounding error of a value, as a share of the largest threshold of its column.
+# A value lies on a lattice of equally spaced numbers if its distance to the lattice is at most this share of
+# the lattice step.
+LATTICE_ERROR = 1e-3
+# Largest rounding error of a value, as a share of the largest absolute threshold of its column.
 ROUNDING = 8 * float(np.finfo(np.float32).eps)
 
 
@@ -42,9 +46,9 @@ class ColumnNodes:
         threshold: (nodes,) threshold of each node.
         members: Members below the left child of the first node, then below its right child, then below the
             children of the next node, and so on.
-        starts: (2 nodes,) positions in ``members`` at which the members of each child begin.
-        side: For every entry of ``members`` the number of its child: 2 v for the left child of node v, and
-            2 v + 1 for the right child.
+        starts: (2 nodes,) position in ``members`` of the first member below each child.
+        side: Number of the child for every entry of ``members``. The left child of node v has the number 2 v,
+            and the right child has the number 2 v + 1.
         missing_left: (nodes,) whether missing values go to the left child.
     """
 
@@ -55,11 +59,12 @@ class ColumnNodes:
     missing_left: Booleans
 
     def missing_values(self, records: int) -> tuple[Booleans, Booleans]:
-        """Find the records whose value in this column is missing, from the nodes above their leaves.
+        """Find the records whose value in this column is missing.
 
-        Every node sends missing values to the same child. If a record always follows missing values, and no
-        value fits all thresholds on its way, then its value is missing. A threshold of infinity sends missing
-        values to the right child and all other values to the left child.
+        Every node sends all missing values to one of its children. The value of a record is missing if two
+        conditions hold. At every node, the record is below the child for missing values. And no value agrees
+        with all thresholds of these nodes. A threshold of infinity sends missing values to the right child
+        and all other values to the left child.
 
         Args:
             records: Number of training records. Members with higher numbers are leaves.
@@ -79,9 +84,12 @@ class ColumnNodes:
         return ~is_present & (low >= high), may_be_missing & (low < high)
 
     def without(self, missing: Booleans) -> ColumnNodes | None:
-        """Return the nodes without the records whose value is missing, or None if no node is left.
+        """Return a copy without the records whose value is missing, or None if no node remains.
 
-        Nodes that keep members below only one child are left out.
+        The copy leaves out nodes that have members below only one child after this.
+
+        Args:
+            missing: (records,) whether the value of each record is missing.
         """
         is_record = self.members < len(missing)
         is_kept = np.ones(len(self.members), dtype=bool)
@@ -106,7 +114,7 @@ class ColumnNodes:
         )
 
     def boxes(self, records: int) -> tuple[Floats, Floats]:
-        """Return the interval of values that leads each record to all its leaves.
+        """Return for each record the interval of values that lead to all leaves of the record.
 
         Args:
             records: Number of training records. Members with higher numbers are leaves.
@@ -134,12 +142,14 @@ class Column:
         records: Number of records. Members with higher numbers are leaves with unknown records.
         low: (members,) lower ends of the intervals that hold the values.
         high: (members,) upper ends of these intervals.
-        origin: A value of the lattice on which all values of the column lie.
-        step: Distance between neighboring values of the lattice, or 0 if the values do not lie on a lattice.
+        origin: Smallest value of the column, if all values have the form origin + k step with integers k.
+            These numbers are called a lattice.
+        step: Distance between neighboring values of the lattice, 0 if the values do not lie on a lattice.
         tolerance: Rounding error of a value.
         is_exact: (records,) whether the value is determined exactly.
-        is_doubtful: (members,) whether the value may be missing, so that it bounds no other value.
-        edges: Equations x_a + x_b = total between two records, as total by pair (a, b).
+        is_doubtful: (members,) whether the value may be missing. Such a value does not narrow other
+            intervals.
+        edges: Equations x_a + x_b = total between two records: the total for each pair (a, b).
         is_contradictory: Whether some equations contradict each other.
     """
 
@@ -156,7 +166,7 @@ class Column:
     is_contradictory: bool = False
 
     def narrow(self) -> bool:
-        """Narrow the intervals by all nodes and equations once. Return True if an interval changed."""
+        """Narrow the intervals with each node and each equation once. Return True if an interval changed."""
         intervals_before = self.low.copy(), self.high.copy()
         new_edges = self._use_nodes()
         if new_edges or not (
@@ -174,18 +184,18 @@ class Column:
         )
 
     def _use_nodes(self) -> bool:
-        """Narrow the intervals by all nodes, and collect equations. Return True if some are new."""
+        """Narrow the intervals with all nodes, and collect equations. Return True if an equation is new."""
         nodes, low, high = self.nodes, self.low, self.high
         threshold, starts, side, members = nodes.threshold, nodes.starts, nodes.side, nodes.members
         node, is_left = side // 2, side % 2 == 0
         member_low, member_high = low[members], high[members]
         is_doubtful = self.is_doubtful[members]
-        sure_low = np.where(is_doubtful, -np.inf, member_low)
-        sure_high = np.where(is_doubtful, np.inf, member_high)
-        largest_low = np.maximum.reduceat(sure_low, starts)[0::2]
+        present_low = np.where(is_doubtful, -np.inf, member_low)
+        present_high = np.where(is_doubtful, np.inf, member_high)
+        largest_low = np.maximum.reduceat(present_low, starts)[0::2]
         largest_high = np.maximum.reduceat(member_high, starts)[0::2]
         smallest_low = np.minimum.reduceat(member_low, starts)[1::2]
-        smallest_high = np.minimum.reduceat(sure_high, starts)[1::2]
+        smallest_high = np.minimum.reduceat(present_high, starts)[1::2]
         half_step = self.step / 2
         left_low = np.maximum(largest_low, 2 * threshold - smallest_high)
         left_high = np.minimum(largest_high, 2 * threshold - smallest_low)
@@ -193,7 +203,8 @@ class Column:
         right_low, right_high = 2 * threshold - left_high, 2 * threshold - left_low
         np.minimum.at(high, members[is_left], left_high[node[is_left]])
         np.maximum.at(low, members[~is_left], right_low[node[~is_left]])
-        # Find the members that can be the largest on the left side or the smallest on the right side.
+        # Find the members that can have the largest value on the left side or the smallest one on the right
+        # side.
         tolerance = self.tolerance
         can_be_extreme = np.where(
             is_left,
@@ -217,12 +228,13 @@ class Column:
         return len(self.edges) > equation_count
 
     def _use_edges(self) -> None:
-        """Solve the equations of each connected component, or narrow the intervals of its records."""
+        """Use the equations of each connected component of records to find or to narrow their values."""
         if not self.edges:
             return
         graph = EquationGraph.build(self.edges, self.records)
         members = graph.records
-        # The interval of each record limits z, and all records of a component limit z together.
+        # The values of a component are x = sign z + constant, so the interval of each record gives limits of
+        # z.
         allowed_z = graph.sign * (
             np.stack([self.low[members], self.high[members]]) - graph.constant
         )
@@ -231,12 +243,12 @@ class Column:
         np.maximum.at(z_low, graph.component, allowed_z.min(0))
         np.minimum.at(z_high, graph.component, allowed_z.max(0))
         odd_low, odd_high = graph.odd_cycles()
-        is_odd = odd_low <= odd_high
+        has_odd_cycle = odd_low <= odd_high
         tolerance = 4 * self.tolerance
         even_cycles_agree = graph.even_cycles_agree(tolerance)
-        odd_cycles_disagree = is_odd & (odd_high - odd_low > tolerance)
-        odd_z = np.where(is_odd, odd_low, 0.0)
-        is_outside = is_odd & ((odd_z < z_low - tolerance) | (odd_z > z_high + tolerance))
+        odd_cycles_disagree = has_odd_cycle & (odd_high - odd_low > tolerance)
+        odd_z = np.where(has_odd_cycle, odd_low, 0.0)
+        is_outside = has_odd_cycle & ((odd_z < z_low - tolerance) | (odd_z > z_high + tolerance))
         is_contradictory = (
             ~even_cycles_agree | odd_cycles_disagree | is_outside | (z_low > z_high + tolerance)
         )
@@ -245,23 +257,22 @@ class Column:
         has_exact_value = np.zeros(graph.components, dtype=bool)
         np.logical_or.at(has_exact_value, graph.component, self.is_exact[members])
         is_solved_component = ~is_contradictory & (
-            is_odd | has_exact_value | (np.abs(z_high - z_low) <= self.tolerance)
+            has_odd_cycle | has_exact_value | (np.abs(z_high - z_low) <= self.tolerance)
         )
-        z = np.where(is_odd, odd_z, np.clip((z_low + z_high) / 2, z_low, z_high))
-        is_solved = is_solved_component[graph.component]
-        values = (graph.sign * z[graph.component] + graph.constant)[is_solved]
-        values = values.astype(np.float32).astype(
-            np.float64
-        )  # trees compare float32 values with thresholds
-        self.low[members[is_solved]] = self.high[members[is_solved]] = values
-        self.is_exact[members[is_solved]] = True
-        is_unsolved = ~is_solved & ~is_contradictory[graph.component]
+        z = np.where(has_odd_cycle, odd_z, np.clip((z_low + z_high) / 2, z_low, z_high))
+        is_solved_record = is_solved_component[graph.component]
+        values = (graph.sign * z[graph.component] + graph.constant)[is_solved_record]
+        # Trees compare float32 values with thresholds.
+        values = values.astype(np.float32).astype(np.float64)
+        self.low[members[is_solved_record]] = self.high[members[is_solved_record]] = values
+        self.is_exact[members[is_solved_record]] = True
+        is_unsolved_record = ~is_solved_record & ~is_contradictory[graph.component]
         allowed_values = graph.sign * np.stack([z_low, z_high])[:, graph.component] + graph.constant
-        self.low[members[is_unsolved]] = np.maximum(
-            self.low[members[is_unsolved]], allowed_values.min(0)[is_unsolved]
+        self.low[members[is_unsolved_record]] = np.maximum(
+            self.low[members[is_unsolved_record]], allowed_values.min(0)[is_unsolved_record]
         )
-        self.high[members[is_unsolved]] = np.minimum(
-            self.high[members[is_unsolved]], allowed_values.max(0)[is_unsolved]
+        self.high[members[is_unsolved_record]] = np.minimum(
+            self.high[members[is_unsolved_record]], allowed_values.max(0)[is_unsolved_record]
         )
 
     def _round_to_lattice(self) -> None:
@@ -275,6 +286,8 @@ class Column:
 @dataclass(frozen=True)
 class EquationGraph:
     """Equations x_a + x_b = total between records, solved up to one number z for each connected component.
+
+    The records are the nodes of a graph, and the equations are its edges.
 
     Attributes:
         records: The records that occur in an equation.
@@ -298,10 +311,10 @@ class EquationGraph:
 
     @classmethod
     def build(cls, edges: dict[tuple[int, int], float], records: int) -> EquationGraph:
-        """Solve the equations of every connected component, beginning with one of its records.
+        """Express the values of every connected component by the value z of one of its records.
 
         Args:
-            edges: Equations x_a + x_b = total, as total by pair (a, b).
+            edges: Equations x_a + x_b = total: the total for each pair (a, b).
             records: Number of all records.
 
         Returns:
@@ -309,9 +322,9 @@ class EquationGraph:
         """
         record_pairs = np.array(list(edges), dtype=np.int64)
         total = np.array(list(edges.values()))
-        present, inverse = np.unique(record_pairs, return_inverse=True)
+        records_in_equations, inverse = np.unique(record_pairs, return_inverse=True)
         first, second = inverse.reshape(record_pairs.shape).T
-        record_count = len(present)
+        record_count = len(records_in_equations)
         matrix = coo_array(
             (np.ones(len(first)), (first, second)), shape=(record_count, record_count)
         ).tocsr()
@@ -332,10 +345,14 @@ class EquationGraph:
                 equation_total = totals_by_pair[node, parent_node]
             sign[node] = -sign[parent_node]
             constant[node] = equation_total - constant[parent_node]
-        return cls(present, component, sign, constant, components, first, second, total)
+        return cls(
+            records_in_equations, component, sign, constant, components, first, second, total
+        )
 
     def odd_cycles(self) -> tuple[Floats, Floats]:
-        """Return the smallest and the largest z that the odd cycles of each connected component determine.
+        """Return the smallest and the largest z that follow from cycles of odd length in each component.
+
+        Each cycle of an odd number of equations determines z. The values of z agree if the equations do.
 
         Returns:
             (components,) smallest and (components,) largest values. They are inf and -inf for a component
@@ -352,7 +369,10 @@ class EquationGraph:
         return low, high
 
     def even_cycles_agree(self, tolerance: float) -> Booleans:
-        """Return for each connected component whether the equations of its even cycles agree."""
+        """Return for each connected component whether its equations agree up to z.
+
+        The equations of a cycle of even length do not determine z, but they can contradict each other.
+        """
         closes_even_cycle = self.sign[self.first] != self.sign[self.second]
         a, b = self.first[closes_even_cycle], self.second[closes_even_cycle]
         errors = np.abs(self.total[closes_even_cycle] - self.constant[a] - self.constant[b])
@@ -362,7 +382,9 @@ class EquationGraph:
 
 
 def _with_common_root(first: Integers, second: Integers, roots: Integers, size: int) -> object:
-    """Return the graph with one more node, which is connected with one record of each component.
+    """Return the graph of the equations with one more node, from which a search reaches all components.
+
+    The new node is connected with one record of each component.
 
     Args:
         first: (equations,) first record of each equation.
@@ -373,7 +395,7 @@ def _with_common_root(first: Integers, second: Integers, roots: Integers, size: 
     Returns:
         The sparse adjacency matrix.
     """
-    rows = np.concatenate([first, np.full(len(roots), size)])
-    columns = np.concatenate([second, roots])
+    edge_starts = np.concatenate([first, np.full(len(roots), size)])
+    edge_ends = np.concatenate([second, roots])
     shape = (size + 1, size + 1)
-    return coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()
+    return coo_array((np.ones(len(edge_starts)), (edge_starts, edge_ends)), shape=shape).tocsr()

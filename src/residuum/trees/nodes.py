@@ -8,14 +8,15 @@ from residuum.trees.forest import NO_CHILD, Booleans, Integers, Tree
 
 
 def forms_tree(left: Integers, right: Integers) -> bool:
-    """Return True if every node except node 0 is the child of one node.
+    """Return True if every node except node 0 is the child of exactly one node, and node 0 of none.
 
     Args:
         left: Number of the left child of each node, -1 for a leaf.
         right: Number of the right child of each node, ignored for a leaf.
 
     Returns:
-        Whether this is the case. A cycle of nodes without a parent is possible.
+        Whether every node except node 0 has one parent. This does not exclude a cycle of nodes that cannot be
+        reached from node 0.
     """
     inner: Booleans = left != NO_CHILD
     children = np.concatenate([left[inner], right[inner]])
@@ -25,7 +26,7 @@ def forms_tree(left: Integers, right: Integers) -> bool:
 
 
 def order_nodes(left: Integers, right: Integers) -> Integers | None:
-    """Return the nodes of a tree, each parent before its children.
+    """Return the numbers of the nodes of a tree. Each parent comes before its children.
 
     Args:
         left: Number of the left child of each node, -1 for a leaf. Node 0 is the root.

@@ -12,7 +12,7 @@ def find_leaf_nodes(
 ) -> Integers:
     """Return the node of the leaf that each sample reaches.
 
-    A missing value (NaN) follows the direction that the node states.
+    A missing value (NaN) goes to the child that the node states for missing values.
 
     Args:
         tree: The tree.
@@ -21,22 +21,24 @@ def find_leaf_nodes(
         compares_doubles: Whether the tree compares float64 values with thresholds, not float32 values.
 
     Returns:
-        (samples,) numbers of nodes.
+        (samples,) number of the leaf's node for each sample.
     """
     x = np.asarray(x, dtype=np.float64 if compares_doubles else np.float32)
     missing_left = (
         tree.missing_left if tree.missing_left is not None else np.zeros(len(tree.left), bool)
     )
     node = np.zeros(len(x), dtype=np.int64)
-    active = np.flatnonzero(tree.left[node] != NO_CHILD)
-    while len(active):
-        current = node[active]
-        values = x[active, tree.feature[current]]
-        threshold = tree.threshold[current]
+    moving_samples = np.flatnonzero(tree.left[node] != NO_CHILD)
+    while len(moving_samples):
+        current_nodes = node[moving_samples]
+        values = x[moving_samples, tree.feature[current_nodes]]
+        threshold = tree.threshold[current_nodes]
         is_below = values < threshold if is_strict else values <= threshold
-        goes_left = np.where(np.isnan(values), missing_left[current], is_below)
-        node[active] = np.where(goes_left, tree.left[current], tree.right[current])
-        active = active[tree.left[node[active]] != NO_CHILD]
+        goes_left = np.where(np.isnan(values), missing_left[current_nodes], is_below)
+        node[moving_samples] = np.where(
+            goes_left, tree.left[current_nodes], tree.right[current_nodes]
+        )
+        moving_samples = moving_samples[tree.left[node[moving_samples]] != NO_CHILD]
     return node
 
 
@@ -63,7 +65,7 @@ def predict(forest: Forest, x: Floats) -> Floats:
 
 
 def _add_trees(forest: Forest, x: Floats) -> Floats:
-    """Return the sum of the trees of boosting for every output."""
+    """Return (samples, outputs) sums of the trees of a boosted model for every output."""
     outputs = (
         np.zeros(len(forest.trees), dtype=np.int64) if forest.outputs is None else forest.outputs
     )

@@ -2,9 +2,9 @@
 
 1. The seeds of the trees determine how often each tree drew each record (:mod:`.bootstrap`).
 2. The values of leaves and roots determine the targets (:mod:`.targets`).
-3. The target of a record tells which leaf of every tree holds this record (:mod:`.links`).
+3. The target and the known values of a record tell which leaf of each tree holds it (:mod:`.links`).
 4. The thresholds of nodes give intervals and equations for the values of the columns (:mod:`.midpoints`).
-   Narrower intervals link more records with leaves, so steps 3 and 4 are repeated until nothing changes.
+   Narrower intervals exclude more leaves in step 3. So steps 3 and 4 are repeated until nothing changes.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from residuum.trees.links import UNKNOWN, Linker, Records
 from residuum.trees.midpoints import LATTICE_ERROR, ROUNDING, Column, ColumnNodes
 from residuum.trees.targets import find_records
 
-MAX_ROUNDS = 200  # maximum number of rounds, each of which links records and narrows the columns
-MAX_PASSES = 50  # maximum number of passes over the nodes of a column in one round
-# Values are stated if their rounding error is at most this share of the range of their column.
+MAX_ROUNDS = (
+    200  # maximum number of times that records are linked with leaves and intervals are narrowed
+)
+MAX_PASSES = (
+    50  # maximum number of times that the nodes of a column narrow its intervals in one round
+)
+# The values of a column can be exact only if their rounding error is at most this share of the column's
+# range.
 MAX_ERROR = 1e-5
-# The values of a column count as a lattice if there is at least this number of thresholds per lattice step.
+# The values of a column are taken to lie on a lattice (equally spaced numbers) only if the number of distinct
+# thresholds is at least this share of the number of lattice steps.
 MIN_FILL = 0.3
 
 
@@ -40,9 +46,9 @@ class RecoveredTable:
         low: (records, columns) lower ends of the intervals that hold the values.
         high: (records, columns) upper ends of these intervals.
         is_exact: (records, columns) whether the value is determined exactly.
-        is_likely: (records, columns) whether the value is determined if every leaf value was attributed to
-            the right number of records. This number is an estimate if the file stores neither seeds nor
-            counts, so no value of such a file is exact.
+        is_likely: (records, columns) whether the value is determined under an assumption. If the file stores
+            neither seeds nor numbers of records, the number of records that share a target is an estimate.
+            The value is right if this estimate is right. Such a file has no exact values.
         is_missing: (records, columns) whether the value is missing in the training table.
         is_contradictory: (columns,) whether equations for the values of the column contradict each other.
         has_row_order: Whether the records are in the order of the training table.
@@ -62,7 +68,7 @@ class RecoveredTable:
 
     @property
     def x(self) -> Floats:
-        """(records, columns) estimates of the values: exact values, or else the middle of the interval."""
+        """(records, columns) estimates of the values: the middle of the interval that contains each value."""
         return (self.low + self.high) / 2
 
 
@@ -86,7 +92,8 @@ def recover_table(
     records = (
         records_without_seeds(leaves) if counts is None else find_records(forest, leaves, counts)
     )
-    if records.has_row_order and np.isnan(records.y).all():  # the seeds may have been overwritten
+    # If the seeds in the file lead to no target, they may be wrong, so do not use them.
+    if records.has_row_order and np.isnan(records.y).all():
         records = records_without_seeds(leaves)
     if not len(records.y):
         return _empty_table(forest.columns, leaves.all_targets.shape[1])
@@ -96,7 +103,8 @@ def recover_table(
         mistaken_records = search.run(progress)
         if records.has_row_order or not len(mistaken_records):
             return search.table()
-        # Without seeds a value that seemed to belong to one record may belong to several.
+        # Without seeds, a target that was attributed to one record may belong to several records. Then the
+        # leaves of this record contradict each other, so the search begins again without this target.
         records = records.without_groups(np.unique(records.group[mistaken_records]))
 
 
@@ -113,9 +121,10 @@ class Search:
         is_exact: (records, columns) whether the value is determined exactly.
         is_missing: (records, columns) whether the value is missing in the training table.
         is_contradictory: (columns,) whether equations for the values of the column contradict each other.
-        lattices: For each column, origin and step of the lattice on which its values lie, or (0, 0).
-        edges: For each column, equations x_a + x_b = total between records, as total by pair (a, b).
-        rounds: Number of rounds so far.
+        lattices: For each column, origin and step if all values have the form origin + k step with integers
+            k, or (0, 0). These numbers are called a lattice.
+        edges: For each column, equations x_a + x_b = total between records: the total for each pair (a, b).
+        rounds: Number of rounds so far. A round links records with leaves and narrows the intervals.
     """
 
     forest: Forest
@@ -138,7 +147,7 @@ class Search:
         records: Records,
         ranges: tuple[Floats, Floats] | None,
     ) -> Search:
-        """Begin a search: link records with leaves as far as their targets determine the links.
+        """Begin a search, and link the records with the leaves that their targets determine.
 
         Args:
             forest: The forest.
@@ -171,7 +180,8 @@ class Search:
             progress: Function that is called with a line of text in every round.
 
         Returns:
-            The records that were linked with contradictory leaves. The search stops at the first of them.
+            Numbers of the records that were linked with leaves that contradict each other. If there are any,
+            the search stops.
         """
         has_changed = True
         while has_changed and self.rounds < MAX_ROUNDS:
@@ -196,17 +206,20 @@ class Search:
         return np.zeros(0, dtype=np.int64)
 
     def _without_common_box(self, nodes: list[ColumnNodes | None]) -> Integers:
-        """Return the records that are linked with leaves whose boxes have no point in common."""
-        is_empty = np.zeros(len(self.low), dtype=bool)
+        """Return the records that are linked with contradictory leaves.
+
+        In some column, no value leads to all leaves with which such a record is linked.
+        """
+        has_no_common_value = np.zeros(len(self.low), dtype=bool)
         for column_nodes in nodes:
             if column_nodes is not None:
                 low, high = column_nodes.boxes(len(self.low))
                 missing, _ = column_nodes.missing_values(len(self.low))
-                is_empty |= (low >= high) & ~missing
-        return np.flatnonzero(is_empty)
+                has_no_common_value |= (low >= high) & ~missing
+        return np.flatnonzero(has_no_common_value)
 
     def _narrow(self, column: int, nodes: ColumnNodes, unknown: int) -> None:
-        """Narrow the intervals of a column by its nodes, until nothing changes.
+        """Narrow the intervals of the values of a column with the nodes that split it, until nothing changes.
 
         Args:
             column: Number of the column.
@@ -242,7 +255,8 @@ class Search:
             column_values.low[:records],
             column_values.high[:records],
         )
-        is_sure = ~is_doubtful[:records]  # a value that may be missing is never exact
+        # If a value may be missing, it does not count as exact.
+        is_sure = ~is_doubtful[:records]
         self.is_exact[:, column] = column_values.is_exact & is_sure
         self.is_contradictory[column] |= column_values.is_contradictory
 
@@ -270,13 +284,13 @@ class Search:
         )
 
     def _rounding_errors(self) -> tuple[Floats, Booleans]:
-        """Return how far rounded thresholds change the values, and where this is more than MAX_ERROR.
+        """Return the rounding errors of the values, and whether the values of a column cannot be exact.
 
-        Equations between records add up the errors of their thresholds. So a column whose values are large
-        compared with its range has no exact values.
+        If the thresholds in the file are rounded, the values computed from them have rounding errors. If the
+        error is more than ``MAX_ERROR`` times the range of a column, the column has no exact values.
 
         Returns:
-            (columns,) errors, and (columns,) whether the error is too large to state values.
+            (columns,) errors, and (columns,) whether the error is too large for exact values.
         """
         structure = self.forest.structure
         error, is_coarse = np.zeros(len(self.edges)), np.zeros(len(self.edges), dtype=bool)
@@ -290,9 +304,9 @@ class Search:
 
 
 def _empty_table(columns: int, targets: int) -> RecoveredTable:
-    """Return a table without records, for a forest whose records cannot be told apart."""
+    """Return a table without records, for a forest whose file identifies no record."""
     values, flags = np.zeros((0, columns)), np.zeros((0, columns), dtype=bool)
-    no_column = np.zeros(columns, dtype=bool)
+    no_flags = np.zeros(columns, dtype=bool)
     return RecoveredTable(
         y=np.zeros(0),
         targets=np.zeros((0, targets)),
@@ -301,7 +315,7 @@ def _empty_table(columns: int, targets: int) -> RecoveredTable:
         is_exact=flags,
         is_likely=flags,
         is_missing=flags,
-        is_contradictory=no_column,
+        is_contradictory=no_flags,
         has_row_order=False,
         rounds=0,
     )
@@ -312,7 +326,7 @@ def _initial_intervals(
 ) -> tuple[Floats, Floats]:
     if ranges is None:
         return np.full(shape, -np.inf), np.full(shape, np.inf)
-    # Trees compare float32 values with thresholds.
+    # Round the known ranges to float32, because trees compare float32 values with thresholds.
     ends = (np.asarray(end, dtype=np.float32).astype(np.float64) for end in ranges)
     low, high = (np.repeat(end[None], shape[0], axis=0) for end in ends)
     return low, high
@@ -323,8 +337,9 @@ def _lattice(
 ) -> tuple[float, float]:
     """Return the origin and the step of the lattice on which the values of a column lie, or (0, 0).
 
-    The column counts as a lattice if all thresholds are midpoints of lattice values, and if there are enough
-    thresholds per lattice step.
+    A lattice is a set of numbers origin + k step with integers k. The values are taken to lie on a lattice if
+    all thresholds are midpoints of lattice numbers, and if the lattice has few steps for the number of
+    thresholds.
     """
     structure = forest.structure
     thresholds = structure.threshold[structure.feature == column]
@@ -336,11 +351,11 @@ def _lattice(
         return 0.0, 0.0
     step_counts = np.arange(1, int(len(thresholds) / MIN_FILL) + 1)
     threshold_positions = 2 * (thresholds - origin) / (end - origin)
-    for tried in (
+    for positions in (
         threshold_positions[:: max(1, len(threshold_positions) // 16)],
         threshold_positions,
     ):  # 16 thresholds exclude most step sizes
-        threshold_half_steps = np.outer(step_counts, tried)
+        threshold_half_steps = np.outer(step_counts, positions)
         step_counts = step_counts[
             np.abs(threshold_half_steps - np.rint(threshold_half_steps)).max(1) <= LATTICE_ERROR
         ][:100]
@@ -349,12 +364,13 @@ def _lattice(
 
 @dataclass(frozen=True)
 class Members:
-    """The known records of all leaves of a forest, from left to right.
+    """The known records of every leaf of a forest.
 
-    A leaf whose records are not all known has one more entry, which stands for its unknown records.
+    A leaf whose records are not all known has one more entry, which represents its unknown records.
 
     Attributes:
-        member: Numbers of records. Entries for unknown records have numbers from the number of records on.
+        member: Numbers of the records, leaf after leaf. An entry that represents unknown records has a number
+            that is no record number: the number of records, the next integer, and so on.
         starts: Position in ``member`` of the first entry of each leaf, then the number of all entries.
         unknown: Number of leaves with unknown records.
     """
@@ -378,9 +394,9 @@ class Members:
         incomplete_leaves = np.flatnonzero(~linker.is_complete)
         leaves = np.concatenate([linker.leaf[trees, linked], incomplete_leaves])
         members = np.concatenate([linked, records + np.arange(len(incomplete_leaves))])
-        by_leaf = np.argsort(leaves, kind="stable")
-        starts = np.searchsorted(leaves[by_leaf], np.arange(len(linker.is_complete) + 1))
-        return cls(members[by_leaf], starts, len(incomplete_leaves))
+        leaf_order = np.argsort(leaves, kind="stable")
+        starts = np.searchsorted(leaves[leaf_order], np.arange(len(linker.is_complete) + 1))
+        return cls(members[leaf_order], starts, len(incomplete_leaves))
 
     def column_nodes(self, forest: Forest, column: int) -> ColumnNodes | None:
         """Collect the nodes that split a column, with the records below each node.
@@ -401,12 +417,12 @@ class Members:
         )
         side_sizes = np.stack([middle - first, last - middle], 1).ravel()
         side_starts = np.concatenate([[0], np.cumsum(side_sizes)])
-        offsets = np.repeat(first - side_starts[:-1:2], last - first)
-        sides = np.repeat(np.arange(2 * len(nodes)), side_sizes)
+        position_shifts = np.repeat(first - side_starts[:-1:2], last - first)
+        side_of_entry = np.repeat(np.arange(2 * len(nodes)), side_sizes)
         return ColumnNodes(
             threshold=structure.threshold[nodes],
-            members=self.member[np.arange(side_starts[-1]) + offsets],
+            members=self.member[np.arange(side_starts[-1]) + position_shifts],
             starts=side_starts[:-1],
-            side=sides,
+            side=side_of_entry,
             missing_left=structure.missing_left[nodes],
         )

@@ -1,15 +1,17 @@
-"""Targets and records of leaves with two or three records that have different targets.
+"""Find the targets of records, or the records themselves, from leaves with two or three different records.
 
-The count of a record is how often the bootstrap drew it. A leaf with weight w, mean target m and variance v
-may hold two records with counts c and w - c. Then the target of the record with count c is
+The count of a record in a tree is how often the bootstrap sample of the tree contains the record. The weight
+of a leaf is the sum of the counts of its records. A leaf with weight w, mean target m and variance v may hold
+two records with counts c and w - c. Then the target of the record with count c is
 
     y = m + sqrt(v (w - c) / c)   or   y = m - sqrt(v (w - c) / c).
 
-The right target of record i occurs in many trees t, each time with the count ``c_ti`` of this record. A wrong
-target hardly occurs twice.
+Both formulas are applied to all leaves with two records and to all counts c, which gives candidate targets.
+The right target of record i is a candidate in many trees t, and its count c is the number of times ``c_ti``
+that tree t drew record i. A wrong target rarely occurs twice.
 
-If the targets are known, mean and variance of a leaf tell which records it holds: the only two or three
-records whose counts add up to the weight, and whose targets have this mean and variance.
+If the targets are known, the mean and the variance of a leaf tell which records it holds. These are the only
+two or three records whose counts add up to the weight, and whose targets have this mean and variance.
 """
 
 from __future__ import annotations
@@ -19,17 +21,24 @@ import numpy as np
 from residuum.trees.forest import Floats, Integers
 from residuum.trees.leaves import MIXED, Leaves
 
-MIN_TREES = 6  # a target must occur with the counts of its record in at least this many trees
-# In at least this share of the leaves with a candidate target, the count must be the count of the record.
+# A candidate target is accepted for a record only if at least this number of its candidates have the count
+# that the record has in the same tree.
+MIN_TREES = 6
+# A candidate target is accepted for a record only if at least this share of its candidates have the count
+# that the record has in the same tree.
 MIN_SHARE = 0.9
-# Estimates of a target are equal if they differ by at most this share of the spread of all leaf values.
+# Two candidate targets count as equal if their difference is at most this share of the standard deviation of
+# all leaf values.
 SAME_TARGET = 1e-7
-SAME_SUM = 1e-6  # largest error of the mean of a leaf, as a share of the spread of all targets
-MAX_FREE = 400  # sets of three records are only searched among at most this many records of a tree
+# Largest difference between the mean of the targets of some records and the mean that a leaf stores, as a
+# share of the standard deviation of all targets.
+SAME_SUM = 1e-6
+# Leaves with three records are not searched if more than this number of records may lie in them.
+MAX_FREE = 400
 
 
 def targets_of_pairs(leaves: Leaves, counts: Integers) -> Floats:
-    """Return the targets of records that the leaves with two records determine.
+    """Return the targets of records that follow from the leaves with two records.
 
     Args:
         leaves: The leaves of a forest, with weights, counts and impurities.
@@ -47,56 +56,65 @@ def targets_of_pairs(leaves: Leaves, counts: Integers) -> Floats:
     value, tree, count = _candidates(leaves, pair_leaves)
     by_value = np.argsort(value, kind="stable")
     value, tree, count = value[by_value], tree[by_value], count[by_value]
-    is_gap = np.diff(value) > SAME_TARGET * leaves.value.std()
-    for cluster in np.split(np.arange(len(value)), np.flatnonzero(is_gap) + 1):
+    is_cluster_end = np.diff(value) > SAME_TARGET * leaves.value.std()
+    for cluster in np.split(np.arange(len(value)), np.flatnonzero(is_cluster_end) + 1):
         if len(cluster) < MIN_TREES:
             continue
-        agreements = (counts[tree[cluster]] == count[cluster, None]).sum(0)
-        record = int(agreements.argmax())
-        is_best_alone = (
-            np.partition(agreements, -2)[-2] < agreements[record] if len(agreements) > 1 else True
+        matching_counts = (counts[tree[cluster]] == count[cluster, None]).sum(0)
+        record = int(matching_counts.argmax())
+        has_single_best = (
+            np.partition(matching_counts, -2)[-2] < matching_counts[record]
+            if len(matching_counts) > 1
+            else True
         )
-        min_agreement = max(MIN_TREES, MIN_SHARE * len(cluster))
-        if is_best_alone and agreements[record] >= min_agreement and np.isnan(targets[record]):
+        min_matching = max(MIN_TREES, MIN_SHARE * len(cluster))
+        if (
+            has_single_best
+            and matching_counts[record] >= min_matching
+            and np.isnan(targets[record])
+        ):
             targets[record] = np.median(value[cluster])
     return targets
 
 
 def _candidates(leaves: Leaves, pairs: Integers) -> tuple[Floats, Integers, Integers]:
-    """Return every possible target of a record in a leaf with two records.
+    """Return every possible target of the records in leaves with two records.
 
     Args:
         leaves: The leaves of a forest, with weights and impurities.
         pairs: Numbers of the leaves with two records.
 
     Returns:
-        For each possible target its value, its tree, and the count of its record in this tree.
+        (candidates,) value of each possible target, (candidates,) number of the tree, and (candidates,) how
+        often this tree must have drawn the record with this target.
     """
     assert leaves.weight is not None
     assert leaves.impurity is not None
     values, trees, counts = [], [], []
     weight, deviation = leaves.weight[pairs], np.sqrt(leaves.impurity[pairs])
     for count in range(1, int(weight.max(initial=1))):
-        has_room = weight > count
-        distances = deviation[has_room] * np.sqrt((weight[has_room] - count) / count)
+        exceeds_count = weight > count
+        distances = deviation[exceeds_count] * np.sqrt((weight[exceeds_count] - count) / count)
         for sign in (1.0, -1.0):
-            values.append(leaves.value[pairs[has_room]] + sign * distances)
-            trees.append(leaves.tree[pairs[has_room]])
-            counts.append(np.full(int(has_room.sum()), count))
+            values.append(leaves.value[pairs[exceeds_count]] + sign * distances)
+            trees.append(leaves.tree[pairs[exceeds_count]])
+            counts.append(np.full(int(exceeds_count.sum()), count))
     return np.concatenate(values), np.concatenate(trees), np.concatenate(counts)
 
 
 def find_members(
     leaves: Leaves, leaf: int, y: Floats, counts: Integers, spread: float
 ) -> Integers | None:
-    """Return the only two or three records that can be the records of a leaf.
+    """Return the two or three records that a leaf holds, if only one set of records is possible.
+
+    The records must have the weight, the mean target and the variance of the leaf.
 
     Args:
         leaves: The leaves of a forest, with weights, counts and impurities.
         leaf: Number of the leaf.
         y: (k,) targets of the k records that may lie in the leaf.
         counts: (k,) how often the tree of the leaf drew each of these records.
-        spread: Standard deviation of all targets.
+        spread: Standard deviation of the targets of all records.
 
     Returns:
         Positions of the records in ``y``, or None if no set or more than one set of records fits.
@@ -128,17 +146,17 @@ def find_members(
 
 
 def _pairs(y: Floats, counts: Integers, weight: int, total: float, tolerance: float) -> Integers:
-    """Find pairs of records with a given total weight and a given weighted sum of targets.
+    """Find pairs of records whose counts have a given sum and whose targets have a given weighted sum.
 
     Args:
         y: (n,) targets of the records, ascending.
-        counts: (n,) weights of the records.
-        weight: Total weight of a pair.
+        counts: (n,) how often a tree drew each record. These counts are the weights of the weighted sum.
+        weight: Sum of the counts of a pair.
         total: Weighted sum of the targets of a pair.
         tolerance: Largest error of the weighted sum.
 
     Returns:
-        (k, 2) positions in ``y``, each row ascending.
+        (k, 2) positions in ``y`` of the k pairs. The first position of a pair is the smaller one.
     """
     pairs = []
     for count in range(1, weight):
@@ -161,17 +179,17 @@ def _pairs(y: Floats, counts: Integers, weight: int, total: float, tolerance: fl
 
 
 def _triples(y: Floats, counts: Integers, weight: int, total: float, tolerance: float) -> Integers:
-    """Find triples of records with a given total weight and a given weighted sum of targets.
+    """Find triples of records whose counts have a given sum and whose targets have a given weighted sum.
 
     Args:
         y: (n,) targets of the records, ascending.
-        counts: (n,) weights of the records.
-        weight: Total weight of a triple.
+        counts: (n,) how often a tree drew each record. These counts are the weights of the weighted sum.
+        weight: Sum of the counts of a triple.
         total: Weighted sum of the targets of a triple.
         tolerance: Largest error of the weighted sum.
 
     Returns:
-        (k, 3) positions in ``y``, each row ascending.
+        (k, 3) positions in ``y`` of the k triples. The positions of a triple are ascending.
     """
     triples = []
     for i in range(len(y) - 2):

@@ -1,27 +1,28 @@
-"""The targets of the training records, in the order of the training table.
+"""Recover the targets of the training records of a regression forest, in the order of the training table.
 
-Let ``c_ti`` be how often tree t drew record i (:mod:`.bootstrap`). A leaf is pure if its impurity is zero. A
-pure leaf stores the target of all its records. Let ``w_t(v)`` be the weight of the pure leaves of tree t with
-value v. If all leaves are pure, then for every value v
+Let ``c_ti`` be how often tree t drew record i (:mod:`.bootstrap`). A leaf is pure if all its records have the
+same target, which the leaf then stores. All other leaves are mixed. Let ``w_t(v)`` be the total weight of the
+pure leaves of tree t with value v. If all leaves are pure, the following equation holds for every value v:
 
     w_t(v) = sum of c_ti over the records i with target v,   for all t.
 
-If only one record i has the target v, the column c_i equals w(v). If several records have the target v, a set
-of columns adds up to w(v). Such a set is called an exact cover. It is accepted if there is no other exact
-cover.
+Let c_i be the vector of the ``c_ti`` over all trees t, and let w(v) be the vector of the ``w_t(v)``. If only
+one record i has the target v, c_i equals w(v). If several records have the target v, their vectors c_i add up
+to w(v). A set of records whose vectors add up to w(v) is called an exact cover. These records receive the
+target v if there is only one exact cover.
 
-If some leaves are mixed, the target of a record is missing in the trees that put the record into a mixed
-leaf. Then a value belongs to record i if its weight is c_ti in all trees with this value, if at least six
-trees have this value, and if no other record and no other value fit.
+If some leaves are mixed, a tree that puts a record into a mixed leaf does not store its target. Then record i
+receives the target v under three conditions. In all trees with the value v, w_t(v) equals c_ti. At least six
+trees have the value v. And no other record and no other value meet the first two conditions.
 
-At any depth of the trees, the root of tree t stores the mean target, so
+The root of tree t stores the mean target of its records, even if the tree is not fully grown. So
 
     sum_i c_ti y_i = (weight of the root) x (value of the root).
 
-These equations determine all targets if there are as many trees as records.
+These equations for the targets y_i determine all of them if there are as many trees as records.
 
-If a model has several targets, a leaf is pure if all of them are equal, and it stores all of them. The roots
-give equations for each target.
+If a model has several targets, a leaf is pure if its records agree in every target. The roots give equations
+for each target.
 """
 
 from __future__ import annotations
@@ -33,11 +34,15 @@ from residuum.trees.leaves import Leaves
 from residuum.trees.links import UNKNOWN, Records
 from residuum.trees.subsets import targets_of_pairs
 
-MAX_STEPS = 20_000  # maximum number of steps in the search for one exact cover
-MIN_TREES = 6  # if some leaves are mixed, a value must occur in at least this many trees
-# The linear equations have one solution if the ratio of extreme singular values is at least this number.
+MAX_STEPS = 20_000  # maximum number of steps in the search for the records that have one target
+# If some leaves are mixed, a leaf value is attributed to a record only if at least this number of trees have
+# it.
+MIN_TREES = 6
+# The equations of the roots are solved if the smallest singular value of the matrix of the ``c_ti`` is at
+# least this share of the largest singular value.
 MIN_RANK_RATIO = 1e-9
-MAX_MISFIT = 1e-7  # largest error of the linear equations, as a share of the largest sum
+# Largest residual of the equations of the roots, as a share of the largest right-hand side.
+MAX_MISFIT = 1e-7
 
 
 def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
@@ -80,15 +85,17 @@ def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
 
 
 def _match_columns(counts: Integers, leaves: Leaves) -> Integers:
-    """Find the targets that only one record has.
+    """Find the targets that only one record has, if all leaves are pure.
+
+    The numbers of draws of such a record in all trees are the weights of the leaves that store its target.
 
     Args:
         counts: (trees, records) how often each tree drew each record.
         leaves: The leaves of the forest, grouped by value.
 
     Returns:
-        (records,) number of the group of leaves that has the record's target, -1 for records whose column of
-        ``counts`` differs from the weights of all groups.
+        (records,) number of the group of leaves that store the record's target, -1 for records whose target
+        is not found.
     """
     groups = np.full(counts.shape[1], UNKNOWN)
     by_column: dict[bytes, list[int]] = {}
@@ -102,16 +109,19 @@ def _match_columns(counts: Integers, leaves: Leaves) -> Integers:
 
 
 def _match_sums(counts: Integers, leaves: Leaves, group: Integers) -> Integers:
-    """Find the targets that several records have.
+    """Find the targets that several records have, if all leaves are pure.
+
+    Several records receive a target if they are the only set of records whose columns of ``counts`` add up to
+    the weights of the leaves that store the target.
 
     Args:
         counts: (trees, records) how often each tree drew each record.
         leaves: The leaves of the forest, grouped by value.
-        group: (records,) groups of leaves from :func:`_match_columns`.
+        group: (records,) group numbers from :func:`_match_columns`.
 
     Returns:
-        (records,) groups, completed for records that are the only set whose columns of ``counts`` add up to
-        the weights of a group.
+        (records,) number of the group of leaves that store each record's target, -1 if the target is not
+        found.
     """
     group = group.copy()
     open_groups = np.setdiff1d(np.arange(len(leaves.values)), group).tolist()
@@ -135,10 +145,11 @@ def _match_partly(counts: Integers, leaves: Leaves, group: Integers) -> Integers
     Args:
         counts: (trees, records) how often each tree drew each record.
         leaves: The leaves of the forest, grouped by value.
-        group: (records,) groups of leaves from :func:`_match_columns`.
+        group: (records,) group numbers from :func:`_match_columns`.
 
     Returns:
-        (records,) completed groups, -1 for records whose target is unknown.
+        (records,) number of the group of leaves that store each record's target, -1 if the target is not
+        found.
     """
     group = group.copy()
     record_by_group: dict[int, int] = {}
@@ -168,16 +179,25 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
         weight: (trees,) non-negative integers.
 
     Returns:
-        The numbers of the columns, or None if there is no such set, if there are several, or if the search
-        takes too long.
+        The numbers of the columns. None if there is no such set, if there are several such sets, or if the
+        search takes too long.
     """
     candidates = np.flatnonzero((counts <= weight[:, None]).all(0))
-    columns = counts[:, candidates]
+    candidate_columns = counts[:, candidates]
     covers: list[list[int]] = []
     steps = 0
 
     def search(remaining: Integers, chosen: list[int], allowed: Integers) -> bool:
-        """Extend the chosen columns. Return False if the search must stop."""
+        """Search for the sets of columns that contain the chosen columns and add up to ``weight``.
+
+        Args:
+            remaining: ``weight`` minus the sum of the chosen columns.
+            chosen: Numbers of the chosen columns.
+            allowed: Numbers of the columns that may be added.
+
+        Returns:
+            False if the whole search must stop: it took too many steps, or it found a second set.
+        """
         nonlocal steps
         steps += 1
         if steps > MAX_STEPS:
@@ -185,16 +205,19 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
         if not remaining.any():
             covers.append(chosen)
             return len(covers) < 2
-        allowed = allowed[(columns[:, allowed] <= remaining[:, None]).all(0)]
-        reachable = columns[:, allowed].sum(1)
-        if (reachable < remaining).any():
+        allowed = allowed[(candidate_columns[:, allowed] <= remaining[:, None]).all(0)]
+        sum_of_allowed = candidate_columns[:, allowed].sum(1)
+        if (sum_of_allowed < remaining).any():
             return True
-        open_rows = np.flatnonzero(remaining)
-        choices = (columns[np.ix_(open_rows, allowed)] > 0).sum(1)
-        row = open_rows[choices.argmin()]
-        for k in allowed[columns[row, allowed] > 0]:
-            allowed = allowed[allowed != k]  # this branch finds all covers with this column
-            if not search(remaining - columns[:, k], [*chosen, int(k)], allowed):
+        unfilled_trees = np.flatnonzero(remaining)
+        column_counts = (candidate_columns[np.ix_(unfilled_trees, allowed)] > 0).sum(1)
+        scarcest_tree = unfilled_trees[column_counts.argmin()]
+        for column in allowed[candidate_columns[scarcest_tree, allowed] > 0]:
+            # The recursive call finds all sets with column k, so later calls search for sets without it.
+            allowed = allowed[allowed != column]
+            if not search(
+                remaining - candidate_columns[:, column], [*chosen, int(column)], allowed
+            ):
                 return False
         return True
 
@@ -204,28 +227,38 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
 
 
 def _solve(forest: Forest, counts: Integers) -> Floats:
-    """Return (records, targets) that the means in the roots determine, NaN if they are ambiguous."""
-    sums = np.stack([tree.value[0] * tree.weight[0] for tree in forest.trees])  # type: ignore[index]
-    matrix = counts.astype(np.float64)
-    unknown = np.full((counts.shape[1], sums.shape[1]), np.nan)
-    if not np.isfinite(sums).all():
-        return unknown
-    solution, _, _, singular = np.linalg.lstsq(matrix, sums, rcond=None)
+    """Solve the equations of the roots for the targets.
+
+    The root of each tree stores the mean target of the records that the tree drew.
+
+    Returns:
+        (records, targets) targets. All are NaN if the equations have no solution or several solutions.
+    """
+    target_sums = np.stack([tree.value[0] * tree.weight[0] for tree in forest.trees])  # type: ignore[index]
+    count_matrix = counts.astype(np.float64)
+    no_targets = np.full((counts.shape[1], target_sums.shape[1]), np.nan)
+    if not np.isfinite(target_sums).all():
+        return no_targets
+    solution, _, _, singular = np.linalg.lstsq(count_matrix, target_sums, rcond=None)
     if singular.min(initial=np.inf) < MIN_RANK_RATIO * singular.max(initial=0.0):
-        return unknown
-    # Wrong seeds give wrong counts. Then the solution contradicts the sums, if there are more trees than
-    # records. Otherwise only the stored numbers of distinct records show that the seeds are right.
+        return no_targets
+    # If the seeds in the file are wrong, the matrix of counts is wrong. With more trees than records, wrong
+    # counts show as large residuals. Otherwise, only the stored numbers of distinct records verify the seeds.
     is_verified = forest.trees[0].count is not None or len(counts) > counts.shape[1]
-    errors = np.abs(matrix @ solution - sums).max(0)
-    if not is_verified or (errors > MAX_MISFIT * np.abs(sums).max(0)).any():
-        return unknown
+    errors = np.abs(count_matrix @ solution - target_sums).max(0)
+    if not is_verified or (errors > MAX_MISFIT * np.abs(target_sums).max(0)).any():
+        return no_targets
     return solution
 
 
 def _nearest_group(y: Floats, values: Floats) -> Integers:
-    """Return the number of the leaf value that equals each target, or -1 if no value does.
+    """Return for each target the position of the equal leaf value in ``values``, or -1 if there is none.
 
-    Values count as equal if they differ by no more than the rounding error of a linear solver.
+    Numbers count as equal if their difference is at most the rounding error of a linear solver.
+
+    Args:
+        y: (records,) targets.
+        values: (groups,) leaf values, ascending.
     """
     if not len(values):
         return np.full(len(y), -1)
@@ -241,7 +274,7 @@ def _nearest_group(y: Floats, values: Floats) -> Integers:
 
 
 def _nearest_group_of_all(targets: Floats, values: Floats) -> Integers:
-    """Return the number of the group whose targets equal all targets of each record, or -1.
+    """Return for each record the number of the group of leaves with the same targets, or -1 if there is none.
 
     Args:
         targets: (records, targets) targets of the records.

@@ -21,7 +21,8 @@ from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.verbs.attacking import write_figures
 
 SUMMARY, SAMPLES, PICTURE = "alternatives.json", "alternative.npz", "alternatives.png"
-SHARE = 0.9  # default distance by which samples move, as a share of the largest possible distance
+# Default distance by which samples move, as a share of the largest distance that keeps activation patterns.
+SHARE = 0.9
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,7 @@ class Alternatives:
     def to_json(self) -> dict[str, Any]:
         """Return plain values for ``alternatives.json``, with measurements of both training sets."""
         before, alternative, after = self.true_set, self.alternative, self.alternative.after
+        # A budget is the largest distance that a sample can move before its activation pattern changes.
         finite_budgets = alternative.budgets[alternative.budgets.isfinite()]
         return {
             "residual_before": before.residual,
@@ -131,7 +133,7 @@ def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
         labels = (
             labels + 1
         ) / 2  # convert the labels -1 and 1 to the labels 0 and 1 of the given samples
-    # With several classes, ``lam`` has one column per class. The column of the right class is 0.
+    # With several classes, each sample has a multiplier for each wrong class. ``u`` holds them negated.
     lam = -after.u[:, 0].clamp(max=0) if result.true_set.task == "multiclass" else after.lam
     arrays = {"x": after.x.numpy(), "y": labels.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
     if samples.mean is not None:

@@ -191,13 +191,13 @@ def score_run(
     def score_pool(pool: CandidatePool) -> Scores:
         return score(pool.x, train, holdout, multipliers=pool.lam, outputs=outputs, **options)
 
-    selected_pool = selected_candidates(result)
-    scored_pool = all_candidates(result) if candidates == "all" else selected_pool
-    scores = score_pool(scored_pool)
+    selected_set = selected_candidates(result)
+    scored_set = all_candidates(result) if candidates == "all" else selected_set
+    scores = score_pool(scored_set)
     if is_other_checkpoint:
         scores = scores.replace(notes=(*scores.notes, OTHER))
-    has_separate_scores = candidates == "all" and len(selected_pool.x) > 0
-    selected_scores = score_pool(selected_pool) if has_separate_scores else None
+    has_separate_scores = candidates == "all" and len(selected_set.x) > 0
+    selected_scores = score_pool(selected_set) if has_separate_scores else None
     summary = {
         **scores.to_json(),
         "candidates": candidates,
@@ -207,7 +207,7 @@ def score_run(
         "knowledge": dict(result.knowledge.provenance),
     }
     write_json(run / SCORES, summary)
-    pictures = {"matches.png": figures.matches_figure(scored_pool.x, train, scores)}
+    pictures = {"matches.png": figures.matches_figure(scored_set.x, train, scores)}
     if outputs is not None:
         metrics = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
         pictures["output_score.png"] = figures.output_figure(scores, outputs, metrics)

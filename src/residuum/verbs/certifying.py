@@ -53,9 +53,9 @@ class CertifiedReconstruction:
         summary, support = self.uniqueness.to_json(), self.solution.support
         confidence = self.solution.confidence
         for row in summary["per_sample"]:
-            i = row["index"]
-            row["support"] = None if support is None else int(support[i])
-            row["confidence"] = None if confidence is None else plain(confidence[i])
+            sample_index = row["index"]
+            row["support"] = None if support is None else int(support[sample_index])
+            row["confidence"] = None if confidence is None else plain(confidence[sample_index])
         return {
             **summary,
             "candidates": self.candidates,
@@ -140,9 +140,8 @@ def uniqueness(
         candidates: "selected" for the candidates that several restarts found, or "best" for all candidates
             of the best restart.
         samples: Number of candidates to certify, counted from the first. None certifies all candidates.
-        share: An image counts as a replacement of a candidate if it takes over at least this share of the
-            multiplier of the candidate. The certificate bounds how far a replacement can be from the
-            candidate.
+        share: Smallest share of a candidate's multiplier that an image of another training set must have to
+            replace the candidate. The certificate bounds how far such an image can be from the candidate.
         arch: Architecture of the network, if the file of the weights does not hold the architecture.
         device: Device to compute on.
         out: Folder for the certificate and its picture.
@@ -186,9 +185,8 @@ def certify_reconstruction(
         candidates: "selected" for the candidates that several restarts found, or "best" for all candidates
             of the best restart.
         samples: Number of candidates to certify, counted from the first. None certifies all candidates.
-        share: An image counts as a replacement of a candidate if it takes over at least this share of the
-            multiplier of the candidate. The certificate bounds how far a replacement can be from the
-            candidate.
+        share: Smallest share of a candidate's multiplier that an image of another training set must have to
+            replace the candidate. The certificate bounds how far such an image can be from the candidate.
         arch: Architecture of the network, if the file of the weights does not hold the architecture.
         device: Device to compute on.
         out: Folder for the certificate and its picture.
@@ -206,12 +204,12 @@ def certify_reconstruction(
     released = as_network(model, arch)
     network = (canonical(released) if attack_result.canonical else released).double_module
     solution = build_solution(network, attack_result, candidates)
-    box = attack_result.knowledge.box(solution.x[0])
-    cost = theory.estimate_cost(solution.kkt, box=box, samples=samples, device=device)
+    value_bounds = attack_result.knowledge.box(solution.x[0])
+    cost = theory.estimate_cost(solution.kkt, box=value_bounds, samples=samples, device=device)
     if show_cost is not None:
         show_cost(f"expected cost of the certificate: {cost}")
     certificate = theory.uniqueness(
-        solution.kkt, box=box, share=share, samples=samples, device=device, watch=watch
+        solution.kkt, box=value_bounds, share=share, samples=samples, device=device, watch=watch
     ).replace(best_residual=find_best_residual(network, [attack_result]))
     has_paths = isinstance(model, str | Path) and not isinstance(reconstruction, Reconstruction)
     if has_paths and attacked_other(Path(str(model)), Path(str(reconstruction))):

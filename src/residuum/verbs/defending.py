@@ -67,9 +67,9 @@ class DefenseRun(RunDir):
             secret: What the owner keeps secret.
         """
         save_checkpoint(network, self._folder(trial) / "released.safetensors")
-        private = make_directory(self.path / "private")
-        private.chmod(0o700)
-        write_json(private / f"{_slug(trial)}.json", secret.to_json())
+        private_folder = make_directory(self.path / "private")
+        private_folder.chmod(0o700)
+        write_json(private_folder / f"{_slug(trial)}.json", secret.to_json())
         outcome.save(self._folder(trial) / "outcome.safetensors")
 
     def finish(self, outcomes: list[Outcome], request: dict[str, Any], device: str) -> None:

@@ -1,4 +1,4 @@
-"""The folders of attacks on forests and of rankings of records: what is computed and written."""
+"""Attack a random forest, or rank its training records by their risk, and write the result to a folder."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def attack_forest(
 ) -> RecoveredTable:
     """Recover the training table of a forest and write it to a folder.
 
-    ``table.csv`` has one row per record. A cell that the file does not determine has the ends of its
-    interval, such as ``[1.5, 2]``, or an estimate, such as ``~1.7``. ``table.safetensors`` is a saved
-    ``RecoveredTable``.
+    ``table.csv`` has one row per record. If the file of the forest does not determine a cell, the cell has
+    an interval of possible values, such as ``[1.5, 2]``, or an estimate, such as ``~1.7``.
+    ``table.safetensors`` is a saved ``RecoveredTable``.
 
     Args:
         release: The release that holds the forest.
@@ -87,22 +87,22 @@ def forest_exposure(release: Release, data: Path, out: Path | None) -> ForestExp
 def to_csv(table: RecoveredTable) -> str:
     """Return a recovered table as CSV, with one row per record."""
     names = table.names or tuple(f"column {j}" for j in range(table.columns))
-    targets = table.targets.shape[1]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    target_names = ["target"] if targets == 1 else [f"target {j}" for j in range(targets)]
+    target_count = table.targets.shape[1]
+    csv_buffer = io.StringIO()
+    writer = csv.writer(csv_buffer, lineterminator="\n")
+    target_names = ["target"] if target_count == 1 else [f"target {j}" for j in range(target_count)]
     writer.writerow([*names, *target_names])
-    stated = (table.is_exact | table.is_likely).tolist()
+    is_stated = (table.is_exact | table.is_likely).tolist()
     low, high, missing = table.low.tolist(), table.high.tolist(), table.is_missing.tolist()
-    unknown = [math.nan] * table.columns
-    values = [unknown] * table.records if table.values is None else table.values.tolist()
+    unknown_row = [math.nan] * table.columns
+    estimates = [unknown_row] * table.records if table.values is None else table.values.tolist()
     for i, target in enumerate(table.targets.tolist()):
         cells = [
-            _cell(low[i][j], high[i][j], stated[i][j], missing[i][j], values[i][j])
+            _cell(low[i][j], high[i][j], is_stated[i][j], missing[i][j], estimates[i][j])
             for j in range(table.columns)
         ]
         writer.writerow([*cells, *("" if math.isnan(y) else f"{y:.10g}" for y in target)])
-    return text.getvalue()
+    return csv_buffer.getvalue()
 
 
 def _cell(low: float, high: float, is_stated: bool, is_missing: bool, value: float) -> str:

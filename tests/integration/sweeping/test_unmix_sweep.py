@@ -113,7 +113,7 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
         ({"space": {"lr_x": Range(0.1, 1)}}, "of unmix cannot vary 'lr_x'"),
         ({"rungs": 1}, "needs an attack with steps; unmix has none"),
         ({"batch": 2}, "the sweep also varies rank"),
-        ({"objectives": ("residual",)}, "because unmix has no residual"),
+        ({"objectives": ("residual",)}, "because the attack 'unmix' has no residual"),
         ({"attack": CONFIG.changed(restarts=1)}, "Ranking by agreement compares restarts"),
     ],
 )

@@ -531,7 +531,7 @@ def test_margins_of_each_kind_of_task():
     assert margins(torch.tensor([2.0, 3.0]), torch.tensor([0.3, 1.7])) is None
     with pytest.raises(DataError, match="one row for each training sample"):
         margins(torch.zeros(3), torch.ones(2))
-    with pytest.raises(DataError, match="numbers of the network's 3 outputs"):
+    with pytest.raises(DataError, match="class numbers from 0 to 2, one for each output"):
         margins(outputs, torch.tensor([0, 3]))
 
 

@@ -427,7 +427,7 @@ def test_copies_are_paid_before_they_are_made() -> None:
 
     assert PickleReader().run(io.BytesIO(content(5))) == dict.fromkeys(range(100))
     reader = PickleReader()
-    with pytest.raises(UnsafeFileError, match="MB of small objects"):
+    with pytest.raises(UnsafeFileError, match="MB of memory in addition to its size"):
         reader.run(io.BytesIO(content(10_000)))
     assert reader.memory <= MAX_OBJECT_BYTES + 10_000
 

@@ -124,9 +124,12 @@ def test_fronts_and_ranks_of_made_up_trials() -> None:
         ({"sampler": "grid"}, "There is no sampler 'grid'"),
         ({"batch": 2, "rungs": 1}, "Successive halving"),
         ({"batch": 2, "space": {"lr_decay": Range(0, 1)}}, "the sweep also varies lr_decay"),
-        ({"objectives": ("recovered",)}, "ranks by residual"),
+        ({"objectives": ("recovered",)}, "'--rank-by' must be 'residual'"),
         ({"objectives": ("residual", "agreement"), "attack": Auto(restarts=1)}, "restarts"),
-        ({"attack": ModelInversion()}, "and unmix; got model-inversion"),
+        (
+            {"attack": ModelInversion()},
+            "must be 'unmix' or an attack on a stationarity equation, such as 'kkt'; got 'model-inversion'",
+        ),
     ],
 )
 def test_plans_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:

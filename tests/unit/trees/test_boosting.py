@@ -273,7 +273,9 @@ def test_bin_edges_give_all_distinct_values() -> None:
     x, y, _ = table()
     forest = describe(make("histogram", 2).fit(x, y))
     (line,) = find_stored_values(forest).lines[:1]
-    assert line.endswith("Each one is a value or the midpoint of two values of the training table.")
+    assert line.endswith(
+        "Each threshold is a value or the midpoint of two values of the training table."
+    )
     for column, edges in zip(x.T, forest.bin_edges, strict=True):
         low, high = column.min(), column.max()
         values = values_between_edges(edges, low, high)

@@ -1,8 +1,8 @@
 """The attack "forest": recover the training table of a random forest from its file.
 
 The attack reads the trees of a release (:mod:`residuum.io.forests`), and computes the targets and the values
-of the training records (:mod:`residuum.trees.recovery`). It needs no data and no queries. An attacker who
-knows the smallest and the largest value of each column recovers more cells.
+of the training records (:mod:`residuum.trees.recovery`). The attack needs no data and no queries. An attacker
+who knows the smallest and the largest value of each column recovers more cells of the table.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from residuum.trees.recovery import recover_table
 
 NAME, SURFACE = "forest", "trees"
 MANY_TABLES = (
-    "Many tables fit the same forest; the values are estimates. They are averages over {} fitting tables, "
-    "and the intervals are what these tables covered."
+    "Many tables fit the same forest, so the values are estimates. Each estimate is the mean over {} tables "
+    "that fit the forest. The interval of each value contains its values in these tables."
 )
 
 
@@ -93,21 +93,21 @@ def read_forest(target: Release | str | Path) -> NamedForest:
     forests = read_forests(release)
     if not forests:
         raise InputError(
-            f"The attack 'forest' needs decision trees; {release.path.name!r} holds none.",
+            f"The attack 'forest' needs a file with decision trees; {release.path.name!r} holds none.",
             "Pass the file of a random forest, or use another attack.",
         )
     return forests[0]
 
 
 def why_not(forest: Forest) -> str:
-    """Return why the attack does not apply to a forest, "" if it applies."""
+    """Return why the attack "forest" does not apply to a forest, "" if it applies."""
     if forest.kind == BOOSTING:
         return (
-            "trees of boosting are fitted to residuals, so their leaves do not store targets; the thresholds "
-            "still show values of the columns"
+            "trees of boosting are fitted to residuals, so their leaves do not store targets, but their "
+            "thresholds still show values of the columns"
         )
     if forest.kind == ISOLATION:
-        return "its trees split at random and store no targets"
+        return "the trees of an isolation forest split at random and store no targets"
     return ""
 
 
@@ -182,12 +182,13 @@ def recover_labels(
     Args:
         model: The forest.
         ranges: Smallest and largest value of each column, if they are known to the attacker.
-        seconds: Time of the search for rows. 0: recover the labels alone.
+        seconds: Maximum wall-clock time of the search for rows. If 0, only the labels are recovered.
         seed: Seed of the search for rows.
         progress: Function that receives lines of text.
 
     Returns:
-        A table without exact values. Its values are estimates, or unknown if no rows were found.
+        A table with the labels and without exact values. Its values are estimates, or unknown if the search
+        found no table that fits the forest.
     """
     forest = model.forest
     counts = bootstrap_counts(forest)
@@ -197,16 +198,16 @@ def recover_labels(
     if counts is not None and seconds > 0:
         rows, note = _estimate_rows(forest, counts, labels, ranges, seconds, seed, progress)
     shape = (len(labels), forest.columns)
-    nothing = torch.zeros(shape, dtype=torch.bool)
+    no_flags = torch.zeros(shape, dtype=torch.bool)
     low, high = torch.full(shape, -torch.inf), torch.full(shape, torch.inf)
     return RecoveredTable(
         model=model.name,
         trees=len(forest.trees),
         low=low.double() if rows is None else torch.from_numpy(rows.low),
         high=high.double() if rows is None else torch.from_numpy(rows.high),
-        is_exact=nothing,
-        is_likely=nothing,
-        is_missing=nothing,
+        is_exact=no_flags,
+        is_likely=no_flags,
+        is_missing=no_flags,
         targets=torch.from_numpy(np.where(labels < 0, np.nan, labels))[:, None],
         has_row_order=True,
         is_classifier=True,
@@ -226,7 +227,10 @@ def _estimate_rows(
     seed: int,
     progress: Callable[[str], None],
 ) -> tuple[ClassTable | None, str]:
-    """Return estimates of the rows of a classification forest, and a note for the reader."""
+    """Return estimates of the rows of a classification forest, and a note that explains them to the user.
+
+    If the rows cannot be estimated, the estimates are None and the note states the reason.
+    """
     if reason := why_no_rows(forest, labels):
         return None, f"The values of the columns were not estimated: {reason}."
     try:
@@ -235,7 +239,7 @@ def _estimate_rows(
         return None, f"The values of the columns were not estimated. {problem}"
     if rows is None:
         return None, (
-            f"The values of the columns were not estimated: no table that fits the forest was found in "
-            f"{seconds:.3g} seconds."
+            "The values of the columns were not estimated: the search found no table that fits the forest "
+            f"within {seconds:.3g} seconds."
         )
     return rows, MANY_TABLES.format(rows.tables)
