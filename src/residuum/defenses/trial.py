@@ -554,9 +554,9 @@ def measure_rewrite_residuals(
 ) -> dict[str, float]:
     """Measure the KKT residuals of a network after its biases were rewritten for a shift u of the inputs.
 
-    The first layer has the weights W and the biases b. Rewriting replaces b by b - W u. If the network with all
-    weights theta was a KKT point, the residual of the rewritten network at the original multipliers has a
-    closed form. The residual is b u^T in W, W u in b, and zero in the other layers. The relative norm is
+    The first layer has the weights W and the biases b. Rewriting replaces b by b - W u. If the network, with
+    the weights theta, was a KKT point, the residual of the rewritten network at the original multipliers has
+    a closed form. The residual is b u^T in W, W u in b, and zero in the other layers. The relative norm is
     sqrt(|b|^2 |u|^2 + |W u|^2) / |theta|. Refitted multipliers give a smaller residual.
 
     Args:
