@@ -75,9 +75,9 @@ def _command(
         for name in NETWORKS:
             with attack_progress(output.visible) as watch:
                 _audit(out, name, watch)
-        photos = _unmix_photos(out, output.visible)
+        photo_results = _unmix_photos(out, output.visible)
     result_of_audit = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
-    summary = _write_summary(out, split, trained_network, result_of_audit, photos)
+    summary = _write_summary(out, split, trained_network, result_of_audit, photo_results)
     output.print_result(summary, lambda: _show(result_of_audit, summary))
     _check_verdicts(result_of_audit)
     if output.visible:
@@ -181,7 +181,7 @@ def _write_summary(
     split: Split,
     trained_network: Network,
     results: dict[str, AuditResult],
-    photos: dict[str, Any],
+    photo_results: dict[str, Any],
 ) -> dict[str, Any]:
     """Write ``demo.json`` and a picture of the reconstructed digits. Return the content of ``demo.json``."""
     from residuum.auditing.artifacts import read_result
@@ -201,7 +201,7 @@ def _write_summary(
     summary = {
         **{audit: read_result(out / audit) for audit in results},
         "certificate_holdout": certificate.to_json(),
-        "photos": photos,
+        "photos": photo_results,
         "picture": str(out / PICTURE),
         "report": str(out / "trained" / "report.html"),
     }
@@ -210,7 +210,7 @@ def _write_summary(
 
 
 def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
-    """Print the results of both audits, the certificates of the digits, and the result for photographs."""
+    """Print the results of both audits, the KKT residuals at the digits, and the result for photographs."""
     scores = [result.scores for result in results.values() if result.scores is not None]
     verdicts = [result.verdict for result in results.values()]
     residuals = [result.attacks[0].residual for result in results.values()]

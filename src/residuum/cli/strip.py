@@ -40,7 +40,7 @@ def _command(
     ],
     output: options.Output = options.OUTPUT,
 ) -> None:
-    """Write only the weights of a checkpoint, without optimizer state, averages, seeds and paths."""
+    """Write only the weights of a checkpoint, without optimizer state, averaged weights, seeds and paths."""
     from residuum.scanning.strip import PickleError, strip
 
     try:

@@ -114,7 +114,7 @@ def _command(
     knowledge_options: options.KnowledgeOptions = options.KNOWLEDGE_OPTIONS,
     arch: options.Arch = None,
 ) -> None:
-    """Try many settings of an attack. Rank the trials without training data, and pool their candidates."""
+    """Try many settings of an attack, rank the trials without training data, and combine their candidates."""
     from residuum.attacks import estimate
     from residuum.io.attacker_knowledge import build_knowledge
     from residuum.io.checkpoints import load_checkpoint
@@ -210,10 +210,13 @@ def show(done: Sweep, out: Path) -> None:
     summary, scored = done.summary, done.scored
     names, objective = tuple(done.request.space), done.request.objectives[0]
     trial_rows = []
-    for position, t in enumerate(done.order[:MAX_ROWS]):
-        statistic_cells = format_number(getattr(t, objective), 3), format_number(t.agreement, 3)
-        setting_cells = (format_number(t.params[name], 2) for name in names)
-        trial_rows.append((str(position + 1), str(t.number), *statistic_cells, *setting_cells))
+    for position, trial in enumerate(done.order[:MAX_ROWS]):
+        statistic_cells = (
+            format_number(getattr(trial, objective), 3),
+            format_number(trial.agreement, 3),
+        )
+        setting_cells = (format_number(trial.params[name], 2) for name in names)
+        trial_rows.append((str(position + 1), str(trial.number), *statistic_cells, *setting_cells))
     columns = ("rank", "trial", objective, "agreement", *names)
     print_table("best trials, ranked by the weights alone", columns, trial_rows)
     state_counts = summary["counts"]

@@ -124,8 +124,9 @@ class Outcome(Record):
             (Clarke subgradients), relative to the norm of the weights.
         margin: Margin of the network at the training samples.
         rewrite: KKT residuals of the network with rewritten biases, empty for other defenses.
-        determined_energy: The same mean share as ``determined_at_least``, for the farthest other training
-            set that a search found. The true share is between the two.
+        determined_energy: Mean share of the energy (squared norm) of a training sample that the farthest
+            other training set shares, among the training sets that a search found. The smallest share of all
+            other training sets is between this number and ``determined_at_least``.
         uniqueness_note: How ``determined_at_least`` and ``determined_energy`` were computed, or why not.
         attacks: Results of all attackers: first the unaware one, last those who know the secret.
         seconds: Duration of each stage of the trial.
@@ -553,9 +554,10 @@ def measure_rewrite_residuals(
 ) -> dict[str, float]:
     """Measure the KKT residuals of a network after its biases were rewritten for a shift u of the inputs.
 
-    If the network with weights theta is a KKT point, its residual at the original multipliers has a closed
-    form. With the first layer (W, b), the residual is b u^T in W, W u in b, and zero in the other layers.
-    The relative norm is sqrt(|b|^2 |u|^2 + |W u|^2) / |theta|. Refitted multipliers give a smaller residual.
+    The first layer has the weights W and the biases b. Rewriting replaces b by b - W u. If the network, with
+    the weights theta, was a KKT point, the residual of the rewritten network at the original multipliers has
+    a closed form. The residual is b u^T in W, W u in b, and zero in the other layers. The relative norm is
+    sqrt(|b|^2 |u|^2 + |W u|^2) / |theta|. Refitted multipliers give a smaller residual.
 
     Args:
         before: The network before its biases were rewritten.

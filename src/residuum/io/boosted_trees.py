@@ -19,9 +19,8 @@ from residuum.trees.forest import NO_CHILD, Booleans, Floats, Integers, Tree
 
 MAX_NODES = 50_000_000  # largest number of nodes of all trees of a model
 MAX_TREES = 1_000_000  # largest number of trees of a model
-MAX_COLUMNS = (
-    1 << 22
-)  # largest number of columns; a table of hashed words has up to a million columns
+# Largest number of columns. A table of hashed words has up to a million columns.
+MAX_COLUMNS = 1 << 22
 MAX_OUTPUTS = 100_000  # largest number of classes or targets
 MAX_INTEGER = 2**31 - 1  # largest index of a node or of a column
 MAX_NAME = 200  # longest name of a column that is kept, in characters

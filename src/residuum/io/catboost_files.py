@@ -44,9 +44,8 @@ LIBRARY = "catboost"
 MAGIC = b"CBM1"
 MAX_DEPTH = 16  # largest depth of symmetric trees in CatBoost
 MAX_BORDERS = 10_000_000  # largest number of borders of all columns
-MAX_INFO = (
-    1000  # largest number of properties of a model that are searched for its training settings
-)
+# Largest number of properties of a model that are searched for its training settings.
+MAX_INFO = 1000
 NUMERIC_SPLIT = "FloatFeature"
 NOT_NUMERIC = "splits of categorical columns, texts or embeddings"
 # If missing values of a column count as larger than all numbers, a JSON model stores this text for it, and a

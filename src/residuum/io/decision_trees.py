@@ -34,9 +34,8 @@ MAX_COLUMNS = 1_000_000  # largest number of columns of a training table
 VARIANCES = ("squared_error", "friedman_mse", "mse")
 # Criteria of regression trees that store the median of the targets below a node instead of their mean.
 MEDIANS = ("absolute_error", "mae")
-ROUNDING = (
-    1e-12  # an impurity below this fraction of the largest impurity of the tree counts as zero
-)
+# An impurity below this fraction of the largest impurity of the tree counts as zero.
+ROUNDING = 1e-12
 SAVE_AGAIN = "Save the model again with a current version of scikit-learn."
 COPY_AGAIN = "Copy or save the file again."
 

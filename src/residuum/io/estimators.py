@@ -50,12 +50,10 @@ CENTERS |= {"MaxAbsScaler": "none"}
 VALUE_ERRORS = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
 # Initial weights are accepted if their cosine with the trained weights exceeds this many standard deviations.
 MIN_DEVIATIONS = 6.0
-MAX_VALUES = (
-    50_000_000  # largest number of weights of a network whose initial weights are drawn again
-)
-CHUNK_ROWS = (
-    64  # number of rows of a weight matrix that are converted to float64 together, to save memory
-)
+# Largest number of weights of a network whose initial weights are drawn again.
+MAX_VALUES = 50_000_000
+# Number of rows of a weight matrix that are converted to float64 together, to save memory.
+CHUNK_ROWS = 64
 # Singular values are computed only for layers of at most this many weights. This takes half a second.
 MAX_SPECTRUM = 1_000_000
 

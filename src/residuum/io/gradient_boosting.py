@@ -285,7 +285,5 @@ def _bin_edges(attributes: dict[str, Any], columns: int) -> tuple[tuple[Floats, 
             COPY_AGAIN,
         )
     columns_of_edges = tuple(read_numbers(column, "the edges of bins").ravel() for column in edges)
-    return (
-        columns_of_edges,
-        bins - 2,
-    )  # one bin is for missing values; the other bins - 1 bins have bins - 2 edges
+    # One bin is for missing values. Between the other ``bins - 1`` bins lie ``bins - 2`` edges.
+    return columns_of_edges, bins - 2

@@ -146,9 +146,7 @@ def read_classes(estimator: InertObject) -> tuple[Any, ...]:
         The classes, as numbers or texts.
     """
     attributes = estimator.attributes
-    binarizer = attributes.get(
-        "_label_binarizer"
-    )  # RidgeClassifier stores its classes in this object
+    binarizer = attributes.get("_label_binarizer")  # holds the classes of a RidgeClassifier
     if "classes_" not in attributes and isinstance(binarizer, InertObject):
         attributes = binarizer.attributes
     classes = attributes.get("classes_")

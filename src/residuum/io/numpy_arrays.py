@@ -49,9 +49,8 @@ def read_dtype(argument: Any = "", *_: Any) -> NumpyDtype | InertObject:
     Returns:
         The dtype, or a stand-in for the call if the dtype is not plain, such as a structured dtype.
     """
-    if isinstance(
-        argument, GlobalName
-    ):  # the pickle calls numpy.dtype with a class, such as numpy.float64
+    # A pickle can also call numpy.dtype with a class, such as numpy.float64.
+    if isinstance(argument, GlobalName):
         argument = np.dtype(getattr(np, argument.name.rpartition(".")[2], "V1")).str[1:]
     if type(argument) is not str or not PLAIN_DTYPE.fullmatch(argument):
         return InertObject("numpy.dtype", (argument,))

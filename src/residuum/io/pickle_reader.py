@@ -72,9 +72,8 @@ LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 # of its Python objects in bytes, in addition to the size of the file.
 MAX_WORK, MAX_OBJECT_BYTES = 1_000_000, 48 << 20
 # The next constants estimate the memory of Python objects in bytes.
-SEQUENCE_BYTES = (
-    160  # bytes of an empty list or tuple, and of its entry in the set of visited objects
-)
+# Bytes of an empty list or tuple, and of its entry in the set of visited objects.
+SEQUENCE_BYTES = 160
 DICT_BYTES, ENTRY_BYTES = 260, 64  # bytes of an empty dict, and of each entry of a dict
 BYTES_OVERHEAD = 64  # bytes that a bytes object takes in addition to its content
 NUMBER_BYTES = 32  # bytes of a number

@@ -34,9 +34,8 @@ from residuum.trees.forest import BOOSTING, ISOLATION, Forest
 from residuum.trees.predict import predict
 
 SHARES, SCORES, NUMBERS = "class shares", "class scores", "numbers"
-ROUNDING = (
-    1e-3  # largest difference between 1 and the sum of the shares of all classes, as with float16
-)
+# Largest difference between 1 and the sum of the shares of all classes, as with float16.
+ROUNDING = 1e-3
 PASS_AS_TRAINED = (
     "Pass samples as the model receives them, with the columns of the training in the same order."
 )

@@ -33,9 +33,8 @@ from residuum.records.inputs import is_size, max_memory, open_zip
 
 SCHEMA = "schema.json"
 MAX_SCHEMA = 64 << 20  # largest size of schema.json in bytes
-MAX_HEADER = (
-    10_000  # largest header of an .npy array in characters; an array of tree nodes needs 400
-)
+# Largest header of an .npy array, in characters. The header of an array of tree nodes has about 400.
+MAX_HEADER = 10_000
 MAX_NESTING = 200  # largest nesting depth of nodes in schema.json
 MAX_NAME = 300  # largest length of the name of a class, in characters
 DICTS = ("DictNode", "_DictWithDeprecatedKeysNode")

@@ -14,9 +14,8 @@ from residuum.records.inputs import max_memory
 # A pickle and its arrays stay in memory, so they may unpack to at most this many bytes.
 MAX_PICKLE_BYTES = 2 << 30
 MAX_UNPACKER_BYTES = 100 << 20  # largest memory of a decompressor in bytes
-CHUNK = (
-    1 << 20
-)  # largest number of bytes that are read at once, because a file can claim a false length
+# Largest number of bytes that are read at once, because a file can claim a false length.
+CHUNK = 1 << 20
 
 
 class Source:

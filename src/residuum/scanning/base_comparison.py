@@ -15,7 +15,7 @@ Adam with coupled decay  w = f(w0) element by element. The gradient is w times t
                          reach zero before large entries. All entries share one odd, increasing curve
 =======================  ==========================================================================
 
-The simplest of three rules that fits enough rows is chosen: equal to the last bit, one factor, one curve.
+We choose the first of three rules that fits enough rows: equal to the last bit, one factor, one curve.
 
 Factor: The factor c is estimated from the rows that are closest to a multiple of their initial values. Weight
 decay is rounded at every step, so the rows scatter around the factor. The root mean square deviation of the
@@ -51,21 +51,27 @@ from residuum.io.tree import MAX_PATH_LENGTH
 from residuum.scanning.findings import ADAPTER, START, TOUCHED, Finding
 
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
-MIN_TABLE_ROWS = 100  # a matrix with fewer rows is hardly an embedding table
-MAX_VALUES = 400_000_000  # tensors with more values are not compared
+MIN_TABLE_ROWS = 100  # smallest number of rows of a matrix that we treat as an embedding table
+MAX_VALUES = 400_000_000  # largest number of values of a tensor that is compared with the base
 MAX_LISTED = 10  # largest number of rows in the text of a finding (its JSON lists all rows)
-# Smallest share and smallest number of the rows that a rule must fit. If no rule fits, all rows changed.
+# Smallest fraction and smallest number of the rows of a table that a rule must fit. If no rule fits so many
+# rows, we report that all rows changed.
 MIN_SHARE, MIN_ROWS = 0.05, 20
-# Largest deviation of an untouched entry from the curve, relative to the typical deviation of its neighbors.
+# Largest deviation of an entry from the curve f in w = f(w0) if training did not touch its row, relative to
+# the typical deviation of entries with similar initial values.
 MAX_DEVIATION = 8.0
-# Largest relative rounding error of an untouched row after 10^6 steps of weight decay in float32.
+# Largest relative rounding error of a row that was never in the training data, after 10^6 steps of weight
+# decay in float32.
 MAX_NOISE = 4e-5
-# Largest typical deviation of untouched rows from the curve, relative to the typical change of the rows.
+# Largest median deviation of entries from the curve f in w = f(w0), relative to the median change of entries.
+# If the deviation is larger, no curve fits the table.
 MAX_SPREAD = 3e-4
-BIN = 64  # number of neighboring entries whose median gives one point of the curve
-# Largest change of a final value by rounding before and after training, in units in the last place.
+BIN = 64  # number of entries with similar initial values whose median gives one point of the curve
+# Largest change of a final value by the rounding of the initial and final values in the files, in units in
+# the last place.
 ROUNDING_UNITS = 2.0
-# Entries with the same initial value are compared with each other only if there are at least this many.
+# We compare the final values of entries with the same initial value only if there are at least this many
+# entries.
 MIN_EQUAL_STARTS = 8
 NOTHING = "You need to do nothing about this finding."
 EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
@@ -115,7 +121,7 @@ def _state(release: Release) -> dict[str, Any]:
 
 
 def _is_comparable(block: Block, other: Block) -> bool:
-    are_floats = all(b.kind.startswith(("float", "bfloat")) for b in (block, other))
+    are_floats = all(tensor.kind.startswith(("float", "bfloat")) for tensor in (block, other))
     return are_floats and block.shape == other.shape and 0 < block.numel <= MAX_VALUES
 
 
@@ -123,7 +129,8 @@ def _find_touched_rows(
     shared: Mapping[str, tuple[Block, Block]], after: Mapping[str, Block]
 ) -> Iterator[Finding]:
     """Find rows of embedding tables that training changed. Such rows show what was in the training data."""
-    # A table that is also the output head gets a finding of low severity, because all its rows change.
+    # If an embedding table is also the output head, every row changes in training. Such a table gets a
+    # finding of low severity.
     for name, (block, other) in shared.items():
         if len(block.shape) != 2 or block.shape[0] < MIN_TABLE_ROWS or not TABLES.search(name):
             continue
@@ -160,7 +167,7 @@ def _find_touched_rows(
 
 
 def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, Block]) -> str:
-    """Return the name of another tensor that equals this table, "" if no tensor does."""
+    """Return the name of another tensor that equals this embedding table, or "" if there is none."""
     for other, candidate in after.items():
         if other == name or candidate.shape != block.shape or candidate.kind != block.kind:
             continue
@@ -171,7 +178,7 @@ def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, 
 
 
 def _find_change(shared: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
-    """Report that the base reveals the weight update, and name the tensors that changed most."""
+    """Yield a finding that the base reveals the weight update. It names the tensors that changed most."""
     relative_changes = {}
     for name, (block, other) in shared.items():
         w, w0 = block.tensor().double(), other.tensor().double()
@@ -180,7 +187,7 @@ def _find_change(shared: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]
     if relative_changes:
         largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])
         examples = ", ".join(
-            f"{name[:40]} {_changed_by(share)}" for name, share in largest_first[:3]
+            f"{name[:40]} {_describe_change(change)}" for name, change in largest_first[:3]
         )
         what, where = "the weights before training", largest_first[0][0][:MAX_PATH_LENGTH]
         reason = (
@@ -214,7 +221,9 @@ def _find_adapter_change(
             "Pass the base that adapter_config.json names.",
         )
     largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])
-    examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest_first[:3])
+    examples = ", ".join(
+        f"{name[:40]} {_describe_change(change)}" for name, change in largest_first[:3]
+    )
     what, where = "the change of each layer", largest_first[0][0][:MAX_PATH_LENGTH]
     reason = (
         f"the adapter and the base give the change of {len(relative_changes)} layers: {examples}"
@@ -223,12 +232,12 @@ def _find_adapter_change(
     yield Finding(ADAPTER, "high", what, where, reason, remedy, len(relative_changes))
 
 
-def _changed_by(share: float) -> str:
+def _describe_change(relative_change: float) -> str:
     """Return in words how much a tensor changed, relative to its norm before training.
 
-    If the tensor was zero before training, ``share`` is infinite.
+    If the tensor was zero before training, ``relative_change`` is infinite.
     """
-    return "from zero" if share == math.inf else f"by {share:.2g} of its norm"
+    return "from zero" if relative_change == math.inf else f"by {relative_change:.2g} of its norm"
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,10 +246,11 @@ class TouchedRows:
 
     Attributes:
         rows: Indices of the rows that changed.
-        rule: The rule that all other rows follow, such as "equal" (to the base) or "one factor".
+        rule: The rule that all other rows follow, such as "equal" (they equal the base) or "one factor" (they
+            are the base times one factor).
         total: Number of rows in the table.
-        coarse: Whether the numbers have so few digits that small steps are lost in rounding. If this is
-            true, changed rows may be missed.
+        coarse: Whether the numbers of the table have so few digits that rounding can hide small steps of
+            training. Then changed rows may be missed.
     """
 
     rows: tuple[int, ...]
@@ -250,7 +260,7 @@ class TouchedRows:
 
     @property
     def sentence(self) -> str:
-        """How many rows changed and what happened to the other rows, in words."""
+        """Sentence that says how many rows changed and what happened to the other rows."""
         if self.rule == NONE:
             return (
                 "every row changed, as with a tied output head, so nobody can tell which rows were in the "
@@ -282,7 +292,8 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
         (EQUAL, lambda: _is_unequal(table, base)),
         (FACTOR, lambda: None if is_coarse else _is_off_factor(w, w0, rounding_unit)),
         (CURVE, lambda: _is_off_lookup(w, w0) if is_coarse else _is_off_curve(w, w0)),
-        # If training used more bits than the file, final values of untouched rows differ by rounding.
+        # If training used more bits than the file, the final values of rows that training did not touch can
+        # differ by rounding.
         (
             CURVE,
             lambda: _is_off_lookup(w, w0, ROUNDING_UNITS * rounding_unit) if is_coarse else None,
@@ -298,17 +309,26 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
 
 
 def _is_unequal(table: Tensor, base: Tensor) -> Tensor:
-    """Return for each of V rows whether it changed. Both tables are converted to the less precise dtype."""
+    """Return for each row of a table whether it changed, in the less precise dtype of the two tables."""
     less_precise_dtype = max(table.dtype, base.dtype, key=lambda kind: torch.finfo(kind).eps)
     return (table.to(less_precise_dtype) != base.to(less_precise_dtype)).any(1)
 
 
 def _is_off_factor(w: Tensor, w0: Tensor, rounding_unit: float) -> Tensor | None:
-    """Return for each of V rows whether w differs from c w0. Return None if no factor c fits enough rows."""
+    """Return for each row w of a trained table whether it differs from c w0, a multiple of the row w0 before.
+
+    Args:
+        w: The table after training, (V, d).
+        w0: The table before training, (V, d).
+        rounding_unit: Relative rounding error of a number of the tables.
+
+    Returns:
+        (V,) whether each row differs, or None if no factor c fits enough rows.
+    """
     squared_norms = w0.square().sum(1).clamp(min=1e-300)
     factors = (w * w0).sum(1) / squared_norms
-    misfit = (w - factors[:, None] * w0).norm(dim=1) / squared_norms.sqrt()
-    best_rows = misfit.argsort()[: max(MIN_ROWS, int(MIN_SHARE * len(w)))]
+    relative_misfit = (w - factors[:, None] * w0).norm(dim=1) / squared_norms.sqrt()
+    best_rows = relative_misfit.argsort()[: max(MIN_ROWS, int(MIN_SHARE * len(w)))]
     expected = factors[best_rows].median() * w0
     magnitude = torch.maximum(w.abs(), w0.abs()).clamp(min=1e-300)
     deviation = ((w - expected) / magnitude).square().mean(1).sqrt()  # (V,)
@@ -316,12 +336,21 @@ def _is_off_factor(w: Tensor, w0: Tensor, rounding_unit: float) -> Tensor | None
     if noise > MAX_NOISE:
         return None
     relative_scatter = (2 * w.shape[1]) ** -0.5
-    # The noise is the typical deviation of the rows that fit best, so the limit is higher than the noise.
+    # ``noise`` is the median deviation of the rows that fit best. Other untouched rows deviate more, so the
+    # limit is above ``noise``.
     return deviation > noise * (1 + 6 * relative_scatter) / max(1 - 2 * relative_scatter, 0.25)
 
 
 def _is_off_curve(w: Tensor, w0: Tensor) -> Tensor | None:
-    """Return for each of V rows whether w is off a curve f(w0). Return None if no curve fits the rows."""
+    """Return for each row w of a trained table whether it lies off one curve w = f(w0) for all entries.
+
+    Args:
+        w: The table after training, (V, d).
+        w0: The table before training, (V, d).
+
+    Returns:
+        (V,) whether each row lies off the curve, or None if no curve fits the rows.
+    """
     V, d = w.shape
     if V * d < 4 * BIN:
         return None
@@ -329,10 +358,11 @@ def _is_off_curve(w: Tensor, w0: Tensor) -> Tensor | None:
     x, y = (w0 * sign).flatten(), (w * sign).flatten()
     row_of_entry = torch.arange(V).repeat_interleave(d)
     is_near_curve = torch.ones(V, dtype=torch.bool)
-    for _ in range(3):  # Rows that lie far from the curve are left out of the next fit.
-        bin_entries = is_near_curve[row_of_entry].nonzero().flatten()
-        bin_entries = bin_entries[x[bin_entries].argsort()]
-        bin_entries = bin_entries[: len(bin_entries) // BIN * BIN].reshape(-1, BIN)
+    # Fit the curve three times, each time without the rows that are far from the previous curve.
+    for _ in range(3):
+        near_entries = is_near_curve[row_of_entry].nonzero().flatten()
+        sorted_entries = near_entries[x[near_entries].argsort()]
+        bin_entries = sorted_entries[: len(sorted_entries) // BIN * BIN].reshape(-1, BIN)
         if len(bin_entries) < 2:
             return None
         knots, values = x[bin_entries].mean(1), y[bin_entries].median(1).values
@@ -340,55 +370,68 @@ def _is_off_curve(w: Tensor, w0: Tensor) -> Tensor | None:
         spread = (
             (y[bin_entries] - _interpolate(x[bin_entries], knots, values)).abs().median(1).values
         )
-        noise = _interpolate(x, knots, spread).clamp(min=1e-12)
-        deviation = ((y - _interpolate(x, knots, values)).abs() / noise).reshape(V, d)
+        typical_deviation = _interpolate(x, knots, spread).clamp(min=1e-12)
+        deviation = ((y - _interpolate(x, knots, values)).abs() / typical_deviation).reshape(V, d)
         upper_quartile = deviation.quantile(0.75, dim=1)
         is_near_curve = upper_quartile <= upper_quartile.median()
     typical_change = (y - x).abs().median()
-    is_precise = float(noise.median()) <= MAX_SPREAD * float(typical_change)
-    return upper_quartile > MAX_DEVIATION if is_precise else None
+    does_curve_fit = float(typical_deviation.median()) <= MAX_SPREAD * float(typical_change)
+    return upper_quartile > MAX_DEVIATION if does_curve_fit else None
 
 
 def _shift_to_mean(x: Tensor, medians: Tensor) -> Tensor:
-    """Return the value of a curve at the mean x of each of B bins, from its medians and its slope, (B,)."""
-    # A median of values belongs to the median of x. We move it along the slope to the mean of x.
-    center, median_x = x.mean(1), x.median(1).values
-    slope = torch.gradient(medians, spacing=(center,))[0]
-    return medians + slope.nan_to_num() * (center - median_x)
+    """Return the values of a curve at the mean of x in each bin, from the median values in the bins.
+
+    Args:
+        x: (B, entries) positions of the entries in each of B bins.
+        medians: (B,) median of the values of the curve in each bin.
+
+    Returns:
+        (B,) values of the curve.
+    """
+    # The median of the values is the value at the median of x. We move it along the slope to the mean of x.
+    mean_x, median_x = x.mean(1), x.median(1).values
+    slope = torch.gradient(medians, spacing=(mean_x,))[0]
+    return medians + slope.nan_to_num() * (mean_x - median_x)
 
 
 def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Interpolate linearly between the knots. Positions x beyond the ends get the value of the last knot."""
-    upper = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
-    lower = upper - 1
-    fraction = ((x - knots[lower]) / (knots[upper] - knots[lower]).clamp(min=1e-300)).clamp(0, 1)
-    return values[lower] + fraction * (values[upper] - values[lower])
+    """Interpolate linearly between values at knots. Outside of the knots, use the value at the end."""
+    upper_knot = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
+    lower_knot = upper_knot - 1
+    fraction = (
+        (x - knots[lower_knot]) / (knots[upper_knot] - knots[lower_knot]).clamp(min=1e-300)
+    ).clamp(0, 1)
+    return values[lower_knot] + fraction * (values[upper_knot] - values[lower_knot])
 
 
 def _is_off_lookup(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
-    """Find rows with an entry that differs from most entries with the same initial value.
+    """Find rows with an entry that changed in another way than most entries with the same initial value.
+
+    In rows that training did not touch, entries with the same initial value have the same final value.
 
     Args:
-        w: The table after training.
-        w0: The table before training.
+        w: The table after training, (V, d).
+        w0: The table before training, (V, d).
         slack: Relative difference up to which two final values count as equal.
 
     Returns:
-        For each of V rows whether the row has such an entry.
+        (V,) whether each row has such an entry.
     """
     initial_values, initial_index = w0.flatten().unique(return_inverse=True)
     final_values, final_index = w.flatten().unique(return_inverse=True)
-    pairs, count = (initial_index * len(final_values) + final_index).unique(return_counts=True)
-    # Rare pairs come first, so the assignment keeps the most frequent pair for each initial value.
-    rare_first = count.argsort(stable=True)
+    pairs, pair_count = (initial_index * len(final_values) + final_index).unique(return_counts=True)
+    # A pair is an initial value with a final value. The assignment keeps the last pair for each initial
+    # value. We sort the pairs so that this is the most frequent pair.
+    rare_pairs_first = pair_count.argsort(stable=True)
     majority_pair = torch.zeros(len(initial_values), dtype=torch.long)
-    majority_pair[pairs[rare_first] // len(final_values)] = rare_first
-    agreeing_count = count[majority_pair][initial_index]
+    majority_pair[pairs[rare_pairs_first] // len(final_values)] = rare_pairs_first
+    agreeing_count = pair_count[majority_pair][initial_index]
     entry_count = initial_index.bincount(minlength=len(initial_values))[initial_index]
     has_majority = (entry_count >= MIN_EQUAL_STARTS) & (4 * agreeing_count > entry_count)
-    final_value = final_values[pairs[majority_pair] % len(final_values)][initial_index]
+    expected_value = final_values[pairs[majority_pair] % len(final_values)][initial_index]
     magnitude = torch.maximum(
-        torch.maximum(w.flatten().abs(), final_value.abs()), w0.flatten().abs()
+        torch.maximum(w.flatten().abs(), expected_value.abs()), w0.flatten().abs()
     )
-    differs = (w.flatten() - final_value).abs() > slack * magnitude
+    differs = (w.flatten() - expected_value).abs() > slack * magnitude
     return (has_majority & differs).reshape(w.shape).any(1)

@@ -54,16 +54,19 @@ from residuum.trees.forest import Forest
 STORED, STATE, START, STATISTICS = "stored", "optimizer-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
 CODE, CLASSES = "code", "classes"
-# The place that findings about code name, because code is no value in the file.
-KINDS_OF_TREES = ("onnx", "xgboost", "lightgbm", "catboost")  # files that hold trees and no pickle
+# Formats of files, other than pickles, that can hold decision trees.
+KINDS_OF_TREES = ("onnx", "xgboost", "lightgbm", "catboost")
+# The place in findings about code. Other findings name the path of a value in the file.
 PROGRAM = "the pickle"
 KINDS = (CODE, STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
 Kind = Annotated[str, SchemaRule(enum=[*KINDS])]
 SEVERITIES = ("high", "medium", "low")
-# Largest number of calls that are listed one by one. A hostile file may make any number of calls.
+# Largest number of unsafe calls for which a scan reports one finding each. A hostile file may make any number
+# of calls.
 MAX_NAMED = 20
 MAX_DENSE = 1 << 24  # largest number of values of a sparse array that is converted to a dense array
-# Largest number of labels. A list with more different values holds the values of records.
+# A list of categories with more entries than this can hold values of single records, and not only class
+# labels.
 MAX_LABELS = 50
 
 
@@ -94,8 +97,8 @@ class Finding(Record):
     rows: tuple[Count, ...] = ()
 
 
-# Attributes of scikit-learn's estimators that hold training records, and the classes in which they do. An
-# empty tuple means any class.
+# Attributes of scikit-learn estimators that hold training records, each with the classes in which it holds
+# records. An empty tuple stands for all classes.
 RECORDS: dict[str, tuple[str, ...]] = {
     "_fit_X": (),
     "support_vectors_": (),
@@ -114,7 +117,7 @@ RECORD_NAMES = re.compile(
 )
 PROTOTYPES = re.compile(r"(^|[._])(prototypes?|memory_bank|queue)([._]|$)", re.IGNORECASE)
 TREES = re.compile(r"(KDTree|BallTree)(32|64)?$")
-# Names that pandas gives to a table, and to the columns of one type in a table.
+# Names in a pickle of pandas: the class of a table, and the function that restores the columns of one type.
 FRAME, FRAME_PART = "DataFrame", "_unpickle_block"
 FRAMES = re.compile(r"^(pandas|polars|pyarrow|PIL|datasets)\.")
 STATISTIC_NAMES = {
@@ -169,7 +172,7 @@ def _has_weights(release: Release) -> bool:
 
 
 def _without_strip(finding: Finding, release: Release) -> Finding:
-    """Replace advice to run ``residuum strip``, because this command cannot change the file."""
+    """Return a finding without advice to run ``residuum strip``, if this command cannot change the file."""
     if "residuum strip" not in finding.remedy:
         return finding
     remedy = "Remove this value from the object before you save the object again."
@@ -179,12 +182,12 @@ def _without_strip(finding: Finding, release: Release) -> Finding:
 
 
 def printable(text: str) -> str:
-    """Replace every unprintable character of a text by "?", so that terminals receive only printable text."""
+    """Replace every unprintable character of a text by "?", because it could control a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def rank(finding: Finding) -> tuple[int, int]:
-    """Return the sort key of a finding: its severity, then its kind."""
+    """Return the key for sorting findings: first by severity, then by kind."""
     return SEVERITIES.index(finding.severity), KINDS.index(finding.kind)
 
 
@@ -203,7 +206,7 @@ ADAPTER_TEXTS = ("base_model_name_or_path", "dataset", "data_path", "output_dir"
 
 
 def rows_of(value: Any) -> int | None:
-    """Return the number of rows of a dense array, a sparse array or a search tree, else None."""
+    """Return the number of rows of an array, a sparse array or a search tree, or None for other values."""
     if isinstance(value, Block):
         return value.shape[0] if len(value.shape) > 1 and value.shape[0] > 1 else None
     if isinstance(value, InertObject):
@@ -215,7 +218,7 @@ def rows_of(value: Any) -> int | None:
 
 
 def _tree_data(tree: InertObject) -> Block | None:
-    """Return the records in a search tree of scikit-learn, whose state starts with the records."""
+    """Return the records in a search tree of scikit-learn: the first array of its state that has rows."""
     state_values = tree.state if isinstance(tree.state, tuple) else ()
     return next(
         (value for value in state_values if isinstance(value, Block) and rows_of(value)), None
@@ -249,7 +252,7 @@ def records_in(release: Release) -> list[RecordArray]:
 
 
 def _records(value: Any) -> Tensor | None:
-    """Return the records (N, d) in an array, sparse array or search tree, None if they are no numbers."""
+    """Return the records in an array, table or search tree as a matrix (N, d), None for other values."""
     try:
         if isinstance(value, InertObject) and value.class_name == FRAME:
             return _frame_rows(value)
@@ -259,7 +262,7 @@ def _records(value: Any) -> Tensor | None:
         if not isinstance(block, Block) or block.read is None:
             return None
         records = block.tensor().flatten(1)
-    except CheckpointError:  # The records are damaged, but the finding is still reported.
+    except CheckpointError:  # the records are damaged, so the finding is reported without them
         return None
     if records.is_complex() or not records.numel():
         return None
@@ -267,9 +270,9 @@ def _records(value: Any) -> Tensor | None:
 
 
 def _frame_rows(frame: InertObject) -> Tensor | None:
-    """Return the numeric columns of a DataFrame as records (N, d), None if no columns are readable.
+    """Return the numeric columns of a DataFrame as N records (N, d), or None if no columns are readable.
 
-    pandas stores columns of the same type in one array (columns, rows), with their positions in the table.
+    pandas stores all columns of the same type in one array (columns, rows), and their indices in the table.
     """
     manager = frame.attributes.get("_mgr")
     block_sources = (manager.state, manager.arguments) if isinstance(manager, InertObject) else ()
@@ -281,16 +284,21 @@ def _frame_rows(frame: InertObject) -> Tensor | None:
                 values, column_places = block.arguments[:2]
                 if isinstance(values, Block) and values.read and len(values.shape) == 2:
                     numbers = values.tensor()
-                    columns |= dict(zip(_places(column_places), numbers.double(), strict=False))
-    rows = [columns[place] for place in sorted(columns)]
-    return torch.stack(rows, 1) if rows and len({len(row) for row in rows}) == 1 else None
+                    indices = _column_indices(column_places)
+                    columns |= dict(zip(indices, numbers.double(), strict=False))
+    column_list = [columns[place] for place in sorted(columns)]
+    return (
+        torch.stack(column_list, 1)
+        if column_list and len({len(row) for row in column_list}) == 1
+        else None
+    )
 
 
-def _places(places: Any) -> list[int]:
-    """Return the numbers of the columns of an array. pandas stores these numbers as a slice or an array."""
-    if isinstance(places, Block) and places.read:
-        return places.tensor().flatten().tolist()
-    slice_arguments = places.arguments if isinstance(places, InertObject) else ()
+def _column_indices(stored_indices: Any) -> list[int]:
+    """Return the column indices that pandas stores with an array of columns, as a slice or as an array."""
+    if isinstance(stored_indices, Block) and stored_indices.read:
+        return stored_indices.tensor().flatten().tolist()
+    slice_arguments = stored_indices.arguments if isinstance(stored_indices, InertObject) else ()
     if (
         len(slice_arguments) == 3
         and all(type(end) is int and abs(end) < MAX_DENSE for end in slice_arguments)
@@ -301,7 +309,7 @@ def _places(places: Any) -> list[int]:
 
 
 def _dense(sparse: InertObject) -> Tensor | None:
-    """Return a sparse matrix of scipy as a dense matrix, None for other formats and large matrices."""
+    """Return a sparse matrix of scipy as a dense matrix, or None for other formats and large matrices."""
     from scipy.sparse import csc_matrix, csr_matrix
 
     matrix_type = {"csr": csr_matrix, "csc": csc_matrix}.get(sparse.class_name[:3])
@@ -315,7 +323,7 @@ def _dense(sparse: InertObject) -> Tensor | None:
         return None
     try:
         matrix = matrix_type(tuple(arrays), shape)
-        matrix.check_format(full_check=True)  # The indices come from an untrusted file.
+        matrix.check_format(full_check=True)  # check the indices, which come from an untrusted file
         return torch.from_numpy(matrix.toarray()).double()
     except (TypeError, ValueError):
         return None
@@ -324,7 +332,8 @@ def _dense(sparse: InertObject) -> Tensor | None:
 def _find_stored(place: Place) -> Iterator[Finding]:
     """Find stored records: in attributes of estimators, in search trees, in tables, or by name."""
     value, rows, where, name = place.value, rows_of(place.value), place.path, place.name[:40]
-    # The name of an array alone is weak evidence, so names count only outside of estimators and optimizers.
+    # The name of an array alone is weak evidence that it holds records. So we ignore names in optimizer state
+    # and in averaged weights.
     searched_path = where[-60:] if rows and not place.section else ""
     if isinstance(value, InertObject) and TREES.search(value.class_name) and rows:
         what = f"records in the {value.class_name} of {place.owner}"
@@ -345,7 +354,7 @@ def _find_stored(place: Place) -> Iterator[Finding]:
             what = f"training records in {place.owner}.{place.name}"
             reason = "the rows of this array are the training records that were passed to fit"
             yield Finding(STORED, "high", what, where, reason, KEEP_NONE, count=rows)
-    # A DataFrame has its own finding, so its columns are left out here.
+    # A DataFrame has its own finding, so we report no finding for its columns.
     elif RECORD_NAMES.search(searched_path) and place.owner != FRAME_PART:
         what, remedy = f"an array named {name}", "Do not save this array with the model."
         yield Finding(STORED, "high", what, where, NAMED, remedy, count=rows)
@@ -385,7 +394,8 @@ def _find_optimizer_state(place: Place) -> Iterator[Finding]:
     value, name, where = place.value, place.leaf, place.path
     if not isinstance(value, Block) or not value.numel:
         return
-    # Outside of the optimizer state of torch and scikit-learn, only the names that torch uses are evidence.
+    # Outside of the optimizer state of torch and scikit-learn, only three names show that a tensor is a
+    # moment.
     is_state = place.section == "state" or name in {"exp_avg", "exp_avg_sq", "momentum_buffer"}
     remedy = DROP_SKLEARN if place.owner in OPTIMIZERS else DROP_STATE
     if is_state and place.section != "step" and value.kind.startswith(("float", "bfloat")):
@@ -469,18 +479,21 @@ def _find_tree_models(release: Release) -> Iterator[Finding]:
         try:
             for read_model in read_forests(release):
                 yield from _describe_forest(read_model.name, read_model.forest, "the trees")
-        except CheckpointError:  # the trees are damaged, or compare values in an unusual way
+        except CheckpointError:  # the trees are damaged, or residuum does not read their kind
             return
 
 
 def _recover(model: InertObject, where: str) -> Iterator[Finding]:
-    """Yield what can be recovered from a tree model, nothing if it is not read or too large."""
-    read = READERS.get(model.class_name)
+    """Yield findings about the training table that follow from a tree model.
+
+    There are no findings if residuum does not read this model, or if the model is too large for a scan.
+    """
+    read_trees = READERS.get(model.class_name)
     try:
-        if read is None:
+        if read_trees is None:
             forests = [*find_boosted_forests(model)]
         else:
-            forest = read(model)
+            forest = read_trees(model)
             forests = [] if forest is None else [(model.class_name, forest)]
     except CheckpointError:
         return
@@ -489,7 +502,7 @@ def _recover(model: InertObject, where: str) -> Iterator[Finding]:
 
 
 def _describe_forest(name: str, forest: Forest, where: str) -> Iterator[Finding]:
-    """Yield what the trees of a forest determine."""
+    """Yield findings about the training table that follow from the trees of a forest."""
     for trees in describe_trees(name, forest):
         kind, severity = (STORED, "high") if trees.reveals_records else (STATISTICS, "medium")
         remedy = ADVICE if trees.reveals_records else LIMIT_LEAVES
@@ -497,7 +510,7 @@ def _describe_forest(name: str, forest: Forest, where: str) -> Iterator[Finding]
 
 
 def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
-    """Yield what the structure of a tree model shows, for models whose table is not recovered."""
+    """Yield findings from the numbers of leaves and seeds of a tree model whose table is not recovered."""
     if model.stores_targets:
         reason = (
             f"{model.single_leaves} of {model.leaves} leaves hold a single training record. Each stores "
@@ -543,12 +556,12 @@ def _uninitialized_memory(model: TreeModel, where: str) -> Finding:
 
 
 def name_of(release: Release) -> str:
-    """Return the class name of the object that is the content of a file, "" for other content."""
+    """Return the class name of the object in a file, or "" if the content of the file is not an object."""
     return release.content.class_name if isinstance(release.content, InertObject) else ""
 
 
 def _find_paths(place: Place) -> Iterator[Finding]:
-    """Find texts that look like file names, except names of public base models."""
+    """Find texts that look like file names, except the names of base models and architecture strings."""
     text = place.value
     if isinstance(text, str) and 4 <= len(text) <= 1000 and PATH.match(text):
         if place.name in ("base_model_name_or_path", "architecture"):
@@ -576,7 +589,7 @@ RULES: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
 
 
 def _find_code(release: Release) -> Iterator[Finding]:
-    """Find what loading a pickle would run, and the classes of other packages that it names."""
+    """Find the code that loading a pickle would run, and classes of other packages that the pickle names."""
     for action in release.unsafe[:MAX_NAMED]:
         reason = (
             "loading a pickle runs the functions that it calls; this function is not known to be "

@@ -17,9 +17,11 @@ from residuum.trees.labels import find_labels
 from residuum.trees.recovery import recover_table
 from residuum.trees.stored_values import find_stored_values
 
-# A scan recovers the tables of forests with at most this many nodes, which takes some seconds.
+# A scan recovers the training table of a forest if the forest has at most this many nodes. This takes some
+# seconds.
 MAX_NODES = 500_000
-# Labels are recovered from at most this many trees times records, because a linear program takes long.
+# A scan recovers labels if the number of trees times the number of records is at most this. Recovering labels
+# solves a linear program, which takes long for large forests.
 MAX_LABEL_WORK = 100_000
 ADVICE = (
     "Do not release this file. Train again with at least 5 records in every leaf (min_samples_leaf=5) and "
@@ -80,41 +82,44 @@ def describe_trees(name: str, forest: Forest) -> Iterator[TreeFinding]:
 
 def _describe_regressor(name: str, forest: Forest) -> TreeFinding:
     table = recover_table(forest)
-    targets = int((~np.isnan(table.y)).sum())
-    if not targets:
+    known_targets = int((~np.isnan(table.y)).sum())
+    if not known_targets:
         return TreeFinding(
             False,
             f"decision trees of {name}",
             "Thresholds lie between two values of training records. The targets of single records could not "
             "be recovered",
         )
-    stated = table.is_exact | table.is_likely | table.is_missing
+    is_cell_known = table.is_exact | table.is_likely | table.is_missing
     certainty = "likely" if table.is_likely.any() else "exact"
-    records = forest.records or len(table.y)
-    order = " in the order of the training table" if table.has_row_order else ""
-    reason = f"The file determines the targets of {targets} of {records} training records{order}"
-    if stated.any():
-        rows = int(stated.all(1).sum())
+    record_count = forest.records or len(table.y)
+    order_note = " in the order of the training table" if table.has_row_order else ""
+    reason = (
+        f"The file determines the targets of {known_targets} of {record_count} training records"
+        f"{order_note}"
+    )
+    if is_cell_known.any():
+        known_rows = int(is_cell_known.all(1).sum())
         reason += (
-            f". {stated.mean():.1%} of all cells of the training table follow from the thresholds "
-            f"({certainty} values), and {rows} rows are known in every column. An attacker who knows the "
-            "smallest and largest value of each column recovers more"
+            f". {is_cell_known.mean():.1%} of all cells of the training table follow from the thresholds "
+            f"({certainty} values), and {known_rows} rows are known in every column. An attacker who knows "
+            "the smallest and largest value of each column recovers more"
         )
-    return TreeFinding(True, f"the training table in the trees of {name}", reason, targets)
+    return TreeFinding(True, f"the training table in the trees of {name}", reason, known_targets)
 
 
 def _describe_classifier(name: str, forest: Forest) -> TreeFinding:
-    counts = bootstrap_counts(forest)
+    draw_counts = bootstrap_counts(forest)
     known_labels = 0
-    if counts is not None and counts.size <= MAX_LABEL_WORK:
-        known_labels = int((find_labels(forest, counts) >= 0).sum())
+    if draw_counts is not None and draw_counts.size <= MAX_LABEL_WORK:
+        known_labels = int((find_labels(forest, draw_counts) >= 0).sum())
     if known_labels:
-        assert counts is not None
+        assert draw_counts is not None
         return TreeFinding(
             True,
             f"training labels in the roots of {name}",
             f"The seeds and the roots of the trees determine the labels of {known_labels} of "
-            f"{counts.shape[1]} training records, in the order of the training table",
+            f"{draw_counts.shape[1]} training records, in the order of the training table",
             known_labels,
         )
     return TreeFinding(

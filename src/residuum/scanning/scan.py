@@ -35,8 +35,8 @@ from residuum.scanning.base_comparison import compare_with_base
 from residuum.scanning.findings import CODE, KINDS, STORED, Finding, Kind, findings, printable, rank
 from residuum.surfaces.inspection import Inspection, inspect_network
 
-# Limits on the number of models, the number of entries and the nesting of folders.
-# A folder that exceeds these limits is not a release but an entire disk.
+# Largest number of model files, largest number of files and folders, and largest nesting depth of the folders
+# that a scan searches. A folder that exceeds these limits is not a release but an entire disk.
 MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16
 # Largest number of weights, in all networks together, that a scan measures. The singular values of the first
 # layer take most of the time: up to 5 s for a layer of 2000 x 2000, and 40 s for a layer of 4000 x 4000.
@@ -74,7 +74,7 @@ class UnreadFile(Record):
     Attributes:
         file: Name of the file.
         reason: Why the file was not read.
-        exit_code: 4 if the file was refused for safety, else 2.
+        exit_code: 4 if the file is not safe to read, else 2.
     """
 
     file: str
@@ -116,8 +116,8 @@ class Scan(Record):
     def exit_code(self) -> Annotated[int, SchemaRule(enum=[0, 1, 2, 4])]:
         """The exit code of the command ``residuum scan``.
 
-        The code is 4 if a file would run code or exhaust memory. Otherwise it is 1 if a kind in ``fail_on``
-        was found, 2 if a file could not be read, and 0 in all other cases.
+        The code is 4 if loading a file would run code or exhaust memory. Otherwise it is 1 if a kind in
+        ``fail_on`` was found. Otherwise it is 2 if a file could not be read, and 0 if all files were read.
         """
         largest_code = max((file.exit_code for file in self.unread), default=0)
         if largest_code == 4 or any(finding.kind == CODE for finding in self.findings):
@@ -167,13 +167,13 @@ def scan(
     models, notes = _find_models(path)
     scanned, unread, weight_budget = [], [], MAX_MEASURED_WEIGHTS
     for i, file in enumerate(models):
-        name = printable(file.relative_to(path).as_posix())
+        relative_name = printable(file.relative_to(path).as_posix())
         if watch is not None:
-            watch(i, len(models), name)
+            watch(i, len(models), relative_name)
         try:
-            scanned.append(_scan_file(file, name, base_release, weight_budget))
+            scanned.append(_scan_file(file, relative_name, base_release, weight_budget))
         except ResiduumError as problem:
-            unread.append(UnreadFile(name, printable(str(problem)), problem.exit_code))
+            unread.append(UnreadFile(relative_name, printable(str(problem)), problem.exit_code))
             continue
         if (network := scanned[-1].network) is not None:
             weight_budget -= network.parameters
@@ -181,7 +181,7 @@ def scan(
 
 
 def _scan_file(path: Path, name: str, base: Release | None, weight_budget: int) -> ScannedFile:
-    """Scan one file. ``weight_budget`` is the number of weights that the scan may still measure."""
+    """Scan one file, and measure its network if the network has at most ``weight_budget`` weights."""
     release = read_release(path)
     file_findings = findings(release)
     if base is not None:
@@ -218,15 +218,15 @@ def _count_weights(release: Release) -> int:
     """Return the number of weights in a file without reading them."""
     try:
         return sum(block.numel for block in flatten_blocks(find_weights(release)).values())
-    except CheckpointError:  # The file holds no state dict, but an estimator or another object.
+    except CheckpointError:  # the file holds no state dict, so we count the values of all arrays
         values = (place.value for place in walk(release.content))
         return sum(value.numel for value in values if isinstance(value, Block))
 
 
 def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the files in a folder whose names are names of models, sorted, and notes on skipped entries."""
+    """Return the sorted files of a folder that have names of model files, and notes on skipped entries."""
     models: list[Path] = []
-    other_files, links, deep = 0, 0, 0
+    other_files, links, deep_folders = 0, 0, 0
     for count, (entry, depth) in enumerate(_walk_folder(folder)):
         if count >= MAX_ENTRIES or len(models) >= MAX_FILES:
             raise InputError(
@@ -237,7 +237,7 @@ def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
         if entry.is_symlink():
             links += 1
         elif entry.is_dir(follow_symlinks=False):
-            deep += depth >= MAX_DEPTH
+            deep_folders += depth >= MAX_DEPTH
         elif entry.is_file(follow_symlinks=False) and is_release(Path(entry.name)):
             models.append(Path(entry.path))
         else:
@@ -250,7 +250,11 @@ def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
         )
     notes = [f"{other_files} other files were skipped"] if other_files else []
     notes += [f"{links} links were not followed; scan their targets"] if links else []
-    notes += [f"{deep} folders deeper than {MAX_DEPTH} levels were skipped"] if deep else []
+    notes += (
+        [f"{deep_folders} folders deeper than {MAX_DEPTH} levels were skipped"]
+        if deep_folders
+        else []
+    )
     return sorted(models), notes
 
 

@@ -31,10 +31,10 @@ from residuum.scanning.findings import FRAMES, STORED, Finding, findings
 
 # Keys of the metadata that the new file keeps, such as the file format, the architecture and the labels.
 KEPT_METADATA = ("format", FORMAT_KEY, *RULES)
-MAX_BYTES = 16 << 30  # largest size of a file in bytes; its tensors are in memory twice
+MAX_BYTES = 16 << 30  # largest size of a file in bytes, because its tensors are in memory twice
 # Attributes in which early stopping stores copies of the weights.
 BEST_WEIGHTS = ("_best_coefs", "_best_intercepts")
-MAX_DEPTH = 12  # largest nesting of estimators in which attributes are searched
+MAX_DEPTH = 12  # largest nesting depth of estimators that are searched for values to remove
 
 
 class PickleError(InputError):
@@ -50,7 +50,7 @@ class PickleError(InputError):
         statements = tuple(_changes(release.content, "model"))
         self.lines: tuple[str, ...] = ()
         message = f"A pickle can only be changed by running it; {path.name!r} was not changed."
-        # The changes of trees take several lines, which do not fit into a message.
+        # Statements that change trees take several lines, which do not fit into a message.
         if any("\n" in statement for statement in statements):
             self.lines = (*_loading(path), *statements, _saving(path, out))
             super().__init__(
@@ -146,7 +146,7 @@ def _script_for_trees(expression: str, is_ensemble: bool) -> str:
 
 
 def _holds_records(name: str, value: Any) -> bool:
-    """Return True if a scan finds stored training records in a value with this name."""
+    """Return True if a scan reports that a value with this name stores training records."""
     release = Release(Path(), "pickle", {name: value})
     return any(finding.kind == STORED for finding in findings(release))
 
@@ -158,7 +158,7 @@ def _is_joblib(path: Path) -> bool:
 
 
 def _loading(path: Path) -> tuple[str, str]:
-    """Return the Python statements that load a pickle, with a warning for the reader."""
+    """Return two Python statements that load a pickle, with a comment that warns the reader."""
     warning = "  # runs code in the file: load only a file that you trust"
     if _is_joblib(path):
         return "import joblib", f"model = joblib.load({str(path)!r}){warning}"
@@ -212,12 +212,13 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
     """
     path, out = Path(path), Path(out)
     if out.exists() or out.is_symlink():
-        rule = f"strip writes a new file; {str(out)!r} exists already."
-        raise OutputError(rule, "Choose another --out.")
+        message = f"strip writes a new file; {str(out)!r} exists already."
+        raise OutputError(message, "Choose another --out.")
     release = read_release(path, MAX_BYTES)
     original_findings = findings(release)
     if release.kind == "pickle":
-        if release.unsafe:  # The remedy of PickleError loads the file, which is not safe here.
+        # The remedy of PickleError loads the file, which would run unsafe code.
+        if release.unsafe:
             raise UnsafeFileError(*describe_unsafe(release.unsafe))
         raise PickleError(path, out, release, original_findings)
     weights = find_weights(release)
@@ -286,5 +287,5 @@ def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 def _bits(block: Block) -> tuple[torch.dtype, tuple[int, ...], bytes]:
     tensor = block.tensor().contiguous()
-    raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return tensor.dtype, tuple(tensor.shape), raw
+    tensor_bytes = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+    return tensor.dtype, tuple(tensor.shape), tensor_bytes

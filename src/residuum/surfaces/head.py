@@ -85,8 +85,9 @@ class Head:
 def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
     """Return the head of an MLP whose first layers were frozen.
 
-    Training then saw the samples only through the features that the frozen layers compute. The layers above
-    are a network of their own, whose samples are these features. An attack on the head reconstructs features.
+    The frozen layers compute features of the samples, and training used only these features. The layers above
+    the frozen layers are the head: a network whose samples are the features. An attack on the head
+    reconstructs features.
 
     Args:
         checkpoint: The full network.
@@ -98,9 +99,9 @@ def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
     theta0 = knowledge.theta0
     if theta0 is None or checkpoint.live is not None:
         return None
-    arch = checkpoint.architecture
+    architecture = checkpoint.architecture
     chain = checkpoint.chain
-    if arch.kind != "mlp" or chain is None:
+    if architecture.kind != "mlp" or chain is None:
         return None
     layers = tuple(by_layer(checkpoint.theta))
     trained_layers = moved_layers(checkpoint.theta, theta0)
@@ -108,16 +109,20 @@ def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
         return None
     first_trained = layers.index(trained_layers[0])
     widths = [len(checkpoint.theta[f"{name}.weight"]) for name in layers]
-    theta = renumber_layers(checkpoint.theta, first_trained)
-    has_bias = [f"layers.{l}.bias" in theta for l in range(len(layers) - first_trained)]
-    options = {**arch.options, "bias": bias_rule(has_bias)}
-    head_arch = str(Architecture("mlp", tuple(widths[first_trained - 1 :]), None, options))
-    head_network = checkpoint.replace(theta=theta, arch=head_arch, input_shape=(), source_names={})
-    body = nn.Sequential()
+    head_theta = renumber_layers(checkpoint.theta, first_trained)
+    layers_have_bias = [
+        f"layers.{l}.bias" in head_theta for l in range(len(layers) - first_trained)
+    ]
+    options = {**architecture.options, "bias": bias_rule(layers_have_bias)}
+    head_architecture = str(Architecture("mlp", tuple(widths[first_trained - 1 :]), None, options))
+    head_network = checkpoint.replace(
+        theta=head_theta, arch=head_architecture, input_shape=(), source_names={}
+    )
+    frozen_layers = nn.Sequential()
     for linear in chain.linears[:first_trained]:
-        body.append(linear)
-        body.append(chain.activation)
-    return Head(head_network, body.eval(), layers[:first_trained])
+        frozen_layers.append(linear)
+        frozen_layers.append(chain.activation)
+    return Head(head_network, frozen_layers.eval(), layers[:first_trained])
 
 
 def renumber_layers(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:

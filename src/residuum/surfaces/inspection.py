@@ -15,7 +15,8 @@ from residuum.networks.spectrum import count_directions, rank_above, singular_va
 from residuum.records import Record
 from residuum.records.published import Count
 
-# Fractions of the largest singular value. For each fraction, the rank counts the larger singular values.
+# Fractions of the largest singular value of the first layer. For each fraction, ``Inspection.ranks`` counts
+# the singular values above this fraction of the largest one.
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 
 
@@ -47,9 +48,10 @@ class Inspection(Record):
         dtype: Number format of the weights.
         homogeneity_order: The order k for which scaling all weights by a scales the outputs by a^k. None if
             the network is not homogeneous.
-        directions: Number of singular directions (singular vectors) of the first layer that come from
-            training, None if the number is not known.
-        directions_of: The threshold above which singular directions count, or why the number is not known.
+        directions: Number of singular vectors of the first layer that come from training and not from the
+            random initialization, None if the number is not known.
+        directions_of: The threshold above which singular values count for ``directions``, or why the number
+            is not known.
         ranks: Number of singular values of the first layer above each share of the largest singular value.
         balance: Gap between the incoming and outgoing norms of the hidden neurons of an MLP (0 if all
             neurons are balanced), None for other networks.
@@ -72,15 +74,16 @@ class Inspection(Record):
     assumptions: tuple[str, ...] = ()
 
     def directions_for(self, samples: int | None) -> tuple[int | None, str]:
-        """Return the number of directions from training, given the number of training samples.
+        """Return the number of singular vectors of the first layer that come from training.
 
-        If there are more samples than inputs, training fills every direction, and the number says nothing.
+        If there are more samples than inputs, training can change every singular vector. Then the number says
+        nothing about the samples, and it is not returned.
 
         Args:
             samples: Number of training samples, None if the number is not known.
 
         Returns:
-            The number of directions, or None, and an explanation.
+            The number of singular vectors, or None, and an explanation.
         """
         if self.directions is not None and samples is not None and samples > self.inputs:
             return None, f"more samples ({samples}) than inputs ({self.inputs})"
@@ -92,8 +95,8 @@ def inspect_network(network: Network) -> Inspection:
 
     Homogeneity (scaling the weights scales the outputs by a power) and balance (equal norms of the incoming
     and outgoing weights of each neuron) show whether the theory of the attacks applies. The directions of the
-    first layer are the singular directions that exceed the noise of its initialization. None of these numbers
-    predicts how many samples can be reconstructed.
+    first layer are the singular vectors whose singular values exceed those of a random initialization. None
+    of these numbers predicts how many samples can be reconstructed.
 
     Args:
         network: The network to measure.
@@ -101,21 +104,24 @@ def inspect_network(network: Network) -> Inspection:
     Returns:
         The measurements.
     """
-    arch = network.architecture
+    architecture = network.architecture
     theta = network.theta
     weight = first_layer(theta)
     spectrum = singular_values(weight)
     if network.live is not None:
-        count, source = None, "it is not known which layer receives the input"
+        direction_count, explanation = None, "it is not known which layer receives the input"
     elif weight.ndim > 2:
-        count, source = None, "the first layer is a convolution: its filters see patches"
+        direction_count, explanation = (
+            None,
+            "the first layer is a convolution: its filters see patches",
+        )
     else:
-        count, source = count_directions(spectrum, *weight.shape)
+        direction_count, explanation = count_directions(spectrum, *weight.shape)
     return Inspection(
         arch=network.arch,
         input_shape=network.input_shape,
-        inputs=arch.inputs,
-        outputs=arch.outputs,
+        inputs=architecture.inputs,
+        outputs=architecture.outputs,
         layers=tuple(
             ParameterSummary(name, tuple(t.shape), t.numel(), float(t.double().norm()))
             for name, t in theta.items()
@@ -124,8 +130,8 @@ def inspect_network(network: Network) -> Inspection:
         bytes=sum(t.numel() * t.element_size() for t in theta.values()),
         dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
         homogeneity_order=network.homogeneity_order,
-        directions=count,
-        directions_of=source,
+        directions=direction_count,
+        directions_of=explanation,
         ranks={f"{share:g}": rank_above(spectrum, share) for share in TOLERANCES},
         balance=balance(network.double_module),
         assumptions=network.assumptions,

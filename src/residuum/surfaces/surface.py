@@ -3,7 +3,7 @@
     target = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
 Phi(theta; x) are the outputs of the network with weights theta. The vector u_i holds one factor for each
-output of sample i.
+output of sample i. <., .> is the inner product, and grad_theta is the gradient for the weights.
 
 ===============  ===============  =================================================================
 surface          target           why the target is such a sum
@@ -107,8 +107,9 @@ def build_weights_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
         The attack surface.
     """
     target = {name: t.detach() for name, t in checkpoint.theta.items()}
-    # Without initial weights, an attack must fit the first layer.
-    # In a live module, we do not know which layer receives the input, so the attack must fit all layers.
+    # Without initial weights, we know only of the first layer that training moved it, so an attack must fit
+    # this layer. In a live module, we do not know which layer is the first, so the attack must fit all
+    # layers.
     required_layers = tuple(by_layer(target))[: 1 if checkpoint.live is None else None]
     if knowledge.theta0 is None:
         return Surface(WEIGHTS, checkpoint, target, required_layers)
@@ -131,7 +132,7 @@ def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """
     if (theta0 := knowledge.theta0) is None:
         raise InputError(
-            "The weight update needs the initial weights theta0; they are not known to the attacker.",
+            "An attack on the weight update needs the initial weights; the attacker does not know them.",
             "Pass --init init.safetensors, or use another attack.",
         )
     surface = build_weights_surface(checkpoint, knowledge)
@@ -160,7 +161,7 @@ def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """
     if (moments := knowledge.moment) is None:
         raise InputError(
-            "This attack needs optimizer state, from the file or as attacker knowledge; both have none.",
+            "This attack needs optimizer state; neither the file nor the attacker knowledge holds it.",
             "Pass the training checkpoint, or Knowledge(moment=rs.read_moment(optimizer, model)).",
         )
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
@@ -169,12 +170,16 @@ def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
             f"Optimizer state must have the names and shapes of the weights; {misfits[0]!r} does not.",
             "Pass the state of the optimizer that trained this network.",
         )
-    # A parameter without optimizer state was frozen, so its target is zero.
-    padded = {name: moments.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes}
-    target = {name: t.detach().to(checkpoint.theta[name]) for name, t in padded.items()}
+    # A parameter without a mean gradient was frozen in training, so we set its mean gradient to zero.
+    moment_of_all_parameters = {
+        name: moments.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes
+    }
+    target = {
+        name: t.detach().to(checkpoint.theta[name]) for name, t in moment_of_all_parameters.items()
+    }
     layers = tuple(layer for layer, names in by_layer(target).items() if {*names} & {*moments})
-    # An attack must fit only the first of these layers.
-    # In a live module, we do not know which layer receives the input, so the attack must fit all layers.
+    # An attack must fit only the first layer with a mean gradient.
+    # In a live module, we do not know which layer is the first, so the attack must fit all layers.
     return Surface(MOMENT, checkpoint, target, layers[: 1 if checkpoint.live is None else None])
 
 
@@ -233,7 +238,7 @@ def build_surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surfa
 
 
 def _find_moved_layers(checkpoint: Network, theta0: Theta) -> tuple[str, ...]:
-    """Return the layers whose weights differ from the initial weights ``theta0``."""
+    """Return the names of the layers whose weights differ from the initial weights ``theta0``."""
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
     if {name: t.shape for name, t in theta0.items()} != shapes:
         raise InputError(

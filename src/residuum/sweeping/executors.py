@@ -104,8 +104,11 @@ class Job:
 
     def split_in_halves(self) -> list[Job]:
         """Split this job into two jobs. Each of them has half of the trials."""
-        rows, size = list(self.params.items()), -(-len(self.params) // 2)
-        return [Job(dict(half), self.seed) for half in (rows[:size], rows[size:])]
+        numbered_params, first_half_size = list(self.params.items()), -(-len(self.params) // 2)
+        return [
+            Job(dict(half), self.seed)
+            for half in (numbered_params[:first_half_size], numbered_params[first_half_size:])
+        ]
 
 
 @dataclass(frozen=True, eq=False)

@@ -323,12 +323,20 @@ class Driver:
         survivor_count = math.ceil((len(residual_by_trial) + stopped_count) / ETA)
         numbers_best_first = sorted(
             residual_by_trial,
-            key=lambda n: (math.inf if residual_by_trial[n] is None else residual_by_trial[n], n),
+            key=lambda number: (
+                math.inf if residual_by_trial[number] is None else residual_by_trial[number],
+                number,
+            ),
         )
         reason = f"not among the best at step {until}"
-        for n in numbers_best_first[survivor_count:]:
+        for number in numbers_best_first[survivor_count:]:
             trial = Trial(
-                n, params[n], PRUNED, residual=residual_by_trial[n], step=until, reason=reason
+                number,
+                params[number],
+                PRUNED,
+                residual=residual_by_trial[number],
+                step=until,
+                reason=reason,
             )
             self._record(trial)
 

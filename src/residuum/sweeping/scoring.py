@@ -218,13 +218,13 @@ def render_report(done: Sweep, subject: str) -> str:
         The report as HTML.
     """
     order, summary, scored = done.order, done.summary, done.scored
-    counts, space, figure = summary["counts"], done.request.space, done.request.objectives[0]
-    plot_axes = [
+    counts, space, objective = summary["counts"], done.request.space, done.request.objectives[0]
+    plot_coordinates = [
         Coordinate(name, [trial.params[name] for trial in order], s.log, s.low, s.high)
         for name, s in space.items()
     ]
-    objective_values = [getattr(trial, figure) for trial in order]
-    plot_axes.append(Coordinate(figure, objective_values, figure == "residual"))
+    objective_values = [getattr(trial, objective) for trial in order]
+    plot_coordinates.append(Coordinate(objective, objective_values, objective == "residual"))
     trials_per_hour = (
         f"{3600 * done.fresh / summary['session']['seconds']:.0f}" if done.fresh else "–"
     )
@@ -232,7 +232,7 @@ def render_report(done: Sweep, subject: str) -> str:
     return render_sweep(
         subject=subject,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        headline=f"{HEADLINES[figure]} {objective_values[0]:.3g} in the best trial"
+        headline=f"{HEADLINES[objective]} {objective_values[0]:.3g} in the best trial"
         if order
         else "No trial was complete",
         sentence=f"{len(done.trials)} of {done.request.trials} trials ended: {counts[COMPLETE]} "
@@ -245,7 +245,7 @@ def render_report(done: Sweep, subject: str) -> str:
             ("candidates pooled", str(done.pool.candidates)),
             ("trials per hour", trials_per_hour),
         ),
-        coordinates=plot_axes if order else (),
+        coordinates=plot_coordinates if order else (),
         columns=(*columns, "recovered") if scored else columns,
         rows=_table_rows(done),
         choice=choice_lines(scored) if scored else (),

@@ -209,8 +209,8 @@ def score_run(
     write_json(run / SCORES, summary)
     pictures = {"matches.png": figures.matches_figure(scored_set.x, train, scores)}
     if outputs is not None:
-        metrics = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
-        pictures["output_score.png"] = figures.output_figure(scores, outputs, metrics)
+        metric_names = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
+        pictures["output_score.png"] = figures.output_figure(scores, outputs, metric_names)
     write_figures(run, pictures)
     return summary, scores, selected_scores, result
 

@@ -69,9 +69,9 @@ class CertifiedReconstruction:
         """Write the certificate, its picture, and last the summary to the folder ``out``."""
         self.uniqueness.save(out / RECORD)
         support, restarts = self.solution.support, self.reconstruction.restarts
-        agreement = None if support is None else [f"{int(s)}/{restarts}" for s in support]
+        agreement_texts = None if support is None else [f"{int(s)}/{restarts}" for s in support]
         mean = self.reconstruction.knowledge.mean
-        figure = ambiguity_figure(self.solution.x, self.uniqueness, mean, agreement)
+        figure = ambiguity_figure(self.solution.x, self.uniqueness, mean, agreement_texts)
         write_figures(out, {PICTURE: figure})
         write_json(out / SUMMARY, self.to_json())
 

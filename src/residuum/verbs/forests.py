@@ -86,12 +86,12 @@ def forest_exposure(release: Release, data: Path, out: Path | None) -> ForestExp
 
 def to_csv(table: RecoveredTable) -> str:
     """Return a recovered table as CSV, with one row per record."""
-    names = table.names or tuple(f"column {j}" for j in range(table.columns))
+    column_names = table.names or tuple(f"column {j}" for j in range(table.columns))
     target_count = table.targets.shape[1]
     csv_buffer = io.StringIO()
     writer = csv.writer(csv_buffer, lineterminator="\n")
     target_names = ["target"] if target_count == 1 else [f"target {j}" for j in range(target_count)]
-    writer.writerow([*names, *target_names])
+    writer.writerow([*column_names, *target_names])
     is_stated = (table.is_exact | table.is_likely).tolist()
     low, high, missing = table.low.tolist(), table.high.tolist(), table.is_missing.tolist()
     unknown_row = [math.nan] * table.columns
