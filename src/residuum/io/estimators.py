@@ -129,7 +129,7 @@ def _refuse_other_estimators(release: Release) -> None:
         raise CheckpointError(
             f"residuum attacks neural networks and trees; {release.path.name[:80]!r} is a pickle of a "
             f"{estimator.class_name[:60]}, for which residuum has no attack.",
-            "Use the findings of residuum scan. If you trust the file, load it and pass the live model to "
+            "If you trust the file, load it and pass the live model to "
             "residuum.audit, which compares the losses of training and held-out samples.",
         )
 

@@ -440,7 +440,7 @@ def test_bad_files_of_attacker_knowledge(victim: Path, tmp_path: Path, capsys: C
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     (tmp_path / "text.npy").write_text("0.5")
     for arguments, words in (
-        ([released, "--init", "own"], "training directory"),
+        ([released, "--init", "own"], "in the directory of the model"),
         ([str(tmp_path / "gone")], "Check the path"),
         ([released, "--mean", str(tmp_path / "x.npz")], "'mean'"),
         ([released, "--mean", str(tmp_path / "wide.npy")], "64 values"),

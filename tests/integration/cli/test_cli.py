@@ -404,7 +404,7 @@ def test_the_verbose_version_is_what_a_bug_report_needs(
     assert versions["data digits"].startswith("found")
     assert not versions["data mnist"].startswith("found")
     assert {name for name in versions if name.startswith("extra ")} == {
-        f"extra {name}" for name in ("cluster", "dp", "onnx")
+        f"extra {name}" for name in ("cluster", "dp", "onnx", "trees")
     }
 
 

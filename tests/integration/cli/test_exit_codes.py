@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LogisticRegression
 from torch import nn
 
 from residuum.cli.main import main
@@ -56,7 +55,6 @@ KERAS = {"metadata.json": b"{}", "config.json": b"{}", "model.weights.h5": bytes
 SKOPS = {"schema.json": b"{}", "140.npy": bytes(50_000)}
 # name of the file -> its content, a word of the refusal, and the exit code of the scan
 FILES: dict[str, tuple[Callable[[], bytes], str, int]] = {
-    "logistic.pkl": (lambda: pickle.dumps(LogisticRegression().fit(X, Y)), "LogisticRegression", 0),
     "data.npz": (lambda: arrays(np.savez, x=X), "archive of arrays", 2),
     "packed.npz": (lambda: arrays(np.savez_compressed, x=np.zeros((900, 900))), "--data", 2),
     "tree.npz": (lambda: arrays(np.savez_compressed, **{"layer/weight": X}), "safetensors", 2),

@@ -269,7 +269,7 @@ def test_a_damaged_tree_is_refused(damage: str, tmp_path: Path) -> None:
         case "nan":
             nodes["threshold"][0] = np.nan
     model.estimators_[0].tree_.__setstate__(state)
-    with pytest.raises(CheckpointError, match="form one tree"):
+    with pytest.raises(CheckpointError, match="form one connected tree"):
         forest_of(model, tmp_path)
 
 
