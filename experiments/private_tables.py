@@ -150,6 +150,31 @@ def _binary_digits(records: int, rng: np.random.Generator) -> tuple[Floats, Floa
     return (x > 8).astype(float), y
 
 
+def _housing(records: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+    """A synthetic table of houses: coordinates with two decimals, rounded prices, and counts."""
+    latitude = np.round(rng.uniform(46, 48, records), 2)
+    longitude = np.round(rng.uniform(6, 10, records), 2)
+    rooms, floor = rng.choice([1.5, 2.5, 3.5, 4.5, 5.5], records), rng.poisson(2, records)
+    area = np.round(18 * rooms + rng.normal(0, 9, records))
+    year = rng.integers(1890, 2024, records)
+    tax, noise = rng.normal(100, 15, records), rng.normal(0, 15_000, records)
+    price = 4000 * area + 60_000 * (longitude > 8.5) + 500 * (year - 1950) + noise
+    x = np.stack([latitude, longitude, rooms, floor, area, year, tax], 1)
+    return x, np.round(price, -2)
+
+
+def _with_column_as_target(
+    name: str, column: int
+) -> Callable[[int, np.random.Generator], tuple[Floats, Floats]]:
+    """A bundled table whose target is one of its columns."""
+
+    def load(records: int, rng: np.random.Generator) -> tuple[Floats, Floats]:
+        x, _ = _bundled(name)(records, rng)
+        return np.delete(x, column, 1), x[:, column]
+
+    return load
+
+
 SOURCES: dict[str, Callable[[int, np.random.Generator], tuple[Floats, Floats]]] = {
     "diabetes": _bundled("diabetes"),
     "cancer": _bundled("breast_cancer"),
@@ -164,4 +189,9 @@ SOURCES: dict[str, Callable[[int, np.random.Generator], tuple[Floats, Floats]]] 
     "cancer-radius": _cancer_radius,
     "digits-sum": _digits_sum,
     "digits-binary": _binary_digits,
+    "housing": _housing,
+    "swiss-roll": _generated("swiss_roll", noise=0.5),
+    "friedman3": _generated("friedman3", noise=0.1),
+    "wine-alcohol": _with_column_as_target("wine", 0),
+    "cancer-area": _with_column_as_target("breast_cancer", 3),
 }
