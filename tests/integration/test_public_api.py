@@ -25,6 +25,7 @@ NAMES = [
     "Network",
     "PRESETS",
     "Reconstruction",
+    "RecoveredTable",
     "Release",
     "ResiduumError",
     "Scores",

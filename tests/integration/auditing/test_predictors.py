@@ -94,8 +94,8 @@ def test_members_of_an_overfitted_model_have_smaller_losses(tmp_path: Path) -> N
     assert published["membership"]["loss"]["auc"] == auc(result)[1]
     loaded = rs.AuditResult.load(tmp_path / "audit")
     assert loaded.summary() == result.summary()
-    again = audit(overfitted(samples[0]), samples, out=tmp_path / "audit")
-    assert again.created == result.created
+    second_result = audit(overfitted(samples[0]), samples, out=tmp_path / "audit")
+    assert second_result.created == result.created
     with pytest.raises(InputError, match="other"):
         audit(LogisticRegression().fit(*samples[0]), samples, out=tmp_path / "audit")
 
@@ -107,11 +107,11 @@ def test_a_table_that_was_not_trained_on_has_losses_like_held_out_samples(seed: 
         2 * MEMBERS + HELD_OUT, 60, n_informative=3, n_redundant=0, flip_y=0.3, random_state=seed
     )
     model = overfitted((x[:MEMBERS], y[:MEMBERS]))
-    rest = slice(2 * MEMBERS, None)
+    outsiders = slice(2 * MEMBERS, None)
     other = (x[MEMBERS : 2 * MEMBERS], y[MEMBERS : 2 * MEMBERS])
-    lower, _, upper = auc(audit(model, (other, (x[rest], y[rest]))))
+    lower, _, upper = auc(audit(model, (other, (x[outsiders], y[outsiders]))))
     assert lower < 0.5 < upper
-    trained_on = ((x[:MEMBERS], y[:MEMBERS]), (x[rest], y[rest]))
+    trained_on = ((x[:MEMBERS], y[:MEMBERS]), (x[outsiders], y[outsiders]))
     assert auc(audit(model, trained_on))[0] > 0.5
 
 
@@ -219,9 +219,9 @@ def test_files_of_linear_models_are_audited(
     command = ["audit", str(path), "--data", str(tmp_path / "train.npz")]
     command += ["--holdout", str(tmp_path / "test.npz"), "--out", str(tmp_path / "a")]
     assert main(command) == 3
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "By their losses, members are separated" in shown
-    assert f"models of the class {type(model).__name__}" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "By their losses, members are separated" in output
+    assert f"models of the class {type(model).__name__}" in output
     result, live = rs.AuditResult.load(tmp_path / "a"), audit(model, (train, holdout))
     assert auc(result) == pytest.approx(auc(live), abs=1e-12)
 
@@ -259,8 +259,8 @@ def test_a_forest_behind_scalers_is_compared_in_the_units_of_its_table(tmp_path:
         assert auc(result)[0] > 0.7
         assert result.evidence is not None
         assert result.evidence.offset is not None
-        shown = result.evidence.x * result.evidence.scale + result.evidence.offset
-        assert np.allclose(shown.numpy(), x[:100][result.evidence.index.numpy()])
+        displayed = result.evidence.x * result.evidence.scale + result.evidence.offset
+        assert np.allclose(displayed.numpy(), x[:100][result.evidence.index.numpy()])
 
 
 def test_a_live_pipeline_with_an_mlp_is_read_as_a_network() -> None:
@@ -362,6 +362,6 @@ def test_the_command_previews_a_forest(tmp_path: Path, capsys: pytest.CaptureFix
     path = tmp_path / "forest.pkl"
     path.write_bytes(pickle.dumps(RandomForestClassifier(5).fit(x, y > y.mean())))
     assert main(["audit", str(path), "--dry-run"]) == 0
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "forest" in shown
-    assert "no training samples (--data)" in shown
+    output = " ".join(capsys.readouterr().out.split())
+    assert "forest" in output
+    assert "no training samples (--data)" in output

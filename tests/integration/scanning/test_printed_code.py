@@ -67,9 +67,9 @@ def test_the_script_for_trees_keeps_the_predictions(
     path, clean = tmp_path / "model.pkl", tmp_path / "clean.pkl"
     path.write_bytes(pickle.dumps(model))
     assert main(["strip", str(path), "--out", str(clean)]) == 2
-    shown = capsys.readouterr()
-    assert "removing seeds, counts and impurities does not help" in " ".join(shown.err.split())
-    exec(compile(shown.out, "script", "exec"), {})
+    output = capsys.readouterr()
+    assert "removing seeds, counts and impurities does not help" in " ".join(output.err.split())
+    exec(compile(output.out, "script", "exec"), {})
     stripped = pickle.loads(clean.read_bytes())
     assert np.array_equal(stripped.predict_proba(X), model.predict_proba(X))
     assert stripped.estimators_[0].random_state is None

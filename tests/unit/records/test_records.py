@@ -44,6 +44,7 @@ from residuum.records import (
     LayerResidual,
     Reconstruction,
     Record,
+    RecoveredTable,
     Selection,
     Split,
     Sums,
@@ -135,6 +136,8 @@ FIT = FitFigures(multiplier=MEAN, own_over_misfit=MEAN, misfit=0.1, gap=1e-9, in
 ROW_SPACE = RowSpaceFigures(rank=2, heard=MEAN, reach=MEAN, reach_ncc=MEAN, dual=MEAN, dual_p=MEAN)
 KINKS = KinkFigures(kinks=torch.arange(3)[:, None], kink_p=MEAN, kink_q=MEAN)
 
+TABLE = torch.zeros(3, 2, dtype=torch.float64)
+FLAGS = torch.ones(3, 2, dtype=torch.bool)
 RECORDS: dict[str, Callable[[], Record]] = {
     "LayerResidual": lambda: LayerResidual("layers.0", 0.1),
     "Sums": lambda: SUMS,
@@ -293,6 +296,9 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "ScannedFile": lambda: ScannedFile("m.pt", "torch", 3, (), None, "no weights"),
     "UnreadFile": lambda: UnreadFile("m.h5", "an HDF5 file", 2),
     "Scan": lambda: Scan("m.pt", (ScannedFile("m.pt", "torch", 3, ()),), notes=("a",)),
+    "RecoveredTable": lambda: RecoveredTable(
+        "RandomForestRegressor", 9, TABLE, TABLE, FLAGS, ~FLAGS, ~FLAGS, TABLE[:, :1], True
+    ),
     "Stripped": lambda: Stripped("m.pt", "n.pt", 2, 7, (), ()),
     "Tool": lambda: Tool("residuum", "1.0"),
     "Fact": lambda: Fact("shape", "1, 8, 8", "user"),

@@ -69,18 +69,18 @@ def fits_by_definition(
     forest: Forest, counts: np.ndarray, x: np.ndarray, y: np.ndarray, members: np.ndarray
 ) -> bool:
     """Whether the leaves hold the stored weights of the members' classes, record by record and in float64."""
-    for tree, drawn in zip(forest.trees, counts, strict=True):
+    for tree, draws in zip(forest.trees, counts, strict=True):
         assert tree.weight is not None
         assert tree.count is not None
         weight = np.zeros_like(tree.value)
         size = np.zeros(len(tree.left))
         for i in members:
-            if drawn[i]:
+            if draws[i]:
                 node = 0
                 while tree.left[node] != NO_CHILD:
                     goes_left = x[i, tree.feature[node]] <= tree.threshold[node]
                     node = tree.left[node] if goes_left else tree.right[node]
-                weight[node, y[i]] += drawn[i]
+                weight[node, y[i]] += draws[i]
                 size[node] += 1
         for node in np.flatnonzero(tree.left == NO_CHILD):
             stored = tree.value[node] / tree.value[node].sum() * tree.weight[node]

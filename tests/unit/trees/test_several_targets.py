@@ -88,7 +88,7 @@ def test_leaves_of_two_records_give_no_wrong_target(tmp_path: Path) -> None:
     x, y = table()
     model = RandomForestRegressor(60, min_samples_leaf=2, random_state=0).fit(x, y)
     recovered = recover_table(forest_of(model, tmp_path), (x.min(0), x.max(0)))
-    known = ~np.isnan(recovered.targets).any(1)
+    is_known = ~np.isnan(recovered.targets).any(1)
     if recovered.has_row_order:
-        assert np.allclose(recovered.targets[known], y[known], rtol=1e-6)
+        assert np.allclose(recovered.targets[is_known], y[is_known], rtol=1e-6)
     assert not recovered.is_exact.any()

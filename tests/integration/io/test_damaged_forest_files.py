@@ -216,14 +216,14 @@ def test_damaged_files_of_skops_are_read_or_refused(name: str, tmp_path: Path) -
     rng = np.random.default_rng(0)
     members = skops_members(MODELS[name])
     path = tmp_path / "model.skops"
-    whole = pack(members)
-    assert check(path, whole)
+    content = pack(members)
+    assert check(path, content)
     schema = json.loads(members["schema.json"])
     arrays = [file for file in members if file.endswith(".npy")]
     results = []
     for number in range(FILES):
         if number % 3 == 0:
-            results.append(check(path, damage_bytes(whole, rng)))
+            results.append(check(path, damage_bytes(content, rng)))
             continue
         changed = dict(members)
         if number % 3 == 1:
@@ -271,19 +271,19 @@ def damage_attribute(attribute: Any, rng: np.random.Generator) -> None:
 def test_damaged_onnx_files_are_read_or_refused(name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     if name == "new":
-        from tests.unit.trees.test_onnx import new_operator
+        from tests.integration.io.test_onnx_forests import new_operator
 
         model, _ = new_operator(0, missing_true=True, is_average=True)
     else:
         model = to_onnx(MODELS[name], np.zeros((1, 5), dtype=np.float32))
-    whole = model.SerializeToString()
+    content = model.SerializeToString()
     path = tmp_path / "model.onnx"
-    assert check(path, whole)
+    assert check(path, content)
     nodes = [i for i, node in enumerate(model.graph.node) if "TreeEnsemble" in node.op_type]
     results = []
     for number in range(FILES):
         if number % 2:
-            results.append(check(path, damage_bytes(whole, rng)))
+            results.append(check(path, damage_bytes(content, rng)))
             continue
         changed = copy.deepcopy(model)
         node = changed.graph.node[nodes[int(rng.integers(len(nodes)))]]

@@ -127,14 +127,14 @@ def test_predictions_are_those_of_the_model(
 
 def test_several_targets_are_read(tmp_path: Path) -> None:
     x, y, _ = table()
-    both = np.stack([y, np.sin(y)], 1)
-    model = RandomForestRegressor(60, random_state=0).fit(x, both)
+    targets = np.stack([y, np.sin(y)], 1)
+    model = RandomForestRegressor(60, random_state=0).fit(x, targets)
     forest = onnx_forest(model, x, tmp_path)
     assert np.allclose(predict(forest, x), model.predict(x), atol=1e-5)
     recovered = recover_table(forest, (x.min(0), x.max(0)))
     order = np.abs(recovered.y[:, None] - y).argmin(1)
     assert len(set(order)) >= 0.95 * len(y)
-    assert np.allclose(recovered.targets, both[order], atol=1e-5)
+    assert np.allclose(recovered.targets, targets[order], atol=1e-5)
 
 
 def test_boosting_without_base_values_is_not_taken_for_a_forest(tmp_path: Path) -> None:
@@ -169,9 +169,9 @@ def test_a_scan_finds_the_targets_of_an_export(tmp_path: Path) -> None:
     for leaf, is_reported in ((1, True), (20, False)):
         model = RandomForestRegressor(60, min_samples_leaf=leaf, random_state=0).fit(x, y)
         export(model, x, path)
-        found = [f for f in findings(open_release(path)) if f.severity == "high"]
-        assert bool(found) == is_reported
-        assert all((f.count or 0) >= 0.95 * len(y) for f in found)
+        high_findings = [f for f in findings(open_release(path)) if f.severity == "high"]
+        assert bool(high_findings) == is_reported
+        assert all((f.count or 0) >= 0.95 * len(y) for f in high_findings)
 
 
 def new_operator(

@@ -227,8 +227,8 @@ def test_the_seeds_of_bagging_give_its_bootstrap_samples(
     forest = forest_of(model, tmp_path)
     counts = bootstrap_counts(forest)
     assert counts is not None
-    for row, drawn in zip(counts, model.estimators_samples_, strict=True):
-        assert np.array_equal(row, np.bincount(drawn, minlength=len(x)))
+    for row, draws in zip(counts, model.estimators_samples_, strict=True):
+        assert np.array_equal(row, np.bincount(draws, minlength=len(x)))
     assert forest.without("seed").bootstrap is None
 
 
@@ -293,8 +293,8 @@ def test_medians_are_not_taken_for_means(tmp_path: Path) -> None:
         if criterion == "squared_error":
             assert np.allclose(recovered.y, y, atol=1e-6)
         else:
-            known = ~np.isnan(recovered.y)
-            assert not known.any()
+            is_known = ~np.isnan(recovered.y)
+            assert not is_known.any()
 
 
 @pytest.mark.parametrize("name", ["forest.pkl", "forest.joblib"])

@@ -60,7 +60,7 @@ from residuum.io.release import read_release
 from residuum.io.xgboost_files import estimate_settings
 from residuum.trees.forest import AVERAGE, BOOSTING, NO_CHILD
 from residuum.trees.predict import find_leaf_nodes, predict
-from tests.unit.io.boosted_models import (
+from tests.integration.io.boosted_models import (
     CATBOOST,
     ROWS,
     TASKS,

@@ -28,7 +28,7 @@ from residuum.io.release import read_release
 from residuum.io.ubjson import read_ubjson
 from residuum.io.xgboost_files import read_xgboost
 from residuum.trees.predict import predict
-from tests.unit.io.boosted_models import (
+from tests.integration.io.boosted_models import (
     CATBOOST,
     fit_lightgbm,
     fit_xgboost,
