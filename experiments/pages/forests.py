@@ -7,11 +7,13 @@ they are equal.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable
 from statistics import mean
 
 from experiments import RESULTS
 from experiments.boosting_targets import LIBRARIES, TREES
+from experiments.boosting_targets import TABLES as BOOSTING_TABLES
 from experiments.common import read_rows
 from experiments.forest_classifiers import SETTINGS as CLASSIFIERS
 from experiments.forest_defenses import DEFENSES
@@ -20,8 +22,7 @@ from experiments.forest_scaling import SIZES
 from experiments.forest_tables import SETTINGS as REGRESSORS
 from experiments.pages.tables import Figures, grid, table
 
-# Boosting on the whole diabetes table has no held-out rows, so the page has the other two tables.
-BOOSTING_TABLES = ("diabetes", "friedman1")
+SIZE = re.compile(r",? \d{3,}( x \d+)?$")  # the size at the end of a name, which another column has
 FRESH = "fresh: "
 NAMES = {
     FRESH: "",
@@ -31,6 +32,7 @@ NAMES = {
     "-alcohol": ", alcohol as target",
     "housing": "synthetic houses",
     "swiss-roll": "swiss roll",
+    "all 442": "all rows",
     "friedman1": "Friedman-1",
     "friedman2": "Friedman-2",
     "RandomForestRegressor": "regression forest",
@@ -73,7 +75,7 @@ def title(name: str) -> str:
     """Return the name of a setting as a reader knows it."""
     for key, text in NAMES.items():
         name = name.replace(key, text)
-    return name
+    return SIZE.sub("", name)
 
 
 # Regression forests.
@@ -86,9 +88,12 @@ def regressors(kind: str) -> str:
         fits = rows_of("forest_tables", setting=name)
         if not fits or kind_of(name) != kind:
             continue
+        has_control = any(fit["held_out"] for fit in fits)
         wrong = column(fits, "false_exact")
         if any(fit["likely"] for fit in fits):
-            wrong = f"{column(fits, 'false_likely')} likely" + (f", {wrong} exact" if wrong != "0" else "")
+            wrong = f"{column(fits, 'false_likely')} likely" + (
+                f", {wrong} exact" if wrong != "0" else ""
+            )
         lines.append(
             [
                 title(name),
@@ -99,8 +104,8 @@ def regressors(kind: str) -> str:
                 column(fits, "near_cells", ".1%"),
                 wrong,
                 column(fits, "missed_intervals"),
-                of(fits, "held_out_rows", "held_out"),
-                column(fits, "held_out_cells", ".1%"),
+                of(fits, "held_out_rows", "held_out") if has_control else "-",
+                column(fits, "held_out_cells", ".1%") if has_control else "-",
                 column(fits, "cpu_seconds", ".1f"),
             ]
         )
@@ -156,11 +161,12 @@ def forest_defenses() -> str:
         if not fits:
             continue
         has_rows = "noise" not in change  # the attack on noisy leaves estimates targets alone
+        has_targets = change != "noise, no seeds"  # and needs the seeds for this
         lines.append(
             [
                 name,
-                column(fits, "targets"),
-                column(fits, "near_targets"),
+                column(fits, "targets") if has_targets else "-",
+                column(fits, "near_targets") if has_targets else "-",
                 column(fits, "cells", ".1%") if has_rows else "-",
                 column(fits, "near_cells", ".1%") if has_rows else "-",
                 column(fits, "r2", ".2f"),
@@ -230,22 +236,34 @@ def boosted(trees: Iterable[int], cells: Callable[[list[Figures]], list[str]]) -
     return lines
 
 
+def control(fits: list[Figures], key: str, held_out: str) -> str:
+    """Return a figure with that of held-out rows in parentheses, a dash for a table without held-out rows."""
+    if not any(fit["held_out"] for fit in fits):
+        return "-"
+    return f"{column(fits, key)} ({column(fits, held_out)})"
+
+
 @table
 def boosting_targets() -> str:
     """List the targets that an attacker who knows rows computes from boosted trees."""
 
     def cells(fits: list[Figures]) -> list[str]:
-        predictions = column(fits, "predictions_right"), column(fits, "prediction_correlation", ".3f")
+        predictions = (
+            column(fits, "predictions_right"),
+            column(fits, "prediction_correlation", ".3f"),
+        )
         return [
             of(fits, "targets", "records"),
             column(fits, "false_targets"),
             *predictions,
             of(fits, "targets_90", "known_90"),
-            f"{column(fits, 'targets_mixed')} ({column(fits, 'held_out_determined_mixed')})",
+            control(fits, "targets_mixed", "held_out_determined_mixed"),
             column(fits, "targets_held_out"),
         ]
 
-    head = "library | trees | table | all rows known | wrong | predictions alone | their correlation"
+    head = (
+        "library | trees | table | all rows known | wrong | predictions alone | their correlation"
+    )
     return grid(
         f"{head} | 90% of rows known | mixed with held-out rows | held-out rows only",
         boosted(TREES, cells),
@@ -260,14 +278,16 @@ def boosting_values() -> str:
         return [
             column(fits, "thresholds"),
             column(fits, "data_values"),
-            f"{column(fits, 'data_values_same_size')} ({column(fits, 'data_values_held_out')})",
+            control(fits, "data_values_same_size", "data_values_held_out"),
             column(fits, "neighbors"),
             column(fits, "bin_values"),
             of(fits, "right_sums", "first_leaves"),
             f"{column(fits, 'right_ranges')} of 10",
         ]
 
-    head = "library | trees | table | thresholds | data values | of 100 training rows (held-out rows)"
+    head = (
+        "library | trees | table | thresholds | data values | of 100 training rows (held-out rows)"
+    )
     return grid(
         f"{head} | midpoints of neighbors | values from bin edges | right leaf sums, tree 1 | ranges",
         boosted(TREES[:1], cells),
@@ -295,7 +315,9 @@ def forest_scaling() -> str:
                     column(fits, "gib", ".2f"),
                 ]
             )
-    text = grid("records | right targets | exact rows | exact cells | wrong cells | seconds | GiB", lines)
+    text = grid(
+        "records | right targets | exact rows | exact cells | wrong cells | seconds | GiB", lines
+    )
     if {SIZES[0], SIZES[-1]} <= {*seconds}:
         growth = math.log(seconds[SIZES[-1]] / seconds[SIZES[0]]) / math.log(SIZES[-1] / SIZES[0])
         text += f"\n\nThe time grows as n^{growth:.1f}."
@@ -319,4 +341,3 @@ def forest_level() -> str:
         lines.append(["all", "", "", *(f"{leaks} of {count}" for leaks, count in totals)])
     head = "table | model | settings | leaks: table never seen | leaks: own table"
     return grid(head, lines, text_columns=3)
-
