@@ -27,14 +27,14 @@ FRESH = "fresh: "
 NAMES = {
     FRESH: "",
     "bare, ": "leaf values only, ",
-    "friedman3": "Friedman-3",
+    "friedman3": "Friedman\N{NON-BREAKING HYPHEN}3",
     "-area": ", area as target",
     "-alcohol": ", alcohol as target",
     "housing": "synthetic houses",
     "swiss-roll": "swiss roll",
     "all 442": "all rows",
-    "friedman1": "Friedman-1",
-    "friedman2": "Friedman-2",
+    "friedman1": "Friedman\N{NON-BREAKING HYPHEN}1",
+    "friedman2": "Friedman\N{NON-BREAKING HYPHEN}2",
     "RandomForestRegressor": "regression forest",
     "ExtraTreesRegressor": "extra trees, regression",
     "RandomForestClassifier": "classification forest",
@@ -58,7 +58,7 @@ def spread(values: Iterable[float | None], form: str) -> str:
     low, high = format(min(known), form), format(max(known), form)
     if low == high:
         return low
-    return f"{low.removesuffix('%') if high.endswith('%') else low} to {high}"
+    return f"{low.removesuffix('%') if high.endswith('%') else low}\N{EN DASH}{high}"
 
 
 def column(rows: list[Figures], key: str, form: str = "d") -> str:
@@ -102,8 +102,7 @@ def regressors(kind: str) -> str:
                 column(fits, "rows"),
                 column(fits, "cells", ".1%"),
                 column(fits, "near_cells", ".1%"),
-                wrong,
-                column(fits, "missed_intervals"),
+                f"{wrong} / {column(fits, 'missed_intervals')}",
                 of(fits, "held_out_rows", "held_out") if has_control else "-",
                 column(fits, "held_out_cells", ".1%") if has_control else "-",
                 column(fits, "cpu_seconds", ".1f"),
@@ -111,7 +110,7 @@ def regressors(kind: str) -> str:
         )
     head = "training table | size | right targets | exact rows | exact cells | cells within 5%"
     control = "held-out rows matched | held-out cells matched"
-    return grid(f"{head} | wrong cells | wrong intervals | {control} | seconds", lines)
+    return grid(f"{head} | wrong cells / intervals | {control} | seconds", lines)
 
 
 def kind_of(name: str) -> str:
@@ -164,7 +163,7 @@ def forest_defenses() -> str:
         has_targets = change != "noise, no seeds"  # and needs the seeds for this
         lines.append(
             [
-                name,
+                name.replace("600 trees, seeds removed", "600 trees, fields removed"),
                 column(fits, "targets") if has_targets else "-",
                 column(fits, "near_targets") if has_targets else "-",
                 column(fits, "cells", ".1%") if has_rows else "-",
