@@ -20,7 +20,7 @@ from experiments.forest_defenses import DEFENSES
 from experiments.forest_level import KINDS, PARTS
 from experiments.forest_scaling import SIZES
 from experiments.forest_tables import SETTINGS as REGRESSORS
-from experiments.pages.tables import Figures, grid, table
+from experiments.pages.tables import Figures, grid, once, table
 
 SIZE = re.compile(r",? \d{3,}( x \d+)?$")  # the size at the end of a name, which another column has
 FRESH = "fresh: "
@@ -223,15 +223,18 @@ def plain(name: str) -> str:
 # Boosting.
 
 
-def boosted(trees: Iterable[int], cells: Callable[[list[Figures]], list[str]]) -> list[list[str]]:
-    """Return a line for each table, library and number of trees."""
-    lines = []
+def boosted(
+    trees: Iterable[int], cells: Callable[[list[Figures]], list[str]]
+) -> list[list[object]]:
+    """Return a line for each number of trees, table and library."""
+    lines: list[list[object]] = []
     for number in trees:
         for source in BOOSTING_TABLES:
             for library in LIBRARIES:
                 fits = rows_of("boosting_targets", library=library, table=source, trees=number)
                 if fits:
-                    lines.append([library, str(number), title(source), *cells(fits)])
+                    name = f"{title(source.partition(',')[0])}, {column(fits, 'records')} rows"
+                    lines.append([name, library, number, *cells(fits)])
     return lines
 
 
@@ -252,7 +255,7 @@ def boosting_targets() -> str:
             column(fits, "prediction_correlation", ".3f"),
         )
         return [
-            of(fits, "targets", "records"),
+            column(fits, "targets"),
             column(fits, "false_targets"),
             *predictions,
             of(fits, "targets_90", "known_90"),
@@ -261,11 +264,12 @@ def boosting_targets() -> str:
         ]
 
     head = (
-        "library | trees | table | all rows known | wrong | predictions alone | their correlation"
+        "table | library | trees | all rows known | wrong | predictions alone | their correlation"
     )
     return grid(
         f"{head} | 90% of rows known | mixed with held-out rows | held-out rows only",
-        boosted(TREES, cells),
+        once(boosted(TREES, cells)),
+        text_columns=2,
     )
 
 
@@ -280,16 +284,16 @@ def boosting_values() -> str:
             control(fits, "data_values_same_size", "data_values_held_out"),
             column(fits, "neighbors"),
             column(fits, "bin_values"),
-            of(fits, "right_sums", "first_leaves"),
+            spread((fit["right_sums"] / fit["first_leaves"] for fit in fits), ".0%"),
             f"{column(fits, 'right_ranges')} of 10",
         ]
 
-    head = (
-        "library | trees | table | thresholds | data values | of 100 training rows (held-out rows)"
-    )
+    head = "table | library | thresholds | data values | of 100 training rows (held-out rows)"
+    lines = [[*line[:2], *line[3:]] for line in boosted(TREES[:1], cells)]
     return grid(
-        f"{head} | midpoints of neighbors | values from bin edges | right leaf sums, tree 1 | ranges",
-        boosted(TREES[:1], cells),
+        f"{head} | midpoints of neighbors | values from bin edges | right leaf sums | ranges",
+        once(lines),
+        text_columns=2,
     )
 
 
