@@ -17,6 +17,7 @@ from experiments.pages import (
     convnets,  # noqa: F401
     defenses,  # noqa: F401
     field,  # noqa: F401
+    forests,  # noqa: F401
     glossary,  # noqa: F401
     papers,  # noqa: F401
     results,  # noqa: F401
@@ -29,7 +30,7 @@ from experiments.pages import (
 from experiments.pages.tables import TABLES, read, read_seeds, short
 
 # Pages whose running text has no number outside marks.
-PROSE = ("defenses.md", "field.md", "papers.md", "results.md")
+PROSE = ("defenses.md", "field.md", "forests.md", "papers.md", "results.md")
 MARK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 VALUE = re.compile(r"(<!-- value: (\S+)(?: (\S+))? -->).*?(<!-- / -->)", re.DOTALL)
 MARKED = re.compile(r"<!-- (?:value: [^>]*|given) -->.*?<!-- / -->", re.DOTALL)

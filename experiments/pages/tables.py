@@ -12,6 +12,7 @@ from typing import Any
 
 import benchmarks
 import experiments
+from experiments.common import read_rows
 
 TABLES: dict[str, Callable[[], str]] = {}
 FOLDERS = (experiments.RESULTS, benchmarks.RESULTS)
@@ -52,16 +53,19 @@ def once(rows: Sequence[Sequence[object]], column: int = 0) -> list[list[object]
 
 def find_file(name: str) -> Path | None:
     """Return the path of a result file, None if there is none."""
-    paths = [folder / f"{name}.json" for folder in FOLDERS]
+    paths = [folder / f"{name}{ending}" for folder in FOLDERS for ending in (".json", ".jsonl")]
     return next((path for path in paths if path.exists()), None)
 
 
 @cache
 def read(name: str) -> Figures:
-    """Return the content of a result file."""
+    """Return the content of a result file. The rows of JSON Lines are named by their cases: setting/seed."""
     path = find_file(name)
     if path is None:
         raise FileNotFoundError(f"No folder of results has a file {name}.json.")
+    if path.suffix == ".jsonl":
+        rows = read_rows(path)
+        return {"/".join(str(value) for value in row["case"].values()): row for row in rows}
     return dict(json.loads(path.read_text(encoding="utf-8")))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from pathlib import Path
 
@@ -14,14 +15,18 @@ from tests.documents import ROOT
 NOTEBOOKS = sorted((ROOT / "examples" / "notebooks").glob("*.ipynb"))
 EFFORT = 'effort="quick"'
 SHORT = 'effort="quick", steps=40, baselines=False, subsets=200'
+FOREST = "forest"
+NUMBER = re.compile(r"\d+(?:\.\d*)?")
 
 
 def test_there_is_one_for_every_kind_of_model() -> None:
     names = {path.stem for path in NOTEBOOKS}
-    assert names == {"my_pytorch_class", "fine_tuned", "table", "sklearn_pickle"}
+    assert names == {"my_pytorch_class", "fine_tuned", "table", "sklearn_pickle", FOREST}
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [path for path in NOTEBOOKS if path.stem != FOREST], ids=lambda path: path.stem
+)
 def test_a_notebook_leads_to_a_report(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -43,3 +48,27 @@ def test_a_notebook_leads_to_a_report(
     assert result.verdict.headline.upper() in capsys.readouterr().out
     (report,) = tmp_path.glob("runs/*/report.html")
     assert "Next step" in report.read_text("utf-8")
+
+
+def test_the_notebook_of_forests_has_its_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (path,) = (path for path in NOTEBOOKS if path.stem == FOREST)
+    cells = [c for c in json.loads(path.read_text("utf-8"))["cells"] if c["cell_type"] == "code"]
+    names: dict[str, object] = {"__name__": "__main__"}
+    for cell in cells:
+        exec(compile("".join(cell["source"]), path.name, "exec"), names)
+        stored = "".join("".join(output["text"]) for output in cell["outputs"])
+        assert words(capsys.readouterr().out) == words(stored)
+    leak, result = names["leak"], names["result"]
+    assert isinstance(leak, AuditResult)
+    assert isinstance(result, AuditResult)
+    assert (leak.exit_code, result.exit_code) == (1, 0)
+    (report,) = tmp_path.glob("runs/*/report.html")
+    assert "Next step" in report.read_text("utf-8")
+
+
+def words(text: str) -> str:
+    """Return a text without its numbers and spaces, which differ between machines."""
+    return re.sub(r"\s+", "", NUMBER.sub("#", text))
