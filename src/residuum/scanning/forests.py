@@ -82,8 +82,8 @@ def describe_trees(name: str, forest: Forest) -> Iterator[TreeFinding]:
 
 def _describe_regressor(name: str, forest: Forest) -> TreeFinding:
     table = recover_table(forest)
-    known_targets = int((~np.isnan(table.y)).sum())
-    if not known_targets:
+    target_count = int((~np.isnan(table.y)).sum())
+    if not target_count:
         return TreeFinding(
             False,
             f"decision trees of {name}",
@@ -95,7 +95,7 @@ def _describe_regressor(name: str, forest: Forest) -> TreeFinding:
     record_count = forest.records or len(table.y)
     order_note = " in the order of the training table" if table.has_row_order else ""
     reason = (
-        f"The file determines the targets of {known_targets} of {record_count} training records"
+        f"The file determines the targets of {target_count} of {record_count} training records"
         f"{order_note}"
     )
     if is_cell_known.any():
@@ -105,7 +105,7 @@ def _describe_regressor(name: str, forest: Forest) -> TreeFinding:
             f"({certainty} values), and {known_rows} rows are known in every column. An attacker who knows "
             "the smallest and largest value of each column recovers more"
         )
-    return TreeFinding(True, f"the training table in the trees of {name}", reason, known_targets)
+    return TreeFinding(True, f"the training table in the trees of {name}", reason, target_count)
 
 
 def _describe_classifier(name: str, forest: Forest) -> TreeFinding:

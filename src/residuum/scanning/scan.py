@@ -109,7 +109,7 @@ class Scan(Record):
 
     @property
     def failed(self) -> tuple[Kind, ...]:
-        """Kinds in ``fail_on`` that were found."""
+        """The kinds of findings in ``fail_on`` that the scan found."""
         return tuple(kind for kind in self.fail_on if any(f.kind == kind for f in self.findings))
 
     @property

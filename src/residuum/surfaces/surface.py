@@ -140,7 +140,7 @@ def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
         raise InputError(
             "An attack on the weight update needs weights that moved; these weights equal the initial "
             "weights.",
-            "Pass the weights before training, not the weights after training.",
+            "As --init or --base, pass the weights before training.",
         )
     target = {name: t - theta0[name].to(t) for name, t in surface.target.items()}
     return Surface(CHANGE, checkpoint, target, surface.layers)

@@ -329,7 +329,7 @@ def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
 
 
 def score_lines(scored: Rankings) -> tuple[str, ...]:
-    """Return a line of text for each score of the pooled candidates, with the number expected by chance."""
+    """Return a line of text for each attack: how many samples it recovers, and how many chance recovers."""
     return tuple(f"{name}: {value}" for name, value, _ in _scores(scored))
 
 

@@ -192,7 +192,7 @@ class Linker:
             self._mark_complete(np.array(incomplete_leaves, dtype=np.int64))
 
     def _link_subsets(self, low: Floats, high: Floats) -> None:
-        """Link the leaves with two or three records whose targets differ with these records.
+        """Find the records in each leaf that holds two or three records with different targets.
 
         A leaf is linked if only one set of records has the weight, the mean target and the variance of the
         leaf.

@@ -228,7 +228,7 @@ class Column:
         return len(self.edges) > equation_count
 
     def _use_edges(self) -> None:
-        """Use the equations of each connected component of records to find or to narrow their values."""
+        """Solve the equations x_a + x_b = total between records, or narrow the intervals of their values."""
         if not self.edges:
             return
         graph = EquationGraph.build(self.edges, self.records)

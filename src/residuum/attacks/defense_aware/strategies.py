@@ -222,7 +222,7 @@ def known_start(released: Released) -> Adapted:
 
 
 def told_the_shift(released: Released) -> Adapted:
-    """Undo the secret shift, to see what the defense is worth if the secret leaks."""
+    """Subtract the secret shift of the weights, as an attacker can if the secret of the defense leaks."""
     shift = released.public_facts["shift"].double().flatten()
     if released.public_facts["rewritten"]:
         return _undo_shift(released, shift)

@@ -326,7 +326,7 @@ def orient_sources(sources: Tensor) -> Tensor:
 
 
 class BehindBackbone(OneShotAttack):
-    """An attack that separates the features in the first dense layer and inverts them to images."""
+    """An attack behind a backbone: find the features of single samples in a dense layer, then their images."""
 
     name: ClassVar[str] = "trunk"
     pace: ClassVar[str] = "sized"

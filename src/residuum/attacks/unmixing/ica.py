@@ -320,7 +320,7 @@ def orient_sources(B: Tensor, A: Tensor, V: Tensor) -> Tensor:
         The sources (r, d).
     """
     C, singular = torch.linalg.solve_ex(B, A, left=False)
-    if singular:  # two sources of a small cluster coincide
+    if singular:  # the matrix has no inverse, because two estimated samples are equal
         C = A @ torch.linalg.pinv(B)
     sign = (C.square() * (A @ B.T)).sum(0).sign()
     return torch.nn.functional.normalize(B @ V) * sign[:, None]
