@@ -326,7 +326,7 @@ def orient_sources(sources: Tensor) -> Tensor:
 
 
 class BehindBackbone(OneShotAttack):
-    """An attack behind a backbone: find the features of single samples in a dense layer, then their images."""
+    """An attack behind a backbone: find features of single samples in a dense layer, then their images."""
 
     name: ClassVar[str] = "trunk"
     pace: ClassVar[str] = "sized"
