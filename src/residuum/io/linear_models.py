@@ -197,15 +197,15 @@ def read_linear_model(release: Release) -> Predictor | None:
     ):
         return None  # the classifier predicts several targets, which residuum does not evaluate
     has_shares = name in LOGISTIC or attributes.get("loss") in ("log_loss", "log")
-    kind = NUMBERS if name in REGRESSORS | LOG_LINK else SHARES if has_shares else SCORES
-    link = _choose_link(name, attributes, len(classes)) if kind != SCORES else None
+    prediction_kind = NUMBERS if name in REGRESSORS | LOG_LINK else SHARES if has_shares else SCORES
+    link = _choose_link(name, attributes, len(classes)) if prediction_kind != SCORES else None
 
     def evaluate(samples: Dataset) -> Array:
         scaled_samples = wrapped_estimator.scale(samples).x.flatten(1).double().numpy()
         scores: Array = scaled_samples @ weights.T + intercepts
         return scores if link is None else link(scores)
 
-    return Predictor(name, kind, evaluate, classes, weights.shape[1])
+    return Predictor(name, prediction_kind, evaluate, classes, weights.shape[1])
 
 
 def _choose_link(name: str, attributes: dict[str, Any], classes: int) -> Any:

@@ -287,7 +287,7 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
     rounding_unit = max(torch.finfo(table.dtype).eps, torch.finfo(base.dtype).eps)
     is_coarse = rounding_unit > 1e-4
     w, w0 = table.detach().double(), base.detach().double()
-    min_rows = max(MIN_ROWS, MIN_SHARE * len(w))
+    min_unchanged_rows = max(MIN_ROWS, MIN_SHARE * len(w))
     rules: list[tuple[str, Callable[[], Tensor | None]]] = [
         (EQUAL, lambda: _is_unequal(table, base)),
         (FACTOR, lambda: None if is_coarse else _is_off_factor(w, w0, rounding_unit)),
@@ -301,7 +301,7 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
     ]
     for rule, test_rows in rules:
         is_changed = test_rows()
-        if is_changed is not None and int((~is_changed).sum()) >= min_rows:
+        if is_changed is not None and int((~is_changed).sum()) >= min_unchanged_rows:
             return TouchedRows(
                 tuple(is_changed.nonzero().flatten().tolist()), rule, len(w), is_coarse
             )
