@@ -286,6 +286,10 @@ def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def _bits(block: Block) -> tuple[torch.dtype, tuple[int, ...], bytes]:
-    tensor = block.tensor().contiguous()
-    tensor_bytes = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return tensor.dtype, tuple(tensor.shape), tensor_bytes
+    block_tensor = block.tensor().contiguous()
+    tensor_bytes = (
+        block_tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        if block_tensor.numel()
+        else b""
+    )
+    return block_tensor.dtype, tuple(block_tensor.shape), tensor_bytes
