@@ -271,7 +271,10 @@ class TouchedRows:
         rounding_note = (
             "; 16-bit numbers lose small steps in rounding, so rows may be missed" * self.coarse
         )
-        return f"{len(self.rows)} of {self.total} rows changed, and the other rows {other_rows}{rounding_note}"
+        return (
+            f"{len(self.rows)} of {self.total} rows changed, and the other rows {other_rows}"
+            f"{rounding_note}"
+        )
 
 
 def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
