@@ -121,7 +121,7 @@ def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -
             "Weights must be finite; after adding this adapter some weights are not.",
             "Check the adapter.",
         )
-    note = "the adapter was added to its base network"
+    assumption = "the adapter was added to its base network"
     if not isinstance(adapter.config.get("lora_alpha"), int | float):
-        note += " with the factor 1, because adapter_config.json names no lora_alpha"
-    return network.replace(theta=theta, assumptions=(*network.assumptions, note))
+        assumption += " with the factor 1, because adapter_config.json names no lora_alpha"
+    return network.replace(theta=theta, assumptions=(*network.assumptions, assumption))

@@ -155,7 +155,8 @@ def parse_numbers(values: Numbers, option: str, example: str) -> tuple[float, ..
         numbers = (math.nan,)  # not finite, so the next check raises the error
     if not all(map(math.isfinite, numbers)):
         raise InputError(
-            f"{option} needs finite numbers with commas between them; got {str(values)[:40]!r}.",
+            f"The value of {option} must be finite numbers with commas between them; got "
+            f"{str(values)[:40]!r}.",
             f"Example: {option} {example}.",
         )
     return numbers
@@ -203,20 +204,25 @@ def read_column_ranges(
         )
         return torch.stack([low, high]), source
     try:
-        ranges = np.loadtxt(source, delimiter=",", skiprows=1, ndmin=2)
+        low_and_high = np.loadtxt(source, delimiter=",", skiprows=1, ndmin=2)
     except (OSError, ValueError) as problem:
         raise InputError(
             "--column-ranges needs 'train', 'holdout' or a .csv file with a header and two rows of numbers; "
             f"reading {source[:80]!r} failed ({str(problem).splitlines()[0][:100]}).",
             "Write the smallest value of every column into the first row, and the largest into the second.",
         ) from problem
-    if len(ranges) != 2 or not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
+    if (
+        len(low_and_high) != 2
+        or not np.isfinite(low_and_high).all()
+        or (low_and_high[0] > low_and_high[1]).any()
+    ):
         raise InputError(
             "A file of column ranges must have two rows, the smallest values and the largest values of the "
-            f"columns; {source[:80]!r} has {len(ranges)} rows, or a smallest value above the largest value.",
+            f"columns; {source[:80]!r} has {len(low_and_high)} rows, or a smallest value above the largest "
+            "value.",
             "Write the smallest value of every column into the first row, and the largest into the second.",
         )
-    return torch.from_numpy(ranges), "user"
+    return torch.from_numpy(low_and_high), "user"
 
 
 def parse_value_range(values: Numbers) -> tuple[float, float]:
@@ -241,8 +247,8 @@ def check_mean(knowledge: Knowledge) -> None:
     mean, bounds = knowledge.mean, knowledge.value_range
     if mean is None or bounds is None:
         return
-    tolerance = 1e-6 * (bounds[1] - bounds[0])
-    if mean.min() < bounds[0] - tolerance or mean.max() > bounds[1] + tolerance:
+    rounding_error = 1e-6 * (bounds[1] - bounds[0])
+    if mean.min() < bounds[0] - rounding_error or mean.max() > bounds[1] + rounding_error:
         raise InputError(
             f"The mean must lie in the value range {bounds[0]:g},{bounds[1]:g}; the values of the mean are "
             f"from {float(mean.min()):.4g} to {float(mean.max()):.4g}.",

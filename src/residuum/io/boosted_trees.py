@@ -59,7 +59,7 @@ class Nodes:
 
 
 def describe_damage(library: str, what: str) -> tuple[str, str]:
-    """Return the error message and the remedy for a file that is not complete or not correct.
+    """Return the error message and the remedy for a model file that lacks something or is damaged.
 
     Args:
         library: Name of the library that wrote the file.

@@ -521,7 +521,7 @@ def _make_forest(
         if not has_columns and not is_leaf.all():
             raise CheckpointError(*describe_damage(LIBRARY, "splits of columns that exist"))
         for k in range(outputs):
-            nodes = Nodes(
+            output_nodes = Nodes(
                 shape.left_child,
                 shape.right_child,
                 column_indices[shape.column] if has_columns else np.zeros_like(shape.column),
@@ -530,7 +530,7 @@ def _make_forest(
                 missing_left[shape.column] if has_columns else is_leaf,
                 weight=_sum_up(shape, leaf_weights) if has_weights else None,
             )
-            trees.append(build_tree(nodes, column_count, LIBRARY))
+            trees.append(build_tree(output_nodes, column_count, LIBRARY))
     names = [""] * column_count
     edges = [np.zeros(0)] * column_count
     for column in columns:

@@ -142,10 +142,10 @@ def read_seed(value: Any) -> int | None:
 
 
 def read_numbers(value: Any, what: str) -> Floats:
-    """Return an array of numbers of a file as float64.
+    """Return an array of numbers in a model file as a float64 array.
 
     Args:
-        value: The array in the release, or a number.
+        value: The array, or a single number, as the release holds it.
         what: Name of the array for the error message.
 
     Returns:
@@ -165,10 +165,10 @@ def read_numbers(value: Any, what: str) -> Floats:
 
 
 def read_integers(value: Any, what: str, end: int) -> Integers:
-    """Return an array of integers of a file.
+    """Return an array of integers in a model file.
 
     Args:
-        value: The array in the release.
+        value: The array, as the release holds it.
         what: Name of the array for the error message.
         end: Integers must be at least 0 and smaller than this number.
 
@@ -284,7 +284,7 @@ def _has_values(tree: Tree, has_shares: bool) -> bool:
         True if every leaf has a value and no value is too large. Inner nodes may lack values (NaN).
     """
     leaf_values = tree.value[tree.left == NO_CHILD]
-    values = tree.value[~np.isnan(tree.value).any(1)]
-    if np.isnan(leaf_values).any() or not (np.abs(values) < MAX_VALUE).all():
+    known_values = tree.value[~np.isnan(tree.value).any(1)]
+    if np.isnan(leaf_values).any() or not (np.abs(known_values) < MAX_VALUE).all():
         return False
-    return not has_shares or bool((values >= 0).all() and (values.sum(1) > 0).all())
+    return not has_shares or bool((known_values >= 0).all() and (known_values.sum(1) > 0).all())

@@ -155,7 +155,7 @@ def read_training_state(
     initialization, moment = find_initial_weights(estimator), None
     try:
         moment = read_moment(_to_namespace(estimator))
-    except InputError:  # raised if the file holds no optimizer state
+    except InputError:  # raised by ``read_moment`` if the file holds no optimizer state
         pass
     except VALUE_ERRORS as problem:
         raise CheckpointError(

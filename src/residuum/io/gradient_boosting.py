@@ -84,7 +84,7 @@ def read_gradient_boosting(model: InertObject) -> Forest | None:
     learning_rate = _learning_rate(attributes)
     if any(tree.value.shape[1] != 1 for tree in trees):
         raise CheckpointError(
-            "A tree of GradientBoosting must have one value per node; a tree in this file has more.",
+            "A tree of GradientBoosting must store one value for each node; a tree in this file stores more.",
             COPY_AGAIN,
         )
     output_count = stage_array.shape[1]

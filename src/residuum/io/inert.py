@@ -84,8 +84,10 @@ class View:
             ValueError: If sizes and strides are malformed.
             UnsafeFileError: If the view is larger than the storage.
         """
-        offset_sizes_strides = (self.offset, *self.size, *self.stride)
-        if len(self.size) != len(self.stride) or not all(is_size(n) for n in offset_sizes_strides):
+        offset_and_sizes_and_strides = (self.offset, *self.size, *self.stride)
+        if len(self.size) != len(self.stride) or not all(
+            is_size(n) for n in offset_and_sizes_and_strides
+        ):
             raise ValueError("a tensor needs as many strides as sizes, and none may be negative")
         if len(self.size) > MAX_DIMENSIONS:
             raise ValueError(f"a tensor has at most {MAX_DIMENSIONS} dimensions")
@@ -141,7 +143,7 @@ class Block:
 
     @property
     def numel(self) -> int:
-        """Number of values of the array."""
+        """Number of elements of the array."""
         return math.prod(self.shape)
 
     def tensor(self) -> Tensor:

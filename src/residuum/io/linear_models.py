@@ -191,21 +191,23 @@ def read_linear_model(release: Release) -> Predictor | None:
             f"coefficients; the {name} in {release.path.name[:80]!r} does not.",
             "Save the model again.",
         )
-    classes = () if name in REGRESSORS | LOG_LINK else read_classes(wrapped_estimator.estimator)
+    class_labels = (
+        () if name in REGRESSORS | LOG_LINK else read_classes(wrapped_estimator.estimator)
+    )
     if name not in REGRESSORS | LOG_LINK and len(weights) != (
-        len(classes) if len(classes) > 2 else 1
+        len(class_labels) if len(class_labels) > 2 else 1
     ):
         return None  # the classifier predicts several targets, which residuum does not evaluate
     has_shares = name in LOGISTIC or attributes.get("loss") in ("log_loss", "log")
-    kind = NUMBERS if name in REGRESSORS | LOG_LINK else SHARES if has_shares else SCORES
-    link = _choose_link(name, attributes, len(classes)) if kind != SCORES else None
+    prediction_kind = NUMBERS if name in REGRESSORS | LOG_LINK else SHARES if has_shares else SCORES
+    link = _choose_link(name, attributes, len(class_labels)) if prediction_kind != SCORES else None
 
     def evaluate(samples: Dataset) -> Array:
         scaled_samples = wrapped_estimator.scale(samples).x.flatten(1).double().numpy()
         scores: Array = scaled_samples @ weights.T + intercepts
         return scores if link is None else link(scores)
 
-    return Predictor(name, kind, evaluate, classes, weights.shape[1])
+    return Predictor(name, prediction_kind, evaluate, class_labels, weights.shape[1])
 
 
 def _choose_link(name: str, attributes: dict[str, Any], classes: int) -> Any:

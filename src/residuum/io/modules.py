@@ -120,20 +120,22 @@ def wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
         CheckpointError: If a weight is not a finite real number.
     """
     class_name = type(model).__name__
-    theta = {n: p.detach() for n, p in model.named_parameters()}
-    if not any(p.ndim > 1 for p in theta.values()):
+    parameters = {n: p.detach() for n, p in model.named_parameters()}
+    if not any(p.ndim > 1 for p in parameters.values()):
         raise ArchitectureError(
             f"A network needs a layer with weights; this {class_name} has no weights.",
             "Pass the module that holds the weights.",
         )
-    is_finite = {n: p.is_floating_point() and bool(p.isfinite().all()) for n, p in theta.items()}
+    is_finite = {
+        n: p.is_floating_point() and bool(p.isfinite().all()) for n, p in parameters.items()
+    }
     if invalid_names := [n for n, finite in is_finite.items() if not finite]:
         raise CheckpointError(
             f"Weights must be finite real numbers; {invalid_names[0]!r} of this {class_name} are not.",
             "Use a network whose training did not diverge.",
         )
-    is_double = any(p.dtype == torch.float64 for p in theta.values())
-    model = copy.deepcopy(model).cpu().to(torch.float64 if is_double else torch.float32).eval()
+    has_doubles = any(p.dtype == torch.float64 for p in parameters.values())
+    model = copy.deepcopy(model).cpu().to(torch.float64 if has_doubles else torch.float32).eval()
     first_layer = next(m for m in model.modules() if list(m.parameters(recurse=False)))
     if not shape and isinstance(first_layer, nn.Linear):
         shape = (first_layer.in_features,)
@@ -158,9 +160,12 @@ def wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
     if probe_result.is_flat:
         model.register_forward_hook(add_output_dimension)
     arch = Architecture("module", (probe_result.outputs,), shape, {"class": class_name[:80]})
-    theta = {n: p.detach().clone() for n, p in model.named_parameters()}
-    notes, names = (RUN_AS_IS.format(class_name[:40]), *probe_result.notes), {n: n for n in theta}
-    return Network(theta, str(arch), shape, assumptions=notes, source_names=names, live=model)
+    parameters = {n: p.detach().clone() for n, p in model.named_parameters()}
+    notes, names = (
+        (RUN_AS_IS.format(class_name[:40]), *probe_result.notes),
+        {n: n for n in parameters},
+    )
+    return Network(parameters, str(arch), shape, assumptions=notes, source_names=names, live=model)
 
 
 def _as_samples(shape: tuple[int, ...], _: nn.Module, inputs: tuple[Any, ...]) -> Any:

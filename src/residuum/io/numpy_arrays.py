@@ -1,4 +1,4 @@
-"""Read arrays and numbers of numpy from a pickle without calling numpy's own constructors."""
+"""Read arrays and numbers of numpy from a pickle without calling the functions of numpy that it names."""
 
 from __future__ import annotations
 

@@ -122,14 +122,14 @@ class NodeTable:
             np.where(is_leaf, NO_CHILD, index_in_tree[child[tree_nodes]])
             for child in (self.left_child, self.right_child)
         )
-        order = order_nodes(left_child, right_child)
-        if order is None:
+        nodes_in_order = order_nodes(left_child, right_child)
+        if nodes_in_order is None:
             raise ValueError(NOT_A_TREE)
-        new_index = np.argsort(order)
-        tree_nodes, is_leaf = tree_nodes[order], is_leaf[order]
+        new_index = np.argsort(nodes_in_order)
+        tree_nodes, is_leaf = tree_nodes[nodes_in_order], is_leaf[nodes_in_order]
         return Tree(
-            left=np.where(is_leaf, NO_CHILD, new_index[left_child[order]]),
-            right=np.where(is_leaf, NO_CHILD, new_index[right_child[order]]),
+            left=np.where(is_leaf, NO_CHILD, new_index[left_child[nodes_in_order]]),
+            right=np.where(is_leaf, NO_CHILD, new_index[right_child[nodes_in_order]]),
             feature=self.feature[tree_nodes],
             threshold=self.threshold[tree_nodes].astype(np.float64),
             value=np.where(is_leaf[:, None], self.weights[tree_nodes], np.nan),
@@ -173,7 +173,8 @@ def find_onnx_forests(graph: Any, producer: str) -> Iterator[tuple[str, Forest]]
         yield from _find_forests(graph, producer)
     except MALFORMED as problem:
         raise CheckpointError(
-            "The attributes of a tree ensemble in ONNX must agree with each other; in this file they do not "
+            "The attributes of a tree ensemble in ONNX (such as nodes, leaves and thresholds) must fit each "
+            "other; in this file, they do not "
             f"({type(problem).__name__}: {str(problem)[:100]}).",
             COPY_AGAIN,
         ) from problem

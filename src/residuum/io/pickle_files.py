@@ -291,7 +291,9 @@ def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> byte
         stream.seek(member.header_offset)
         header = stream.read(LOCAL_HEADER.size)
         if len(header) < LOCAL_HEADER.size or not header.startswith(ZIP_MAGIC):
-            raise zipfile.BadZipFile("a file in the archive does not begin at its listed position")
+            raise zipfile.BadZipFile(
+                "a file in the archive does not begin at the position that the archive lists for it"
+            )
         stream.seek(sum(LOCAL_HEADER.unpack(header)), io.SEEK_CUR)
         if stream.readinto(raw) != len(raw):
             raise zipfile.BadZipFile("the archive ends within one of its files")

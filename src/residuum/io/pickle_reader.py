@@ -372,7 +372,9 @@ class PickleReader:
                     self._flag(f"call {callee.name} with an object")
         is_bytes = callee.name in ("builtins.bytes", "builtins.bytearray") and bool(arguments)
         if is_bytes and type(arguments[0]) not in (bytes, bytearray, str):
-            self._flag_call(callee)  # for a number n, bytes(n) would allocate n bytes
+            self._flag_call(
+                callee
+            )  # for example, a call of bytes with a large number exhausts memory
 
     def _construct(self, name: str, cls: Any, *arguments: Any) -> Any:
         """Return the stand-in for the result of a function in ``MAKE_INSTANCE``, an instance of ``cls``."""
@@ -629,7 +631,7 @@ def _read_text(stream: BinaryIO, width: int) -> str:
 
 
 def _read_pairs(pairs: Any = (), *_: Any) -> dict[Any, Any]:
-    """Return the dict of the call ``OrderedDict([[key, value], ...])`` or ``OrderedDict()``."""
+    """Return the dict that a call such as ``OrderedDict([[key, value], ...])`` in a pickle would make."""
     if isinstance(pairs, dict):
         return pairs
     entries: dict[Any, Any] = {}

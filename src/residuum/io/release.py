@@ -199,15 +199,15 @@ def locate_weights(path: str | Path) -> Path:
         CheckpointError: If the path does not lead to a file of weights.
     """
     path = Path(path)
-    file = path / RUN_FILE if path.is_dir() else path
-    if not file.is_file():
+    weights_file = path / RUN_FILE if path.is_dir() else path
+    if not weights_file.is_file():
         defect = f"holds no {RUN_FILE}" if path.is_dir() else "does not exist"
-        defect = "is not a regular file" if file.exists() else defect
+        defect = "is not a regular file" if weights_file.exists() else defect
         raise CheckpointError(
             f"A model must be a file or a directory of residuum train; {str(path)!r} {defect}.",
             "Check the path.",
         )
-    return file
+    return weights_file
 
 
 def pickle_in_memory(model: Any) -> Release:

@@ -196,7 +196,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         )
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UnsafeFileError(
-            f"A tensor must have memory for all its elements; {name!r} of shape {list(tensor.shape)} has "
+            f"A tensor must have memory for all of its elements; {name!r} of shape {list(tensor.shape)} has "
             f"memory for {tensor.untyped_storage().nbytes() // tensor.element_size()} elements.",
             "Save a full copy with .clone().",
         )

@@ -40,7 +40,7 @@ SAVE_AGAIN = "Load the model with scikit-learn 1.3.2 or later and save it again.
 
 @dataclass(frozen=True)
 class TreeModel:
-    """What the structure of a tree model shows about its training records.
+    """What the nodes and the seeds of a tree model show about its training records, without an attack.
 
     Attributes:
         name: Class of the model.
@@ -73,7 +73,7 @@ class TreeModel:
 
     @property
     def determines_targets(self) -> bool:
-        """Whether the seeds and root values of the trees determine the targets of all records."""
+        """Whether the seeds of the trees and the values in their roots determine all training targets."""
         return self.is_direct and self.records is not None and self.seeds >= self.records > 0
 
     @property

@@ -124,13 +124,13 @@ def _read_learner(learner: Any, config: Any) -> Forest:
     if kind in ("dart", "gblinear"):
         raise CheckpointError(*describe_unsupported(LIBRARY, f"a booster of the kind {kind}"))
     model = get_member(booster, "model", library=LIBRARY)
-    parameters = get_member(learner, "learner_model_param", library=LIBRARY)
+    model_parameters = get_member(learner, "learner_model_param", library=LIBRARY)
     model_sizes = {
-        name: as_count(parameters.get(name, "0"), f"the number {name}", LIBRARY, limit)
+        name: as_count(model_parameters.get(name, "0"), f"the number {name}", LIBRARY, limit)
         for name, limit in (
             ("num_feature", MAX_COLUMNS), ("num_class", MAX_OUTPUTS), ("num_target", MAX_OUTPUTS)
         )
-    } if isinstance(parameters, dict) else {}  # fmt: skip
+    } if isinstance(model_parameters, dict) else {}  # fmt: skip
     column_count = model_sizes.get("num_feature", 0)
     tree_entries = get_member(model, "trees", library=LIBRARY)
     if not isinstance(tree_entries, list):
@@ -155,7 +155,7 @@ def _read_learner(learner: Any, config: Any) -> Forest:
         names=column_names(names if isinstance(names, list) else (), column_count),
         kind=BOOSTING,
         library=LIBRARY,
-        offset=_read_offset(parameters.get("base_score"), objective, output_count),
+        offset=_read_offset(model_parameters.get("base_score"), objective, output_count),
         outputs=tree_outputs,
         learning_rate=None if settings is None else settings.learning_rate,
         regularization=None if settings is None else settings.penalty,
@@ -269,14 +269,14 @@ def estimate_settings(trees: tuple[Tree, ...]) -> Settings | None:
         has_no_leaf = ~is_leaf.any(0)
         # The equations have the form a + b * penalty = 0. The first row holds the terms of a, and the second
         # row holds the terms of b.
-        terms = np.stack([w * h, w])
-        squared_size += float(np.square(terms[0, inner_nodes]).sum())
-        differences = terms[:, inner_nodes] - terms[:, children].sum(1)
+        node_terms = np.stack([w * h, w])
+        squared_size += float(np.square(node_terms[0, inner_nodes]).sum())
+        differences = node_terms[:, inner_nodes] - node_terms[:, children].sum(1)
         slopes.append(differences[1, has_no_leaf])
         constants.append(-differences[0, has_no_leaf])
-        leaf_sums.append((terms[:, children] * is_leaf).sum(1)[:, ~has_no_leaf])
-        inner_sums = (terms[:, children] * ~is_leaf).sum(1)
-        other_sums.append((terms[:, inner_nodes] - inner_sums)[:, ~has_no_leaf])
+        leaf_sums.append((node_terms[:, children] * is_leaf).sum(1)[:, ~has_no_leaf])
+        inner_sums = (node_terms[:, children] * ~is_leaf).sum(1)
+        other_sums.append((node_terms[:, inner_nodes] - inner_sums)[:, ~has_no_leaf])
     max_misfit = MAX_MISFIT * np.sqrt(squared_size)
     penalty = _fit_factor(np.concatenate(slopes), np.concatenate(constants), max_misfit)
     if penalty is None or penalty < -MAX_MISFIT:

@@ -268,9 +268,12 @@ class TouchedRows:
             )
         descriptions = {EQUAL: "equal the base", FACTOR: "are the base times one factor"}
         other_rows = descriptions.get(self.rule, "follow one curve of the base")
-        note = "; 16-bit numbers lose small steps in rounding, so rows may be missed" * self.coarse
+        rounding_note = (
+            "; 16-bit numbers lose small steps in rounding, so rows may be missed" * self.coarse
+        )
         return (
-            f"{len(self.rows)} of {self.total} rows changed, and the other rows {other_rows}{note}"
+            f"{len(self.rows)} of {self.total} rows changed, and the other rows {other_rows}"
+            f"{rounding_note}"
         )
 
 
@@ -284,24 +287,28 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
     Returns:
         The changed rows, and the rule that all other rows follow.
     """
-    rounding_unit = max(torch.finfo(table.dtype).eps, torch.finfo(base.dtype).eps)
-    is_coarse = rounding_unit > 1e-4
+    relative_rounding_error = max(torch.finfo(table.dtype).eps, torch.finfo(base.dtype).eps)
+    is_coarse = relative_rounding_error > 1e-4
     w, w0 = table.detach().double(), base.detach().double()
-    min_rows = max(MIN_ROWS, MIN_SHARE * len(w))
+    min_unchanged_rows = max(MIN_ROWS, MIN_SHARE * len(w))
     rules: list[tuple[str, Callable[[], Tensor | None]]] = [
         (EQUAL, lambda: _is_unequal(table, base)),
-        (FACTOR, lambda: None if is_coarse else _is_off_factor(w, w0, rounding_unit)),
+        (FACTOR, lambda: None if is_coarse else _is_off_factor(w, w0, relative_rounding_error)),
         (CURVE, lambda: _is_off_lookup(w, w0) if is_coarse else _is_off_curve(w, w0)),
         # If training used more bits than the file, the final values of rows that training did not touch can
         # differ by rounding.
         (
             CURVE,
-            lambda: _is_off_lookup(w, w0, ROUNDING_UNITS * rounding_unit) if is_coarse else None,
+            lambda: (
+                _is_off_lookup(w, w0, ROUNDING_UNITS * relative_rounding_error)
+                if is_coarse
+                else None
+            ),
         ),
     ]
     for rule, test_rows in rules:
         is_changed = test_rows()
-        if is_changed is not None and int((~is_changed).sum()) >= min_rows:
+        if is_changed is not None and int((~is_changed).sum()) >= min_unchanged_rows:
             return TouchedRows(
                 tuple(is_changed.nonzero().flatten().tolist()), rule, len(w), is_coarse
             )
@@ -391,8 +398,8 @@ def _shift_to_mean(x: Tensor, medians: Tensor) -> Tensor:
     """
     # The median of the values is the value at the median of x. We move it along the slope to the mean of x.
     mean_x, median_x = x.mean(1), x.median(1).values
-    slope = torch.gradient(medians, spacing=(mean_x,))[0]
-    return medians + slope.nan_to_num() * (mean_x - median_x)
+    curve_slope = torch.gradient(medians, spacing=(mean_x,))[0]
+    return medians + curve_slope.nan_to_num() * (mean_x - median_x)
 
 
 def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:

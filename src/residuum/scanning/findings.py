@@ -278,8 +278,8 @@ def _frame_rows(frame: InertObject) -> Tensor | None:
     block_sources = (manager.state, manager.arguments) if isinstance(manager, InertObject) else ()
     columns: dict[int, Tensor] = {}
     for source in block_sources:
-        blocks = source[0] if isinstance(source, tuple) and source else ()
-        for block in blocks if isinstance(blocks, tuple | list) else ():
+        frame_blocks = source[0] if isinstance(source, tuple) and source else ()
+        for block in frame_blocks if isinstance(frame_blocks, tuple | list) else ():
             if isinstance(block, InertObject) and len(block.arguments) >= 2:
                 values, column_places = block.arguments[:2]
                 if isinstance(values, Block) and values.read and len(values.shape) == 2:
@@ -390,7 +390,7 @@ def _find_vocabularies(place: Place) -> Iterator[Finding]:
 
 
 def _find_optimizer_state(place: Place) -> Iterator[Finding]:
-    """Find optimizer state: first moments (mean gradients), second moments, and averaged weights."""
+    """Find optimizer state: mean gradients (first moments), mean squared gradients, and averaged weights."""
     value, name, where = place.value, place.leaf, place.path
     if not isinstance(value, Block) or not value.numel:
         return
@@ -467,14 +467,14 @@ def _find_tree_models(release: Release) -> Iterator[Finding]:
     for place in walk(release.content):
         if not isinstance(place.value, InertObject):
             continue
-        model = read_tree_model(place.value, inner)
-        if model is None:
+        tree_model = read_tree_model(place.value, inner)
+        if tree_model is None:
             continue
         where = place.path or name_of(release)
         recovered = [*_recover(place.value, where)]
-        yield from recovered or _by_structure(model, where)
-        if model.may_contain_memory:
-            yield _uninitialized_memory(model, where)
+        yield from recovered or _by_structure(tree_model, where)
+        if tree_model.may_contain_memory:
+            yield _uninitialized_memory(tree_model, where)
     if release.kind in KINDS_OF_TREES:
         try:
             for read_model in read_forests(release):

@@ -36,10 +36,10 @@ LIMIT_LEAVES = (
 
 @dataclass(frozen=True)
 class TreeFinding:
-    """What the trees of a model determine.
+    """What the trees of a model determine about its training table.
 
     Attributes:
-        reveals_records: Whether targets or values of training records are determined.
+        reveals_records: Whether the trees determine targets or values of training records.
         what: What was found, in a few words.
         reason: What the trees reveal.
         count: Number of records with a determined target, None if it was not measured.
@@ -52,7 +52,7 @@ class TreeFinding:
 
 
 def describe_trees(name: str, forest: Forest) -> Iterator[TreeFinding]:
-    """Yield what the trees of a model determine about its training table.
+    """Yield findings about the training table that follow from the trees of a model.
 
     Args:
         name: Class of the model.

@@ -38,8 +38,8 @@ from residuum.surfaces.inspection import Inspection, inspect_network
 # Largest number of model files, largest number of files and folders, and largest nesting depth of the folders
 # that a scan searches. A folder that exceeds these limits is not a release but an entire disk.
 MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16
-# Largest number of weights, in all networks together, that a scan measures. The singular values of the first
-# layer take most of the time: up to 5 s for a layer of 2000 x 2000, and 40 s for a layer of 4000 x 4000.
+# Largest total number of weights of the networks that a scan measures. Most of the time is for the singular
+# values of the first layer: up to 5 s for a layer of 2000 x 2000, and 40 s for a layer of 4000 x 4000.
 MAX_MEASURED_WEIGHTS = 5_000_000
 SCHEMA_VERSION = "1.2"
 # A function that receives the number of the file, the number of all files, and the name of the file.
@@ -271,4 +271,5 @@ def _walk_folder(folder: Path) -> Iterator[tuple[os.DirEntry[str], int]]:
                         folder_stack.append((entry.path, depth + 1))
         except OSError as problem:
             message = f"A folder must be readable; {name!r} is not ({problem.strerror})."
-            raise CheckpointError(message, "Check the permissions of the folder.") from problem
+            remedy = "Check whether you have the permission to read this folder."
+            raise CheckpointError(message, remedy) from problem

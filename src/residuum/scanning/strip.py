@@ -221,26 +221,26 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
         if release.unsafe:
             raise UnsafeFileError(*describe_unsafe(release.unsafe))
         raise PickleError(path, out, release, original_findings)
-    weights = find_weights(release)
-    content = _encode(weights, release, out)
+    state_dict = find_weights(release)
+    content = _encode(state_dict, release, out)
     unchecked_path = out.with_name(f".{out.name}.unchecked")
     try:
         new_release = open_release(write_atomic(unchecked_path, content))
-        _compare(weights, find_weights(new_release))
+        _compare(state_dict, find_weights(new_release))
         remaining = findings(new_release)
         unchecked_path.rename(out)
     finally:
         unchecked_path.unlink(missing_ok=True)
-    remaining_keys = {(finding.kind, finding.what) for finding in remaining}
+    remaining_kinds = {(finding.kind, finding.what) for finding in remaining}
     dropped = tuple(
         finding
         for finding in original_findings
-        if (finding.kind, finding.what) not in remaining_keys
+        if (finding.kind, finding.what) not in remaining_kinds
     )
     return Stripped(
         file=str(path),
         out=str(out),
-        tensors=len(flatten_blocks(weights)),
+        tensors=len(flatten_blocks(state_dict)),
         bytes=len(content),
         dropped=dropped,
         remaining=tuple(remaining),
@@ -286,6 +286,10 @@ def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
 
 
 def _bits(block: Block) -> tuple[torch.dtype, tuple[int, ...], bytes]:
-    tensor = block.tensor().contiguous()
-    tensor_bytes = tensor.reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
-    return tensor.dtype, tuple(tensor.shape), tensor_bytes
+    block_tensor = block.tensor().contiguous()
+    tensor_bytes = (
+        block_tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+        if block_tensor.numel()
+        else b""
+    )
+    return block_tensor.dtype, tuple(block_tensor.shape), tensor_bytes

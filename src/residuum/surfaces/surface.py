@@ -46,12 +46,12 @@ class Surface:
     """An attack surface of a release: tensors that equal a weighted sum of gradients at training samples.
 
     Attributes:
-        name: A key of ``SURFACES``.
-        checkpoint: The network, with the weights at which gradients are taken.
+        name: Name of the attack surface, a key of ``SURFACES``.
+        checkpoint: The network. Gradients are computed at its weights.
         target: The tensors that the weighted sum of gradients must equal, by parameter name, in the dtype of
             the weights.
-        layers: Names of the layers that an attack must fit. If an attack does not fit these layers and finds
-            no samples, this does not show that the release hides the samples.
+        layers: Names of the layers in which the sum of gradients of an attack must equal the target. If an
+            attack does not reach this in these layers, its failure does not show that the release is safe.
     """
 
     name: str
