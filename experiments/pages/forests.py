@@ -52,10 +52,10 @@ def rows_of(name: str, **case: object) -> list[Figures]:
 
 def spread(values: Iterable[float | None], form: str) -> str:
     """Return the smallest and the largest value, one value if they look equal, or a dash for none."""
-    known = [value for value in values if value is not None]
-    if not known:
+    present = [value for value in values if value is not None]
+    if not present:
         return "-"
-    low, high = format(min(known), form), format(max(known), form)
+    low, high = format(min(present), form), format(max(present), form)
     if low == high:
         return low
     return f"{low.removesuffix('%') if high.endswith('%') else low}\N{EN DASH}{high}"
@@ -66,7 +66,7 @@ def column(rows: list[Figures], key: str, form: str = "d") -> str:
     return spread((row.get(key) for row in rows), form)
 
 
-def of(rows: list[Figures], key: str, total: str) -> str:
+def count_of(rows: list[Figures], key: str, total: str) -> str:
     """Return the spread of a count, and of how many."""
     return f"{column(rows, key)} of {column(rows, total)}"
 
@@ -103,7 +103,7 @@ def regressors(kind: str) -> str:
                 column(fits, "cells", ".1%"),
                 column(fits, "near_cells", ".1%"),
                 f"{wrong} / {column(fits, 'missed_intervals')}",
-                of(fits, "held_out_rows", "held_out") if has_control else "-",
+                count_of(fits, "held_out_rows", "held_out") if has_control else "-",
                 column(fits, "held_out_cells", ".1%") if has_control else "-",
                 column(fits, "cpu_seconds", ".1f"),
             ]
@@ -188,7 +188,7 @@ def forest_labels() -> str:
     lines = []
     for name, setting in CLASSIFIERS.items():
         if fits := rows_of("forest_classifiers", setting=name):
-            labels = of(fits, "labels", "records")
+            labels = count_of(fits, "labels", "records")
             wrong, seconds = column(fits, "wrong_labels"), column(fits, "label_seconds", ".1f")
             lines.append(
                 [plain(name), setting["n"], setting.get("trees", 100), labels, wrong, seconds]
@@ -206,9 +206,18 @@ def forest_classifiers() -> str:
             continue
         sources = ("walk", "class_median", "class_draw", "column_draw")
         errors = [column(fits, f"{source}_error", ".3f") for source in sources]
-        near = [column(fits, f"{source}_near", ".0%") for source in sources]
+        near_shares = [column(fits, f"{source}_near", ".0%") for source in sources]
         nearest = column(fits, "nearest_holdout", ".3f")
-        lines.append([plain(name), setting.get("trees", 100), *errors, nearest, *near[:2], near[3]])
+        lines.append(
+            [
+                plain(name),
+                setting.get("trees", 100),
+                *errors,
+                nearest,
+                *near_shares[:2],
+                near_shares[3],
+            ]
+        )
     head = "training table | trees | error: attack | class median | class draw | column draw"
     return grid(
         f"{head} | nearest held-out row | within 5%: attack | class median | column draw", lines
@@ -258,7 +267,7 @@ def boosting_targets() -> str:
             column(fits, "targets"),
             column(fits, "false_targets"),
             *predictions,
-            of(fits, "targets_90", "known_90"),
+            count_of(fits, "targets_90", "known_90"),
             control(fits, "targets_mixed", "held_out_determined_mixed"),
             column(fits, "targets_held_out"),
         ]
@@ -333,8 +342,8 @@ def forest_level() -> str:
     lines, totals = [], [[0, 0] for _ in PARTS]
     for number, (source, n, kind, settings) in enumerate(KINDS):
         cells = []
-        for part, total in zip(PARTS, totals, strict=True):
-            codes = [row["exit_code"] for row in rows_of("forest_level", part=part, kind=number)]
+        for group, total in zip(PARTS, totals, strict=True):
+            codes = [row["exit_code"] for row in rows_of("forest_level", part=group, kind=number)]
             total[0] += codes.count(1)
             total[1] += len(codes)
             cells.append(f"{codes.count(1)} of {len(codes)}")

@@ -717,11 +717,12 @@ def test_what_the_command_refuses(tmp_path, capsys, monkeypatch):
     assert main(["haim2022:fig2", "--draw-only", *out]) == 2
     assert "without --draw-only first" in capsys.readouterr().err
     assert main(["haim2022:fig3", "--scale", "paper", "--root", str(tmp_path), *out]) == 2
-    assert "Pass the folder with --root, or set RESIDUUM_DATA." in capsys.readouterr().err
+    assert "Pass the data folder with --root, or set RESIDUUM_DATA." in capsys.readouterr().err
     assert main(["haim2022:fig3", "--scale", "paper", *out]) == 2
     error_text = capsys.readouterr().err
     assert (
-        "no data folder was given. Pass the folder with --root, or set RESIDUUM_DATA." in error_text
+        "no data folder was given. Pass the data folder with --root, or set RESIDUUM_DATA."
+        in error_text
     )
 
 
