@@ -227,6 +227,7 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
         warnings=(*case.warnings, *(case.train.notes if case.train is not None else ())),
         notes=(
             *audit.negative_controls.notes,
+            *(() if scores_of_strongest_attack is None else scores_of_strongest_attack.notes),
             *(() if table is None else (*table.lines, *table.notes)),
             *stored_record_remedies,
         ),

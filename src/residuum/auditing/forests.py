@@ -5,11 +5,12 @@ network:
 
 - membership: do training samples have smaller losses than held-out samples (:mod:`.losses`)?
 - attacks: recover the training table (:mod:`residuum.attacks.trees.forest`). The attack never sees samples.
-- negative controls: as in every audit. A leak needs an adjusted p-value of 0.1%. A forest reveals nearly all
-  rows or none, so this strict level hides no leak.
+- negative controls: as in every audit. A leak needs an adjusted p-value of 0.1%. A regression forest reveals
+  nearly all rows or none, so this strict level hides no leak.
 - scores: two tests. Do recovered rows agree with training rows in more digits than with held-out rows
   (:mod:`residuum.evaluation.tables`)? Are more targets of training samples recovered than of held-out samples
-  (:mod:`residuum.evaluation.targets`)?
+  (:mod:`residuum.evaluation.targets`)? The labels of a classifier are compared row by row with the samples
+  instead. Boosted trees have one test: do they store more values of training than of held-out samples?
 - positive controls: forests with as many fully grown trees, trained on held-out samples.
 """
 
@@ -211,7 +212,8 @@ def compare_with_targets(audit: Audit, table: RecoveredTable) -> TargetTest:
 def _limited(sets: SampleSets) -> SampleSets:
     """Return random subsets of training and held-out samples that can be compared in a short time.
 
-    The comparison needs at least as many held-out samples as training samples.
+    At most as many training samples are compared as there are held-out samples, or ``MIN_HOLDOUT`` if there
+    are fewer held-out samples.
     """
     train, holdout = sets.train, sets.holdout
     if holdout is None:
@@ -449,12 +451,14 @@ def test_positive_controls(audit: Audit) -> Audit:
     """Return the audit with the results of its positive controls.
 
     A positive control is a forest that is trained to memorize some held-out samples. The positive controls
-    are attacked, and the tests must detect a leak in them.
+    are attacked. The test of rows must detect a leak in them, or the test of labels for a classifier.
     """
     table, train, holdout = audit.table, audit.case.train, audit.case.holdout
     start_time = time.monotonic()
     question = "reconstruction"
     reason = why_no_controls(audit.case, audit.request)
+    if not reason and table is None:
+        reason = "the attack does not apply to the audited model"
     if reason or table is None:
         return replace(audit, positive_controls=(PositiveControls(question, reason=reason),))
     assert holdout is not None
