@@ -3,17 +3,19 @@
 Estimators that compare a sample with training records store the records in two ways:
 
 - as attributes ``support_vectors`` of the operators SVMClassifier and SVMRegressor of ONNX-ML,
-- as initializers (constants) that have the shape of the input and are no weight of a layer. A nearest-neighbor
-  model passes them to a loop over records (Scan) or to an operator for distances (CDist).
+- as initializers (constants) that have the shape of the input and are no weight of a layer. A
+  nearest-neighbor model passes them to a loop over records (Scan) or to an operator for distances (CDist).
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from residuum.io.inert import Block
 from residuum.io.release import Release
@@ -103,13 +105,13 @@ def _find_support_vectors(graph: Any) -> Iterator[StoredArray]:
         if rows <= 0 or not numbers or len(numbers) % rows:
             continue
         shape = (rows, len(numbers) // rows)
-        block = Block(
-            shape,
-            "float32",
-            lambda numbers=numbers, shape=shape: torch.tensor(list(numbers)).reshape(shape),
-        )
+        block = Block(shape, "float32", functools.partial(_read_floats, numbers, shape))
         what = f"training records in the support vectors of {node.op_type}"
         reason = "support vectors are training records"
         where = f"{node.name or node.op_type}.support_vectors"[:120]
         finding = Finding(STORED, "high", what, where, reason, KEEP_NONE, count=rows)
         yield StoredArray(finding, block)
+
+
+def _read_floats(numbers: Any, shape: tuple[int, ...]) -> Tensor:
+    return torch.tensor(list(numbers)).reshape(shape)

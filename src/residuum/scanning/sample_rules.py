@@ -32,9 +32,9 @@ from residuum.scanning.survey import Survey, is_parameter
 
 # Names of arrays of samples. The last word of a name says what the array is: "input_mean" is a mean.
 SAMPLE_NAMES = re.compile(
-    r"(^|_)(examples?|samples?|inputs?|input_ids|batch|batches|support|supports|background|reference|references|"
-    r"few_?shots?|shots|demonstrations?|demos?|calibration|calib|replay|coreset|exemplars?|records|images|"
-    r"rows|data|dataset)\d*$|"
+    r"(^|_)(examples?|samples?|inputs?|input_ids|batch|batches|support|supports|background|references?|"
+    r"few_?shots?|shots|demonstrations?|demos?|calibration|calib|replay|coreset|exemplars?|records|"
+    r"images|rows|data|dataset)\d*$|"
     r"(^|_)(examples?|sample|dummy|few_?shot|demo|demonstration|calib|calibration|replay|coreset|background|"
     r"reference|support|train|training)_(x|inputs?|samples?|batch(es)?|data|images?|set|rows?|buffer|"
     r"tensors?|points|features)\d*$",
@@ -45,8 +45,8 @@ WEAK_NAMES = re.compile(r"^(data|images|rows|records|sample|input|reference|data
 MIN_SIDE = 8  # smallest height and width of an image, because kernels of convolutions are smaller
 MAX_KERNEL = 15  # largest side of a square array with an odd side that can be a kernel
 MIN_LENGTH = 32  # smallest length of a signal, because kernels of convolutions are shorter
-# Smallest cosine of an array and a weight of the same shape that shows a copy, such as an average of training.
-MIN_COSINE = 0.3
+# Smallest correlation of an array and a weight of the same shape that shows a copy, such as a moving average.
+MIN_CORRELATION = 0.3
 MAX_COMPARED = 1 << 24  # largest number of values of an array that is compared with weights
 
 
@@ -132,7 +132,7 @@ def _is_weight_copy(block: Block, survey: Survey) -> bool:
             pair = torch.stack(
                 [block.tensor().double().flatten(), weight.tensor().double().flatten()]
             )
-            if torch.corrcoef(pair)[0, 1].abs() > MIN_COSINE:
+            if torch.corrcoef(pair)[0, 1].abs() > MIN_CORRELATION:
                 return True
     except CheckpointError:  # the numbers are damaged, so nothing shows a copy
         return False

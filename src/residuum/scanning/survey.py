@@ -23,11 +23,12 @@ from residuum.io.tree import Place, walk
 
 # Parts of the names of trainable arrays and of buffers whose values are no samples.
 PARAMETERS = re.compile(
-    r"weight(?!ed)|bias|kernel|gamma|beta|embed|coef|intercept|codebook|lora_|"
-    r"(^|_)([a-z]|w[a-z]|mean|var|std|scale|shift|sigma|stat|stats|grad|exp_avg|moment|norm|fisher|cov|"
+    r"weight(?!ed)|bias|kernel|gamma|beta|embed|coef|intercept|codebook|lora_|^[a-z]{1,2}\d*$|"
+    r"(^|_)(mean|var|std|scale|shift|sigma|stat|stats|grad|exp_avg|moment|norm|fisher|cov|"
     r"covariance|token|tokens|cls|query|queries|latents?|slots?|pos|position|positions|positional|rel|"
     r"relative|pe|freqs?|rotary|cos|sin|masks?|anchors?|grid|coords?|window|filt|filters?|basis|fb|params?|"
-    r"proj|projection|matrix|table|lut|hidden|state|ids|index|indices|log|alpha|layer|head|out|output)"
+    r"proj|projection|matrix|table|lut|hidden|state|ids|index|indices|log|alpha|layer|heads?|out|outputs?|att|attn|"
+    r"attention)"
     r"(_|\d|$)",
     re.IGNORECASE,
 )
@@ -97,7 +98,8 @@ def survey_release(release: Release) -> Survey:
 
 def is_parameter(place: Place) -> bool:
     """Return True if the name of an array says that it is a weight, a statistic, a mask or a position."""
-    return bool(PARAMETERS.search(place.leaf))
+    # A pickled module stores its parameters in a dict of this name, and its buffers in another.
+    return "_parameters." in place.path or bool(PARAMETERS.search(place.leaf))
 
 
 def _is_layer_weight(place: Place) -> bool:

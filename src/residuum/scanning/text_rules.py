@@ -73,8 +73,8 @@ def find_text_arrays(place: Place) -> Iterator[Finding]:
         return
     example = min(names)
     reason = (
-        f"the list holds {len(names)} different short texts such as {_excerpt(example)!r}, which can be names, "
-        "addresses or other values of training records"
+        f"the list holds {len(names)} different short texts such as {_excerpt(example)!r}. They can be "
+        "names, addresses or other values of training records"
     )
     what = f"a list of texts named {place.name[:40]}" if place.name else "a list of texts"
     yield Finding(STORED, "medium", what, place.path, reason, REMEDY, count=len(names))

@@ -9,7 +9,8 @@ a list of categories is reported as stored values in these cases:
   category,
 - the number of training records is unknown, and an encoder has more than ``MAX_FEW`` categories.
 
-Shorter lists are statistics. Consecutive integers are codes of categories and are not reported.
+Shorter lists are statistics. Integers that fill a third of their range are codes of categories, counts or
+ages. They are not reported.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from residuum.scanning.survey import Survey
 MAX_LABELS = 50
 MAX_FEW = 10
 MIN_SHARING = 5
+MAX_GAP = 3  # codes fill at least this fraction (one third) of their range
 MAX_READ = 1 << 22  # largest number of categories that are read
 ENCODERS = ("OneHotEncoder", "OrdinalEncoder", "TargetEncoder")
 VOCABULARIES = ("vocabulary_", "vocab", "token2id", "item2id", "user2id", "word2idx", "stoi")
@@ -90,7 +92,7 @@ def find_categories(place: Place, survey: Survey) -> Iterator[Finding]:
 
 
 def _describe_categories(block: Block) -> tuple[bool, bool]:
-    """Return whether categories are texts, and whether they are consecutive integers or cannot be read."""
+    """Return whether categories are texts, and whether they are codes or cannot be read."""
     entries: list[Any] = []
     if block.kind == "text":
         return True, False
@@ -108,7 +110,7 @@ def _describe_categories(block: Block) -> tuple[bool, bool]:
     )
     is_code = not numbers or (
         all(number == int(number) for number in numbers if abs(number) < 2**53)
-        and numbers[-1] - numbers[0] + 1 == len(numbers)
+        and numbers[-1] - numbers[0] < MAX_GAP * len(numbers)
     )
     return False, is_code
 
@@ -136,7 +138,7 @@ def find_quantiles(place: Place, survey: Survey) -> Iterator[Finding]:
         limit, used = attributes.get("n_quantiles"), attributes.get("n_quantiles_")
         is_complete = type(limit) is int and type(used) is int and used < limit
         reason = (
-            f"there were only {used} training records, so the quantiles are the values of every column, sorted"
+            f"there were only {used} training records, so the quantiles are the sorted values of every column"
             if is_complete
             else "the quantiles lie at or between values of the training records, and the first and last are "
             "the smallest and largest value of a column"
