@@ -29,9 +29,11 @@ WEIGHT_OPERATORS = {
     "GatherND", "Embedding", "BatchNormalization", "LayerNormalization", "InstanceNormalization",
     "GroupNormalization", "SkipLayerNormalization", "EmbedLayerNormalization", "Attention", "Einsum",
     "DequantizeLinear", "DynamicQuantizeLinear", "QuantizeLinear", "Transpose", "Reshape", "PRelu",
-    "ArrayFeatureExtractor", "Where", "Identity", "Cast",
+    "ArrayFeatureExtractor", "Where", "Identity", "Cast", "Mul", "Add",
 }  # fmt: skip
 DISTANCE_OPERATORS = {"Scan", "Loop", "CDist"}
+# A Gaussian process divides its records by a length scale, and reads their number from their shape.
+SCALED_RECORDS = {"Shape", "Div"}
 VECTOR_MACHINES = ("SVMClassifier", "SVMRegressor")
 
 
@@ -54,7 +56,7 @@ def find_onnx_records(release: Release) -> Iterator[StoredArray]:
         is_like_samples = block.shape[1:] in sample_shapes and block.kind.startswith("float")
         if not is_like_samples or not operators or operators & WEIGHT_OPERATORS:
             continue
-        is_certain = bool(operators & DISTANCE_OPERATORS)
+        is_certain = bool(operators & DISTANCE_OPERATORS) or operators >= SCALED_RECORDS
         what = "training records in an ONNX graph"
         reason = (
             "the graph computes distances between each sample and the rows of this constant"

@@ -24,7 +24,7 @@ from residuum.scanning.finding import STORED, Finding
 from residuum.scanning.record_arrays import FRAME_PART
 from residuum.scanning.stored_rules import (
     DELETE_ARRAY,
-    PROTOTYPES,
+    MEMORIES,
     RECORD_NAMES,
     StoredArray,
 )
@@ -34,14 +34,14 @@ from residuum.scanning.survey import Survey, is_parameter
 SAMPLE_NAMES = re.compile(
     r"(^|_)(examples?|samples?|inputs?|input_ids|batch|batches|support|supports|background|references?|"
     r"few_?shots?|shots|demonstrations?|demos?|calibration|calib|replay|coreset|exemplars?|records|"
-    r"images|rows|data|dataset)\d*$|"
+    r"images|rows|data|dataset)\d*$|(^|_)x(_(ref|val|valid|test|calib|bg|small))?\d*$|"
     r"(^|_)(examples?|sample|dummy|few_?shot|demo|demonstration|calib|calibration|replay|coreset|background|"
     r"reference|support|train|training)_(x|inputs?|samples?|batch(es)?|data|images?|set|rows?|buffer|"
     r"tensors?|points|features)\d*$",
     re.IGNORECASE,
 )
 # Names that say less: an array with such a name counts only if its shape agrees.
-WEAK_NAMES = re.compile(r"^(data|images|rows|records|sample|input|reference|dataset)\d*$", re.I)
+WEAK_NAMES = re.compile(r"^(x|data|images|rows|records|sample|input|reference|dataset)\d*$", re.I)
 MIN_SIDE = 8  # smallest height and width of an image, because kernels of convolutions are smaller
 MAX_KERNEL = 15  # largest side of a square array with an odd side that can be a kernel
 MIN_LENGTH = 32  # smallest length of a signal, because kernels of convolutions are shorter
@@ -66,7 +66,7 @@ def find_samples(place: Place, survey: Survey) -> Iterator[StoredArray]:
     if place.section or place.owner in survey.known_classes or place.owner == FRAME_PART:
         return
     path = place.path[-60:]
-    if RECORD_NAMES.search(path) or PROTOTYPES.search(path):  # ``stored_rules`` reports the array
+    if RECORD_NAMES.search(path) or MEMORIES.search(path):  # ``stored_rules`` reports the array
         return
     name = place.leaf
     has_name = bool(SAMPLE_NAMES.search(name))

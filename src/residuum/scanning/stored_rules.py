@@ -30,7 +30,7 @@ RECORD_NAMES = re.compile(
     r"replay_buffer|exemplars?|support_set|dataset)([._]|$)",
     re.IGNORECASE,
 )
-PROTOTYPES = re.compile(r"(^|[._])(prototypes?|memory_bank|queue)([._]|$)", re.IGNORECASE)
+MEMORIES = re.compile(r"(^|[._])(memory_bank|queue)([._]|$)", re.IGNORECASE)
 TREES = re.compile(r"(KDTree|BallTree)(32|64)?$")
 FRAMES = re.compile(r"^(pandas|polars|pyarrow|PIL|datasets)\.")
 _TABLES = {"DataFrame", "Series", "Table", "Image", "Dataset", "PngImageFile", "JpegImageFile"}
@@ -103,10 +103,10 @@ def find_stored(place: Place, survey: Survey) -> Iterator[StoredArray]:
         what = f"an array named {name}"
         finding = Finding(STORED, "high", what, where, NAMED, DELETE_ARRAY, count=rows)
         yield StoredArray(finding, value, is_certain=False)
-    elif PROTOTYPES.search(searched_path):
-        reason = "prototypes and memory banks are records, or features of records"
-        remedy = "Save prototypes only if predictions need them."
-        what = f"prototypes in {name}"
+    elif MEMORIES.search(searched_path):
+        reason = "memory banks and queues hold features of single records, or the records"
+        remedy = "Save the memory only if predictions need it."
+        what = f"a memory of records named {name}"
         finding = Finding(STORED, "medium", what, where, reason, remedy, count=rows)
         yield StoredArray(finding, value, is_certain=False)
 

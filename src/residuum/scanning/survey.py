@@ -23,13 +23,12 @@ from residuum.io.tree import Place, walk
 
 # Parts of the names of trainable arrays and of buffers whose values are no samples.
 PARAMETERS = re.compile(
-    r"weight(?!ed)|bias|kernel|gamma|beta|embed|coef|intercept|codebook|lora_|^[a-z]{1,2}\d*$|"
+    r"weight(?!ed)|bias|kernel|gamma|beta|embed|coef|intercept|codebook|lora_|^(w[a-z]?|[a-wyz])\d*$|"
     r"(^|_)(mean|var|std|scale|shift|sigma|stat|stats|grad|exp_avg|moment|norm|fisher|cov|"
     r"covariance|token|tokens|cls|query|queries|latents?|slots?|pos|position|positions|positional|rel|"
     r"relative|pe|freqs?|rotary|cos|sin|masks?|anchors?|grid|coords?|window|filt|filters?|basis|fb|params?|"
-    r"proj|projection|matrix|table|lut|hidden|state|ids|index|indices|log|alpha|layer|heads?|out|outputs?|att|attn|"
-    r"attention)"
-    r"(_|\d|$)",
+    r"proj|projection|matrix|table|lut|hidden|state|ids|index|indices|log|alpha|layer|heads?|out|outputs?|"
+    r"att|attn|attention)(_|\d|$)",
     re.IGNORECASE,
 )
 # Names of the weights of layers. In a layer of Flax or Keras, a "kernel" has the shape (inputs, outputs).

@@ -15,6 +15,7 @@ ages. They are not reported.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,10 @@ MAX_GAP = 3  # codes fill at least this fraction (one third) of their range
 MAX_READ = 1 << 22  # largest number of categories that are read
 ENCODERS = ("OneHotEncoder", "OrdinalEncoder", "TargetEncoder")
 VOCABULARIES = ("vocabulary_", "vocab", "token2id", "item2id", "user2id", "word2idx", "stoi")
+MIN_WORDS = 20  # smallest number of numbered texts that are a vocabulary
+CLASS_LABELS = re.compile(
+    r"label|class|target|column|feature|param|layer|module|state", re.IGNORECASE
+)
 REASON = "this list holds the exact values of one column in the training records"
 GROUP = "Group rare values (min_frequency), or encode the values before fitting."
 
@@ -46,11 +51,22 @@ def find_vocabularies(place: Place, survey: Survey) -> Iterator[Finding]:
         The findings.
     """
     value = place.value
-    if place.name in VOCABULARIES and isinstance(value, dict) and value:
+    if (place.name in VOCABULARIES and isinstance(value, dict) and value) or _is_index(place):
         what = f"a vocabulary in {place.owner or 'the file'}"
         reason = "a vocabulary lists every word, user or item in the training data by name"
         remedy = "Drop rare words (min_df), or hash all words (HashingVectorizer)."
         yield Finding(STORED, "medium", what, place.path, reason, remedy, count=len(value))
+
+
+def _is_index(place: Place) -> bool:
+    """Return True if a dict numbers many texts that are neither class labels nor names of layers."""
+    index = place.value
+    if not MIN_WORDS <= len(index) <= MAX_READ or CLASS_LABELS.search(place.name):
+        return False
+    numbers = {number for number in index.values() if type(number) is int}
+    if len(numbers) < len(index) or max(numbers) - min(numbers) >= len(index):
+        return False
+    return all(type(word) is str for word in index) and not any("." in word for word in index)
 
 
 def find_categories(place: Place, survey: Survey) -> Iterator[Finding]:
