@@ -42,12 +42,7 @@ def find_onnx_records(release: Release) -> Iterator[StoredArray]:
     if release.graph is None:
         return
     yield from _find_support_vectors(release.graph)
-    consumers: dict[str, set[str]] = {}
-    for node in release.graph.node:
-        for name in node.input:
-            consumers.setdefault(name, set()).add(
-                node.op_type if node.domain in ("", "ai.onnx", "ai.onnx.ml") else "CDist"
-            )
+    consumers = _read_consumers(release.graph)
     sample_shapes = {*_read_sample_shapes(release.graph)}
     for name, block in release.content.items():
         if not isinstance(block, Block) or len(block.shape) < 2 or block.shape[0] < 2:
@@ -73,6 +68,30 @@ def find_onnx_records(release: Release) -> Iterator[StoredArray]:
             count=block.shape[0],
         )
         yield StoredArray(finding, block, is_certain)
+
+
+def find_onnx_weights(release: Release) -> set[int]:
+    """Return the ids of the constants that layers of an ONNX graph use as weights."""
+    if release.graph is None:
+        return set()
+    consumers = _read_consumers(release.graph)
+    return {
+        id(block)
+        for name, block in release.content.items()
+        if consumers.get(name, set()) & WEIGHT_OPERATORS
+    }
+
+
+def _read_consumers(graph: Any) -> dict[str, set[str]]:
+    """Return the operators that read each value of a graph, by the name of the value."""
+    consumers: dict[str, set[str]] = {}
+    for node in graph.node:
+        # Other packages define operators for distances under their own domain.
+        is_standard = node.domain in ("", "ai.onnx", "ai.onnx.ml")
+        operator = node.op_type if is_standard or node.op_type in WEIGHT_OPERATORS else "CDist"
+        for name in node.input:
+            consumers.setdefault(name, set()).add(operator)
+    return consumers
 
 
 def _read_sample_shapes(graph: Any) -> Iterator[tuple[int, ...]]:

@@ -11,7 +11,7 @@ from residuum.io.release import Release
 from residuum.io.tree import walk
 from residuum.scanning.cluster_rules import find_single_records
 from residuum.scanning.finding import Finding
-from residuum.scanning.onnx_rules import find_onnx_records
+from residuum.scanning.onnx_rules import find_onnx_records, find_onnx_weights
 from residuum.scanning.record_arrays import read_records
 from residuum.scanning.sample_rules import find_samples
 from residuum.scanning.stored_rules import StoredArray, find_stored
@@ -55,13 +55,13 @@ def find_stored_arrays(release: Release, survey: Survey) -> Iterator[StoredArray
     Yields:
         The arrays with their findings.
     """
-    # The constants of an ONNX graph are also found by name, so we report each of them once.
-    reported_ids: set[int] = set()
+    # The rules for single places know an array by its name and shape. For ONNX, the graph knows more.
+    decided_ids = find_onnx_weights(release)
     for array in find_onnx_records(release):
-        reported_ids.add(id(array.value))
+        decided_ids.add(id(array.value))
         yield array
     for place in walk(release.content):
-        if id(place.value) in reported_ids:
+        if id(place.value) in decided_ids:
             continue
         for rule in RULES:
             yield from rule(place, survey)

@@ -36,6 +36,7 @@ LAYER_WEIGHTS = re.compile(r"(weight|kernel)(_[ih]h_l\d+(_reverse)?|_orig|_v)?$"
 EMBEDDINGS = re.compile(r"emb|wte|wpe|vocab|lookup|token", re.IGNORECASE)
 # Attributes of estimators that count the training records.
 SAMPLE_COUNTS = ("n_samples_seen_", "n_samples_fit_")
+MAX_SAMPLES = 1e15  # a larger number of training records is no number of records
 # Packages whose estimators store records only in the attributes that ``stored_rules`` lists.
 KNOWN_PACKAGES = re.compile(
     r"(sklearn|scipy|numpy|pandas|xgboost|lightgbm|catboost|torch\.optim)\."
@@ -75,8 +76,9 @@ def survey_release(release: Release) -> Survey:
             known_classes.add(value.class_name)
         elif type(value) is int and place.name == "n_features_in_":
             column_counts.add(value)
-        elif type(value) is int and place.name in SAMPLE_COUNTS:
-            sample_counts.append(value)
+        elif place.name in SAMPLE_COUNTS and isinstance(value, int | float):
+            if 0 < value < MAX_SAMPLES:  # scikit-learn stores this number as a float
+                sample_counts.append(int(value))
         elif isinstance(value, Block) and len(value.shape) >= 2 and _is_layer_weight(place):
             weights.setdefault(value.shape, []).append(value)
             layer_inputs, layer_outputs = _read_layer(place.path, value.shape)
