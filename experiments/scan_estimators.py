@@ -44,6 +44,9 @@ from residuum.records.rundir import environment
 ROWS, COLUMNS = 60, 6
 # Smallest share of the values of a column, or of the targets, that counts as stored.
 STORES_VALUES = 0.1
+# Smallest share of the stored rows that a finding must count. Several centers of MeanShift are records although
+# their clusters have more than one.
+COUNTED = 0.9
 # Names of findings that follow from trees. What trees determine is more than what they store verbatim.
 TREE_WORDS = ("in the trees of", "in the roots of", "in the leaves of", "from the seeds of")
 
@@ -169,7 +172,8 @@ def judge(stored: dict[str, Any], findings: list[dict[str, Any]]) -> str:
     is_tree = any(word in alarm["what"] for alarm in alarms for word in TREE_WORDS)
     holds = stored["rows"] > 0 or max(stored["values"], stored["targets"]) >= STORES_VALUES
     if holds:
-        return "named" if alarms else "missed"
+        largest_count = max((finding["count"] or 0 for finding in alarms), default=0)
+        return "named" if largest_count >= COUNTED * max(1, stored["rows"]) else "missed"
     return "false alarm" if alarms and not is_tree else "trees" if is_tree else "clean"
 
 
@@ -417,7 +421,13 @@ def main() -> int:
             print(f"{row['verdict']:12} {row['estimator']:45} {row['stored']}")
     verdicts = Counter(row["verdict"] for row in rows)
     print(f"{len(rows)} fitted: {dict(verdicts)}; not fitted: {skipped}")
-    summary = {"fitted": len(rows), "verdicts": dict(verdicts), "not_fitted": skipped}
+    classes = {row["estimator"].split(" ")[0].rstrip(",") for row in rows}
+    summary = {
+        "classes": len(classes),
+        "fitted": len(rows),
+        "verdicts": dict(verdicts),
+        "not_fitted": skipped,
+    }
     versions = {"sklearn": sklearn.__version__, **environment()}
     write_json(
         RESULTS / "scan_estimators.json",
