@@ -1,10 +1,10 @@
 """Artifacts as people release them, and whether residuum says the truth about each.
 
-Run ``python -m experiments.artifact_zoo``. The modules of :mod:`experiments.zoo` make the artifacts. Artifacts
-of transformers, peft, lightning, shap and umap need these libraries. Without them they are skipped.
+Run ``python -m experiments.artifact_zoo``. The modules of :mod:`experiments.zoo` make the artifacts.
+Artifacts of transformers, peft, lightning, shap and umap are skipped if the library is missing.
 
-``python -m experiments.artifact_zoo --cards FOLDER`` writes the cards for raters. A card has the description of
-an artifact, what is true about it, a command and the answer. A rater sees nothing else of the project.
+``python -m experiments.artifact_zoo --cards FOLDER`` writes the cards for raters. A card has the description
+of an artifact, what is true about it, a command and the answer. A rater sees nothing else of the project.
 ``experiments/results/artifact_zoo_ratings.json`` has the ratings.
 """
 

@@ -309,7 +309,7 @@ def trainer_checkpoint(folder: Path) -> None:
 
     arguments = TrainingArguments(
         str(folder / "output"), num_train_epochs=8, per_device_train_batch_size=8, save_steps=60,
-        logging_steps=20,         report_to=[], use_cpu=True, disable_tqdm=True, learning_rate=1e-3,
+        logging_steps=20, report_to=[], use_cpu=True, disable_tqdm=True, learning_rate=1e-3,
     )  # fmt: skip
     Trainer(model, arguments, train_dataset=Letters(), processing_class=tokenizer).train()
     (folder / "output" / "checkpoint-60").rename(folder / "checkpoint-60")
