@@ -472,15 +472,15 @@ def head_on_embeddings(folder: Path) -> None:
     from experiments.zoo.samples import train_network
 
     model, tokenizer, table = _bert(folder, words=_public_words())
-    others = letters(400, 1)
+    other_letters = letters(400, 1)
     with torch.no_grad():
         sets = [
             model.bert(**_encode(tokenizer, t["text"])).last_hidden_state.mean(1)
-            for t in (table, others)
+            for t in (table, other_letters)
         ]
     center, deviation = sets[1].mean(0), sets[1].std(0)
     arrays = [((s - center) / deviation).numpy() for s in sets]
-    for name, x, frame in (("train", arrays[0], table), ("test", arrays[1], others)):
+    for name, x, frame in (("train", arrays[0], table), ("test", arrays[1], other_letters)):
         import numpy as np
 
         np.savez(
@@ -517,8 +517,8 @@ def shap_background(folder: Path) -> None:
     import shap
     from sklearn.linear_model import LogisticRegression
 
-    x, y, *rest = cancer()
-    write_tables(folder, (x, y, *rest))
+    x, y, *_ = cancer()
+    write_tables(folder, cancer())
     model = LogisticRegression(max_iter=3000).fit(x, y)
     joblib.dump(
         {"model": model, "masker": shap.maskers.Independent(x[:50])}, folder / "explainer.joblib"

@@ -193,8 +193,8 @@ def pipeline_with_network(folder: Path) -> None:
     ),
 )
 def bundle_with_table(folder: Path) -> None:
-    x, y, *rest = cancer()
-    write_tables(folder, (x, y, *rest))
+    x, y, *_ = cancer()
+    write_tables(folder, cancer())
     frame = pd.DataFrame(x, columns=[f"c{i}" for i in range(x.shape[1])])
     network = MLPRegressor(hidden_layer_sizes=(20,), max_iter=200, random_state=0).fit(
         StandardScaler().fit_transform(x), y
@@ -238,9 +238,9 @@ def _people_pipeline(categories: Any) -> Pipeline:
 def one_hot_surnames(folder: Path) -> None:
     table = people(80, 0)
     table.to_csv(folder / "people.csv", index=False)
-    others = people(200, 1)
-    others["surname"] = [f"{name}son" for name in others["surname"]]
-    others.to_csv(folder / "others.csv", index=False)
+    other_people = people(200, 1)
+    other_people["surname"] = [f"{name}son" for name in other_people["surname"]]
+    other_people.to_csv(folder / "others.csv", index=False)
     model = _people_pipeline(OneHotEncoder(handle_unknown="ignore")).fit(table, table["label"])
     _save(model, folder)
 

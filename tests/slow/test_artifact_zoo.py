@@ -24,8 +24,8 @@ ANSWERS = [
 def answer(command: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
     """Run the programs of a command line in this process until one fails; its exit code, and all output."""
     code, text = 0, ""
-    for part in command.split(" && "):
-        program, *arguments = shlex.split(part)
+    for command_line in command.split(" && "):
+        program, *arguments = shlex.split(command_line)
         if program == "residuum":
             code = main(arguments)
         else:
@@ -33,7 +33,7 @@ def answer(command: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
             runpy.run_path(arguments[0])
         out, err = capfd.readouterr()
         text += out + err
-        if code and part != command.split(" && ")[-1]:
+        if code and command_line != command.split(" && ")[-1]:
             break
     return code, text
 
