@@ -44,8 +44,8 @@ from residuum.records.rundir import environment
 ROWS, COLUMNS = 60, 6
 # Smallest share of the values of a column, or of the targets, that counts as stored.
 STORES_VALUES = 0.1
-# Smallest share of the stored rows that a finding must count. Several centers of MeanShift are records although
-# their clusters have more than one.
+# Smallest share of the stored rows that a finding must count. Some centers of MeanShift are records although
+# their clusters have more than one record.
 COUNTED = 0.9
 # Names of findings that follow from trees. What trees determine is more than what they store verbatim.
 TREE_WORDS = ("in the trees of", "in the roots of", "in the leaves of", "from the seeds of")
