@@ -41,7 +41,7 @@ LABELS = re.compile(
 )
 NO_PROSE = re.compile(
     r"\{%|\{\{|</|=>|->|\(\)|\bdef \w+\(|^\s*(import|from) \w+|\breturn\b.*\n|^\s*[\[{<]|::|"
-    r"copyright|licen[cs]ed? |without warranty|all rights reserved|permission is hereby granted",
+    r"copyright|licen[cs]ed? |without warranty|all rights reserved|permission is hereby",
     re.IGNORECASE | re.MULTILINE,
 )
 # Names of layers, columns and settings, such as "layer1.0.weight" and "max_iter".
