@@ -23,7 +23,7 @@ from residuum.io.tree import Place, walk
 
 # Parts of the names of trainable arrays and of buffers whose values are no samples.
 PARAMETERS = re.compile(
-    r"weight(?!ed)|bias|kernel|gamma|beta|embed|coef|intercept|codebook|lora_|^(w[a-z]?|[a-wyz])\d*$|"
+    r"weight(?!ed)|bias|kernel|gamma|beta|embed|coef|intercept|codebook|lora_|^(w[a-z]?|[abcdkquv])\d*$|"
     r"(^|_)(mean|var|std|scale|shift|sigma|stat|stats|grad|exp_avg|moment|norm|fisher|cov|"
     r"covariance|token|tokens|cls|query|queries|latents?|slots?|pos|position|positions|positional|rel|"
     r"relative|pe|freqs?|rotary|cos|sin|masks?|anchors?|grid|coords?|window|filt|filters?|basis|fb|params?|"

@@ -32,6 +32,9 @@ MAX_GAP = 3  # codes fill at least this fraction (one third) of their range
 MAX_READ = 1 << 22  # largest number of categories that are read
 ENCODERS = ("OneHotEncoder", "OrdinalEncoder", "TargetEncoder")
 VOCABULARIES = ("vocabulary_", "vocab", "token2id", "item2id", "user2id", "word2idx", "stoi")
+DIGITS = 6  # measured values rarely have more significant digits
+ROUNDING = 1e-9  # largest relative error of a quantile that equals a value
+MIN_MEASURED = 0.5  # smallest share of different quantiles with few digits that shows stored values
 MIN_WORDS = 20  # smallest number of numbered texts that are a vocabulary
 CLASS_LABELS = re.compile(
     r"label|class|target|column|feature|param|layer|module|state", re.IGNORECASE
@@ -152,14 +155,24 @@ def find_quantiles(place: Place, survey: Survey) -> Iterator[Finding]:
     where, what = join_path(place.path, name), f"values of columns in {model.class_name}.{name}"
     if model.class_name == "QuantileTransformer":
         limit, used = attributes.get("n_quantiles"), attributes.get("n_quantiles_")
-        is_complete = type(limit) is int and type(used) is int and used < limit
-        reason = (
-            f"there were only {used} training records, so the quantiles are the sorted values of every column"
-            if is_complete
-            else "the quantiles lie at or between values of the training records, and the first and last are "
-            "the smallest and largest value of a column"
-        )
-        kind_and_severity = (STORED, "high") if is_complete else (STATISTICS, "medium")
+        if type(limit) is int and type(used) is int and used < limit:
+            kind_and_severity = (STORED, "high")
+            reason = (
+                f"there were only {used} training records, so the quantiles are the sorted values of every "
+                "column"
+            )
+        elif measured := _count_measured(attributes.get(name)):
+            kind_and_severity, count = (STORED, "high"), measured
+            reason = (
+                f"{measured} quantiles have at most {DIGITS} digits, as measured values have. Numbers "
+                "between two values would have more, so these are values of training records"
+            )
+        else:
+            kind_and_severity = (STATISTICS, "medium")
+            reason = (
+                "the quantiles lie at or between values of the training records, and the first and last are "
+                "the smallest and largest value of a column"
+            )
         remedy = "Use fewer quantiles (n_quantiles) than a tenth of the number of records."
         yield Finding(*kind_and_severity, what, where, reason, remedy, count=count)
     elif model.class_name == "IsotonicRegression":
@@ -184,6 +197,25 @@ COLUMN_VALUES = {
     "KBinsDiscretizer": "bin_edges_",
     "SplineTransformer": "bsplines_",
 }
+
+
+def _count_measured(value: Any) -> int:
+    """Return the number of different quantiles with few digits, in columns that mostly consist of them."""
+    if not isinstance(value, Block) or len(value.shape) != 2 or value.numel > MAX_READ:
+        return 0
+    try:
+        columns = value.tensor().double().T.tolist()
+    except CheckpointError:
+        return 0
+    counts = []
+    for column in columns:
+        short = {
+            number
+            for number in column
+            if abs(number - float(f"{number:.{DIGITS}g}")) <= ROUNDING * abs(number)
+        }
+        counts.append(len(short) if len(short) >= MIN_MEASURED * len(column) else 0)
+    return sum(counts)
 
 
 def _column_count(attributes: dict[str, Any]) -> int | None:

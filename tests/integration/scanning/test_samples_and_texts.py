@@ -150,7 +150,7 @@ def test_a_buffer_of_samples_is_found_by_its_shape(tmp_path: Path, name: str) ->
     torch.manual_seed(0)
     make, shape = NETWORKS[name]
     assert shape is not None
-    for buffer, severity in (("h_buffer", "medium"), ("example_inputs", "high")):
+    for buffer, severity in (("h", "medium"), ("h_buffer", "medium"), ("example_inputs", "high")):
         state = make().state_dict() | {buffer: torch.randn(shape)}
         torch.save(state, tmp_path / "state.pt")
         (finding,) = stored_in(tmp_path / "state.pt")

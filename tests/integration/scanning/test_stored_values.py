@@ -79,6 +79,12 @@ STORES: dict[str, tuple[Callable[[], Any], str, int, str]] = {
     "stacking": (lambda: fit(StackingClassifier([("k", KNN)], cv=2)), "_fit_X", 60, "high"),
     "calibrated": (lambda: fit(CalibratedClassifierCV(KNN, cv=2)), "_fit_X", 60, "high"),
     "quantiles": (lambda: fit(QuantileTransformer()), "quantiles_", 240, "high"),
+    "measured quantiles": (
+        lambda: fit(QuantileTransformer(n_quantiles=ROWS), X.round(3)),
+        "quantiles_",
+        200,
+        "high",
+    ),
     "numbers, one-hot": (lambda: fit(OneHotEncoder()), "categories_", 240, "medium"),
     "numbers, ordinal": (lambda: fit(OrdinalEncoder()), "categories_", 240, "medium"),
     "surnames": (lambda: fit(OneHotEncoder(), SURNAMES), "categories_", 12, "medium"),
@@ -135,6 +141,12 @@ CLEAN: dict[str, Callable[[], Any]] = {
     "ages": lambda: fit(OneHotEncoder(), np.arange(18, 78)[:, None]),
     "few bins": lambda: fit(KBinsDiscretizer(5, quantile_method="linear")),
     "quantiles of many": lambda: fit(QuantileTransformer(n_quantiles=10)),
+    "quantiles of many ages": lambda: fit(
+        QuantileTransformer(n_quantiles=100), random.integers(18, 60, (500, 1)), None
+    ),
+    "quantiles between measured values": lambda: fit(
+        QuantileTransformer(n_quantiles=100), random.normal(size=(500, 2)).round(3), None
+    ),
     "calibration": lambda: fit(
         CalibratedClassifierCV(LogisticRegression(), method="isotonic", cv=2)
     ),
