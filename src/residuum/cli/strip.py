@@ -1,9 +1,14 @@
-"""``residuum strip``: write only the weights of a checkpoint, unchanged bit for bit.
+"""``residuum strip``: write a copy of a release that holds only what users of the model need.
+
+For a pickle, strip prints a script, because only running the pickle can change it. Run the script if you trust
+the file.
 
 Examples:
 residuum strip checkpoint.pt --out weights.pt
 
 residuum strip last.ckpt --out model.safetensors --json
+
+residuum strip model.joblib --out clean.joblib > strip_model.py
 """
 
 from __future__ import annotations
@@ -14,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.output import print_line, print_table
+from residuum.cli.output import print_line, print_table, print_wrapped
 
 if TYPE_CHECKING:
-    from residuum.scanning.strip import Stripped
+    from residuum.scanning.stripped import Stripped
 
 
 app = options.command_app("strip", __doc__)
@@ -26,7 +31,11 @@ app = options.command_app("strip", __doc__)
 @app.default
 def _command(
     file: Annotated[
-        Path, Parameter(name="FILE", help="A PyTorch checkpoint or a safetensors file.")
+        Path,
+        Parameter(
+            name="FILE",
+            help="A PyTorch checkpoint, a safetensors file, or a pickle of scikit-learn, joblib or skops.",
+        ),
     ],
     /,
     *,
@@ -34,30 +43,56 @@ def _command(
         Path,
         Parameter(
             help="File to write. A name that ends in .safetensors gives a safetensors file. Any other name "
-            "gives a file of torch.save.",
+            "gives a file of torch.save. For a pickle, the printed script writes this file.",
             metavar="CLEAN",
         ),
     ],
+    drop: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Also remove the value at this place, as residuum scan prints it. Repeat the option for "
+            "several values.",
+            metavar="PLACE",
+            negative="",
+        ),
+    ] = None,
+    weights: Annotated[
+        str,
+        Parameter(
+            help="Place of the weights in a torch or safetensors file, such as ema. By default, averaged "
+            "weights are left out.",
+            metavar="PLACE",
+        ),
+    ] = "",
     output: options.Output = options.OUTPUT,
-) -> None:
-    """Write only the weights of a checkpoint, without optimizer state, averaged weights, seeds and paths."""
-    from residuum.scanning.strip import PickleError, strip
+) -> int:
+    """Write only the weights of a checkpoint, or print a script that removes training state from a pickle.
 
-    try:
-        strip_result = strip(file, out)
-    except PickleError as problem:
-        if not output.visible:
-            raise
-        print_line("\n".join(problem.lines))
-        raise
+    The exit code is 0 if no finding of severity high remains, and 1 if one remains. It is 2 if the file
+    cannot be stripped.
+    """
+    from residuum.scanning.strip import strip
+
+    strip_result = strip(file, out, drop=drop or (), weights=weights)
     output.print_result(strip_result.to_json(), lambda: show(strip_result))
+    return strip_result.exit_code
 
 
 def show(result: Stripped) -> None:
-    """Print the findings that were removed from a checkpoint, and the findings that are still in the file."""
+    """Print what was removed, and the findings that remain. For a pickle, print only the script."""
+    if result.script:
+        print_line(result.script.rstrip())
+        return
     size_text = f"{result.tensors} tensors, {result.bytes} bytes"
     print_line(f"{result.out}: {size_text}, weights unchanged bit for bit")
-    for title, findings in (("removed", result.dropped), ("still in the file", result.remaining)):
-        finding_rows = [(finding.kind, finding.what, finding.where) for finding in findings]
-        if finding_rows:
-            print_table(title, ("kind", "what", "where"), finding_rows)
+    if result.dropped:
+        rows = [(finding.kind, finding.what, finding.where) for finding in result.dropped]
+        print_table("removed", ("kind", "what", "where"), rows)
+    if result.remaining:
+        print_line("still in the file")
+    for finding in result.remaining:
+        print_wrapped(f"{finding.severity:<7} {finding.kind}: {finding.what}", "  ", 10 * " ")
+        print_wrapped(f"at {finding.where or 'the top level'}", 10 * " ")
+        print_wrapped(f"{finding.reason[:1].upper()}{finding.reason[1:]}. {finding.remedy}", 10 * " ")
+    if result.exit_code:
+        print_line("exit code 1: a finding of severity high remains")

@@ -1,0 +1,227 @@
+"""Write a script that strips a pickle. The owner of the file runs the script, because residuum runs no pickle.
+
+The script loads the model, removes what predictions do not need, and saves the model to a new file. If training
+records would remain in the new file, there is no script. Then the error says what consists of records and why.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from residuum.errors import InputError
+from residuum.io.release import Release
+from residuum.scanning.findings import STORED, Finding, findings
+from residuum.scanning.forests import ADVICE
+from residuum.scanning.stripped import Stripped, removed_findings
+from residuum.scanning.unneeded_values import HELPERS, Removals, remove_unneeded
+
+# For classes of scikit-learn that consist of training records, a class that stores none.
+ALTERNATIVES = {
+    r"(Nu)?SVC$": "Train LinearSVC, LogisticRegression or MLPClassifier",
+    r"(Nu)?SVR$|KernelRidge$": "Train Ridge, LinearSVR or MLPRegressor",
+    r"KNeighborsClassifier$|RadiusNeighborsClassifier$|Label(Propagation|Spreading)$": (
+        "Train LogisticRegression or MLPClassifier"
+    ),
+    r"KNeighborsRegressor$|RadiusNeighborsRegressor$": "Train Ridge or MLPRegressor",
+    r"GaussianProcessClassifier$": (
+        "Train LogisticRegression"
+    ),
+    r"GaussianProcessRegressor$": "Train BayesianRidge, which also predicts standard deviations",
+    r"KernelDensity$": "Train GaussianMixture with few components",
+    r"OneClassSVM$|LocalOutlierFactor$": "Train SGDOneClassSVM or EllipticEnvelope",
+    r"KNNImputer$": "Use SimpleImputer or IterativeImputer",
+    r"Nystroem$|KernelPCA$": "Use RBFSampler, whose features are random numbers",
+    r"Isomap$|LocallyLinearEmbedding$": "Use PCA",
+    r"DBSCAN$|OPTICS$|AffinityPropagation$|Birch$|MeanShift$": (
+        "Use KMeans with many records in every cluster"
+    ),
+}
+OTHER_ALTERNATIVE = "Train another kind of model, such as a linear model or an MLP"
+# Classes that belong to an estimator: search trees, and classes with private names.
+HELPER_CLASSES = re.compile(r"(KDTree|BallTree)(32|64)?$|\._\w*$")
+BOOSTED = {"xgboost": "XGBoost", "lightgbm": "LightGBM", "catboost": "CatBoost"}
+
+
+def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> Stripped:
+    """Return the script that strips a pickle, a file of joblib or a file of skops.
+
+    Args:
+        release: The release that was read from the file. Its inert values are changed.
+        out: The file that the script writes.
+        drop: Paths of values to remove, as a scan prints them.
+
+    Returns:
+        The script, the findings that it removes and the findings that remain.
+
+    Raises:
+        InputError: If training records would remain in the new file, or if there is nothing to remove.
+    """
+    findings_before = findings(release)
+    removals = remove_unneeded(release.content, [*drop])
+    remaining = findings(release)
+    severe = [finding for finding in remaining if finding.severity == "high"]
+    if severe:
+        raise _refuse(release, severe, removals)
+    if not removals.statements:
+        raise InputError(
+            f"There is nothing to strip in {release.path.name!r}.",
+            "Release it as it is, or run residuum scan to see its findings.",
+        )
+    return Stripped(
+        file=str(release.path),
+        out=str(out),
+        tensors=0,
+        bytes=0,
+        dropped=removed_findings(findings_before, remaining),
+        remaining=tuple(remaining),
+        script=_write_script(release, out, removals.statements, remaining),
+    )
+
+
+def refuse_format(release: Release) -> InputError:
+    """Return the error for a file of a format that strip does not change.
+
+    Args:
+        release: The release that was read from the file.
+
+    Returns:
+        The error, which says what remains in the file and what to do.
+    """
+    name = repr(release.path.name)
+    if library := BOOSTED.get(release.kind):
+        return InputError(
+            f"{name} cannot be stripped, because the trees of {library} split at values of training "
+            "records, and predictions need these thresholds.",
+            "Train with many records in every leaf and round the columns before training. residuum audit "
+            "FILE --data TRAINING-DATA tells which values the file reveals.",
+        )
+    if release.kind == "torchscript":
+        return InputError(
+            f"strip reads no TorchScript; {name} is a file of TorchScript.",
+            "Save the weights first: torch.save(torch.jit.load(path).state_dict(), new).",
+        )
+    severe = [finding for finding in findings(release) if finding.severity == "high"]
+    message = f"strip writes files of PyTorch and safetensors, and scripts for pickles; {name} is a file of "
+    what = severe[0].what if severe else ""
+    return InputError(
+        f"{message}the kind {release.kind!r}{f' and holds {what}' if what else ''}.",
+        "Strip the model before you export it to this format.",
+    )
+
+
+def _refuse(release: Release, severe: list[Finding], removals: Removals) -> InputError:
+    """Return the error for a model that cannot be stripped: the values that remain, and why."""
+    reasons: dict[str, None] = {}
+    remedies: dict[str, None] = {}
+    for finding in severe:
+        owners = _along(finding.where, removals.owners)
+        classes = [name.rpartition(".")[2] for name in owners if not HELPER_CLASSES.search(name)]
+        labels = _along(finding.where, removals.labels)
+        subject = labels[0] if labels else f"the {classes[0]}" if classes else "the file"
+        if finding.remedy == ADVICE:
+            reasons[
+                f"{subject} determines training records by its thresholds and leaf values, which "
+                "predictions need"
+            ] = None
+            remedies[
+                "Train again with at least 5 records in every leaf (min_samples_leaf=5) and with fewer "
+                "trees than records. Then run strip again."
+            ] = None
+        elif finding.kind == STORED and owners and owners[0].startswith("sklearn."):
+            count = f", {finding.count} in total" if finding.count else ""
+            reasons[
+                f"{subject} consists of its training records and cannot work without them "
+                f"({finding.what}{count})"
+            ] = None
+            advice = (
+                text
+                for name in classes
+                for regex, text in ALTERNATIVES.items()
+                if re.search(regex, name)
+            )
+            remedies[f"{next(advice, OTHER_ALTERNATIVE)}, and do not release this file."] = None
+        else:
+            reasons[f"{finding.what} would remain at {finding.where}"] = None
+            can_be_dropped = finding.kind == STORED
+            remedies[
+                f"If predictions do not need this value, add --drop {shlex.quote(finding.where)}."
+                if can_be_dropped
+                else finding.remedy
+            ] = None
+    sentences = [f"{reason[0].upper()}{reason[1:]}." for reason in reasons]
+    return InputError(
+        f"{release.path.name!r} cannot be stripped. {' '.join(sentences)}", " ".join(remedies)
+    )
+
+
+def _along(path: str, texts: dict[str, str]) -> list[str]:
+    """Return the texts of ``path`` and of the paths that lead to it, the innermost first."""
+    prefixes = [
+        prefix
+        for prefix in texts
+        if path == prefix
+        or not prefix
+        or (path.startswith(prefix) and path[len(prefix)] in ".[")
+    ]
+    return [texts[prefix] for prefix in sorted(prefixes, key=len, reverse=True)]
+
+
+def _write_script(
+    release: Release, out: Path, statements: list[str], remaining: list[Finding]
+) -> str:
+    path = release.path
+    code = "\n".join(statements)
+    helpers = [text for name, text in HELPERS.items() if f"{name}(" in code]
+    if release.kind == "skops":
+        imports = ["import skops.io as sio"]
+        load = [
+            f"untrusted = sio.get_untrusted_types(file={str(path)!r})",
+            'print("Types in the file that skops does not trust by default:", untrusted)',
+            f"model = sio.load({str(path)!r}, trusted=untrusted)",
+        ]
+        save = [f"sio.dump(model, {str(out)!r})"]
+    elif _is_joblib(path):
+        imports = ["import joblib"]
+        load = [f"model = joblib.load({str(path)!r})"]
+        save = [f"joblib.dump(model, {str(out)!r})"]
+    else:
+        imports = ["import pickle"]
+        load = [f"with open({str(path)!r}, 'rb') as stream:", "    model = pickle.load(stream)"]
+        save = [f"with open({str(out)!r}, 'xb') as stream:", "    pickle.dump(model, stream)"]
+    imports += ["import numpy as np"] if "np." in "".join(helpers) else []
+    notes = [
+        f"# Remains: {finding.what} (severity {finding.severity}) at {finding.where or 'the top level'}"
+        for finding in remaining
+    ]
+    return "\n".join(
+        [
+            '"""Write a copy of a model without values that predictions do not need.',
+            "",
+            "residuum strip wrote this script. Loading the model runs code of the file, so run the script only",
+            "if you trust the file. Then scan the new file.",
+            '"""',
+            "",
+            "import os",
+            *imports,
+            *helpers,
+            "",
+            f"if os.path.exists({str(out)!r}):",
+            '    raise SystemExit("The new file exists already. Choose another name.")',
+            *load,
+            "",
+            *statements,
+            "",
+            *save,
+            *notes,
+            "",
+        ]
+    )
+
+
+def _is_joblib(path: Path) -> bool:
+    with path.open("rb") as stream:
+        first_bytes = stream.read(1 << 16)
+    return not first_bytes.startswith(b"\x80") or b"joblib" in first_bytes
