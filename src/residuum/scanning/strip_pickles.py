@@ -114,13 +114,15 @@ def refuse_format(release: Release) -> InputError:
 
 def _refuse(release: Release, severe: list[Finding], removals: Removals) -> InputError:
     """Return the error for a model that cannot be stripped: the values that remain, and why."""
-    reasons: dict[str, None] = {}
+    contents: dict[str, list[str]] = {}  # what consists of records, by the subject of the sentence
+    reasons: dict[str, None] = {}  # an ordered set, as are the remedies
     remedies: dict[str, None] = {}
     for finding in severe:
         owners = _along(finding.where, removals.owners)
         classes = [name.rpartition(".")[2] for name in owners if not HELPER_CLASSES.search(name)]
+        class_name, advice = _find_alternative(classes)
         labels = _along(finding.where, removals.labels)
-        subject = labels[0] if labels else f"the {classes[0]}" if classes else "the file"
+        subject = labels[0] if labels else f"the {class_name}" if class_name else "the file"
         if finding.remedy == ADVICE:
             reasons[
                 f"{subject} determines training records by its thresholds and leaf values, which "
@@ -131,30 +133,37 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> Inpu
                 "trees than records. Then run strip again."
             ] = None
         elif finding.kind == STORED and owners and owners[0].startswith("sklearn."):
-            count = f", {finding.count} in total" if finding.count else ""
-            reasons[
-                f"{subject} consists of its training records and cannot work without them "
-                f"({finding.what}{count})"
-            ] = None
-            advice = (
-                text
-                for name in classes
-                for regex, text in ALTERNATIVES.items()
-                if re.search(regex, name)
-            )
-            remedies[f"{next(advice, OTHER_ALTERNATIVE)}, and do not release this file."] = None
+            count = f" ({finding.count})" if finding.count else ""
+            contents.setdefault(subject, []).append(f"{finding.what}{count}")
+            remedies[f"{advice}, and do not release this file."] = None
         else:
             reasons[f"{finding.what} would remain at {finding.where}"] = None
-            can_be_dropped = finding.kind == STORED
+            drop = f"add --drop {shlex.quote(finding.where)}"
             remedies[
-                f"If predictions do not need this value, add --drop {shlex.quote(finding.where)}."
-                if can_be_dropped
+                f"If predictions do not need this value, {drop}."
+                if finding.kind == STORED
                 else finding.remedy
             ] = None
-    sentences = [f"{reason[0].upper()}{reason[1:]}." for reason in reasons]
-    return InputError(
-        f"{release.path.name!r} cannot be stripped. {' '.join(sentences)}", " ".join(remedies)
-    )
+    sentences = [
+        f"{subject} consists of its training records and cannot work without them: "
+        f"{', '.join(values)}"
+        for subject, values in contents.items()
+    ]
+    text = " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in [*sentences, *reasons])
+    return InputError(f"{release.path.name!r} cannot be stripped. {text}", " ".join(remedies))
+
+
+def _find_alternative(classes: list[str]) -> tuple[str, str]:
+    """Return the class that is made of records, and which class to train instead.
+
+    Args:
+        classes: The classes of the objects around the records, the innermost first.
+    """
+    for class_name in reversed(classes):
+        for regex, advice in ALTERNATIVES.items():
+            if re.search(regex, class_name):
+                return class_name, advice
+    return next(iter(classes), ""), OTHER_ALTERNATIVE
 
 
 def _along(path: str, texts: dict[str, str]) -> list[str]:
