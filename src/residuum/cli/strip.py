@@ -9,6 +9,8 @@ residuum strip checkpoint.pt --out weights.pt
 residuum strip last.ckpt --out model.safetensors --json
 
 residuum strip model.joblib --out clean.joblib > strip_model.py
+
+residuum strip checkpoint-60/ --out release/
 """
 
 from __future__ import annotations
@@ -33,8 +35,9 @@ def _command(
     file: Annotated[
         Path,
         Parameter(
-            name="FILE",
-            help="A PyTorch checkpoint, a safetensors file, or a pickle of scikit-learn, joblib or skops.",
+            name="FILE-OR-FOLDER",
+            help="A PyTorch checkpoint, a safetensors file, a pickle of scikit-learn, joblib or skops, or a "
+            "folder of Hugging Face, Trainer or PEFT.",
         ),
     ],
     /,
@@ -42,8 +45,8 @@ def _command(
     out: Annotated[
         Path,
         Parameter(
-            help="File to write. A name that ends in .safetensors gives a safetensors file. Any other name "
-            "gives a file of torch.save. For a pickle, the printed script writes this file.",
+            help="File or folder to write. A file name that ends in .safetensors gives a safetensors file. Any other name "
+            "gives a file of torch.save. For a pickle, the printed script writes the file.",
             metavar="CLEAN",
         ),
     ],
@@ -64,16 +67,25 @@ def _command(
             metavar="PLACE",
         ),
     ] = "",
+    keep: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Copy this file of a folder unchanged. By default, strip leaves out data, training state and "
+            "files that it does not know. Repeat the option for several files.",
+            metavar="NAME",
+            negative="",
+        ),
+    ] = None,
     output: options.Output = options.OUTPUT,
 ) -> int:
     """Write only the weights of a checkpoint, or print a script that removes training state from a pickle.
 
     The exit code is 0 if no finding of severity high remains, and 1 if one remains. It is 2 if the file
-    cannot be stripped.
+    cannot be stripped. Then nothing is written.
     """
     from residuum.scanning.strip import strip
 
-    strip_result = strip(file, out, drop=drop or (), weights=weights)
+    strip_result = strip(file, out, drop=drop or (), weights=weights, keep=keep or ())
     output.print_result(strip_result.to_json(), lambda: show(strip_result))
     return strip_result.exit_code
 
@@ -85,6 +97,16 @@ def show(result: Stripped) -> None:
         return
     size_text = f"{result.tensors} tensors, {result.bytes} bytes"
     print_line(f"{result.out}: {size_text}, weights unchanged bit for bit")
+    lists = (
+        ("kept unchanged", result.kept),
+        ("changed", result.changed),
+        ("left out", result.left_out),
+    )
+    for title, lines in lists:
+        if lines:
+            print_line(f"{title}:")
+        for line in lines:
+            print_wrapped(line, "  ", "    ")
     if result.dropped:
         rows = [(finding.kind, finding.what, finding.where) for finding in result.dropped]
         print_table("removed", ("kind", "what", "where"), rows)
@@ -93,6 +115,8 @@ def show(result: Stripped) -> None:
     for finding in result.remaining:
         print_wrapped(f"{finding.severity:<7} {finding.kind}: {finding.what}", "  ", 10 * " ")
         print_wrapped(f"at {finding.where or 'the top level'}", 10 * " ")
-        print_wrapped(f"{finding.reason[:1].upper()}{finding.reason[1:]}. {finding.remedy}", 10 * " ")
+        print_wrapped(
+            f"{finding.reason[:1].upper()}{finding.reason[1:]}. {finding.remedy}", 10 * " "
+        )
     if result.exit_code:
         print_line("exit code 1: a finding of severity high remains")

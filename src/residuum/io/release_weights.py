@@ -93,7 +93,9 @@ def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
             f"A state dict must be at the chosen place; {file!r} has none at {place!r}.",
             "Run residuum scan FILE to see the places in the file.",
         )
-    return weights
+    # Training code often stores averaged weights with their counters, such as {"module": {...}, "decay": 0.99}.
+    inner = [*weights.values()]
+    return inner[0] if len(inner) == 1 and isinstance(inner[0], dict) else weights
 
 
 def _describe_missing_weights(release: Release) -> CheckpointError:

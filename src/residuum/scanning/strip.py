@@ -5,6 +5,7 @@ release                  what strip does
 =======================  ==================================================================================
 torch, safetensors       writes the state dict to a new file, bit for bit (:mod:`.strip_weights`)
 pickle, joblib, skops    writes a script that the owner of the file runs (:mod:`.strip_pickles`)
+a folder                 writes a new folder with the weights and their description (:mod:`.strip_folders`)
 anything else            refuses, and says what to do
 =======================  ==================================================================================
 
@@ -16,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from residuum.errors import OutputError, UnsafeFileError
+from residuum.errors import InputError, OutputError, UnsafeFileError
 from residuum.io.pickle_reader import describe_unsafe
 from residuum.io.release import read_release
+from residuum.scanning.strip_folders import strip_folder
 from residuum.scanning.strip_pickles import refuse_format, script_for_pickle
 from residuum.scanning.strip_weights import strip_weights
 from residuum.scanning.stripped import Stripped
@@ -27,7 +29,12 @@ MAX_BYTES = 16 << 30  # largest size of a file in bytes, because its tensors are
 
 
 def strip(
-    path: str | Path, out: str | Path, *, drop: Iterable[str] = (), weights: str = ""
+    path: str | Path,
+    out: str | Path,
+    *,
+    drop: Iterable[str] = (),
+    weights: str = "",
+    keep: Iterable[str] = (),
 ) -> Stripped:
     """Write a copy of a model without anything that users of the model do not need.
 
@@ -35,17 +42,19 @@ def strip(
     is never loaded. For a pickle, the result holds a script that its owner can run, and no file is written.
 
     Args:
-        path: The file to read.
-        out: The new file, which must not exist. A name that ends in ``.safetensors`` selects
+        path: The file or folder to read.
+        out: The new file or folder, which must not exist. A file name that ends in ``.safetensors`` selects
             that format, any other name torch.save.
         drop: Places of values that the new file does not get, as a scan prints them.
         weights: Place of the state dict in a torch or safetensors file, such as "ema". By default, the state
             dict that training code stores under one of its usual keys.
+        keep: Names of files of a folder that are copied unchanged, although strip would leave them out.
 
     Returns:
         The size of the new file, the findings that are gone and the findings that remain.
 
     Raises:
+        InputError: If the release cannot be stripped, or an option does not fit it.
         OutputError: If ``out`` exists.
         UnsafeFileError: If the file is a pickle that would run code.
     """
@@ -53,9 +62,27 @@ def strip(
     if out.exists() or out.is_symlink():
         message = f"strip writes a new file; {str(out)!r} exists already."
         raise OutputError(message, "Choose another --out.")
+    drop, keep = [*drop], [*keep]
+    if path.is_dir():
+        if drop or weights:
+            raise InputError(
+                f"The options drop and weights are for a file; {str(path)!r} is a folder.",
+                "Strip the file with these options.",
+            )
+        return strip_folder(path, out, keep=keep)
+    if keep:
+        raise InputError(
+            f"The option keep is for a folder; {str(path)!r} is a file.", "Leave out the option."
+        )
     release = read_release(path, MAX_BYTES)
     if release.kind in ("torch", "safetensors"):
         return strip_weights(release, out, drop=drop, weights=weights)
+    if weights:
+        raise InputError(
+            f"The option weights is for files of torch and safetensors; {path.name!r} is a file of the kind "
+            f"{release.kind!r}.",
+            "Leave out the option.",
+        )
     if release.kind not in ("pickle", "skops"):
         raise refuse_format(release)
     # The script loads the file, which would run unsafe code.

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from residuum.errors import InputError
 from residuum.io.release import Release
-from residuum.scanning.findings import STORED, Finding, findings
+from residuum.scanning.finding import STORED, Finding
+from residuum.scanning.findings import findings
 from residuum.scanning.forests import ADVICE
 from residuum.scanning.stripped import Stripped, removed_findings
 from residuum.scanning.unneeded_values import HELPERS, Removals, remove_unneeded
@@ -26,9 +27,7 @@ ALTERNATIVES = {
         "Train LogisticRegression or MLPClassifier"
     ),
     r"KNeighborsRegressor$|RadiusNeighborsRegressor$": "Train Ridge or MLPRegressor",
-    r"GaussianProcessClassifier$": (
-        "Train LogisticRegression"
-    ),
+    r"GaussianProcessClassifier$": ("Train LogisticRegression"),
     r"GaussianProcessRegressor$": "Train BayesianRidge, which also predicts standard deviations",
     r"KernelDensity$": "Train GaussianMixture with few components",
     r"OneClassSVM$|LocalOutlierFactor$": "Train SGDOneClassSVM or EllipticEnvelope",
@@ -171,9 +170,7 @@ def _along(path: str, texts: dict[str, str]) -> list[str]:
     prefixes = [
         prefix
         for prefix in texts
-        if path == prefix
-        or not prefix
-        or (path.startswith(prefix) and path[len(prefix)] in ".[")
+        if path == prefix or not prefix or (path.startswith(prefix) and path[len(prefix)] in ".[")
     ]
     return [texts[prefix] for prefix in sorted(prefixes, key=len, reverse=True)]
 

@@ -15,14 +15,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from residuum.errors import InputError, OutputError
-from residuum.io.inert import Block
+from residuum.errors import CheckpointError, InputError, OutputError
+from residuum.io.inert import Block, InertObject
 from residuum.io.metadata import FORMAT_KEY, RULES
 from residuum.io.release import Release, open_release
 from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.safetensors_files import sort_header
+from residuum.io.state_dicts import UNSUPPORTED
+from residuum.io.tree import walk
 from residuum.records import write_atomic
-from residuum.scanning.findings import STORED, Finding, findings
+from residuum.scanning.finding import STORED, Finding, printable
+from residuum.scanning.findings import findings
 from residuum.scanning.stripped import Stripped, removed_findings
 
 # Keys of the metadata that the new file keeps, such as the file format, the architecture and the labels.
@@ -43,6 +46,7 @@ def strip_weights(
     Returns:
         The size of the new file, the findings that are gone and the findings that remain.
     """
+    _refuse_other_tensors(release)
     state_dict = find_weights(release, weights)
     for name in drop:
         state_dict = _without(state_dict, _find_name(flatten_blocks(state_dict), name))
@@ -63,6 +67,18 @@ def strip_weights(
         dropped=removed_findings(findings(release), remaining),
         remaining=tuple(remaining),
     )
+
+
+def _refuse_other_tensors(release: Release) -> None:
+    """Raise an error for quantized, sparse and other tensors, which strip cannot copy bit for bit."""
+    for place in walk(release.content):
+        value = place.value
+        if isinstance(value, InertObject) and value.name in UNSUPPORTED and not place.section:
+            raise CheckpointError(
+                f"Strip copies dense tensors; {printable(place.path)!r} is {UNSUPPORTED[value.name]}.",
+                "Convert it before saving, e.g. with .dequantize() or .to_dense(). Or save only the state "
+                "dict yourself: torch.save(model.state_dict(), path).",
+            )
 
 
 def _advise(finding: Finding) -> Finding:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from residuum.records import Record
 from residuum.records.published import SchemaRule
-from residuum.scanning.findings import Finding
+from residuum.scanning.finding import Finding
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,11 @@ from residuum.io.inert import Block, InertObject
 from residuum.io.release import Release
 from residuum.io.tree import join_path
 from residuum.io.trees import PADDING_START, TREE
-from residuum.scanning.findings import FRAMES, PATH, SEEDS, findings, printable
+from residuum.scanning.finding import STORED, printable
+from residuum.scanning.findings import findings
+from residuum.scanning.optimizer_rules import SEEDS
+from residuum.scanning.stored_rules import FRAMES
+from residuum.scanning.text_rules import PATH
 
 MAX_DEPTH = 60  # largest nesting depth of values that are searched for values to remove
 # A dict with more entries than this is a vocabulary. Its entries are not settings such as seeds and paths.
@@ -113,7 +117,11 @@ def clear_histogram_trees(estimator):
     mapper.bin_thresholds_ = [bins if is_category else bins[:0] for bins, is_category in pairs]
 '''
 # Functions that a script defines, by the name with which statements call them.
-HELPERS = {"remove": REMOVE, "clear_tree": CLEAR_TREE, "clear_histogram_trees": CLEAR_HISTOGRAM_TREES}
+HELPERS = {
+    "remove": REMOVE,
+    "clear_tree": CLEAR_TREE,
+    "clear_histogram_trees": CLEAR_HISTOGRAM_TREES,
+}
 
 
 @dataclass
@@ -299,8 +307,10 @@ class _Remover:
 def _is_removable(name: str, value: Any, *, may_be_setting: bool) -> bool:
     """Return True if an entry of a dict next to a model is a table of records, a seed or the name of a file."""
     if isinstance(value, Block) or (isinstance(value, InertObject) and FRAMES.match(value.name)):
-        found_kinds = findings(Release(Path(), "pickle", {name: value}))
-        return any(finding.kind == "stored" and finding.severity == "high" for finding in found_kinds)
+        entry_findings = findings(Release(Path(), "pickle", {name: value}))
+        return any(
+            finding.kind == STORED and finding.severity == "high" for finding in entry_findings
+        )
     if not may_be_setting:
         return False
     if isinstance(value, str):
