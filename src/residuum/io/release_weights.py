@@ -16,7 +16,7 @@ from residuum.io.tree import AVERAGES, walk
 GENERATOR_STATES = re.compile(r"^(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|.*rng_states?)$", re.IGNORECASE)
 # Names that only optimizers use. Other names of moments, such as "mu", can be parameters of a network.
 MOMENT_NAMES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
-DELETE = "Delete this file from the release. Users of the model do not need it."
+DELETE = "Delete this file from the release. Users of the model do not need this file."
 
 
 def find_weights(release: Release, place: str = "") -> dict[str, Any]:

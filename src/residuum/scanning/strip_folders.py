@@ -34,6 +34,7 @@ from residuum.io.folders import (
 )
 from residuum.io.json_files import read_json
 from residuum.io.release import is_release, read_release
+from residuum.io.release_weights import find_weights
 from residuum.records import write_atomic
 from residuum.scanning.finding import Finding, printable, rank
 from residuum.scanning.scan import Scan, scan
@@ -228,9 +229,11 @@ def _strip_weights(new_folder: _NewFolder, name: str) -> None:
         new_folder.leave_out(name, problem.message)
         return
     new_folder.tensors += stripped.tensors
-    if stripped.dropped:
-        reasons = ", ".join(finding.what for finding in stripped.dropped)
-        new_folder.changed.append(printable(f"{name}: without {reasons}"))
+    reasons = [finding.what for finding in stripped.dropped]
+    if not reasons and find_weights(release).keys() != release.content.keys():
+        reasons = ["values other than the weights"]
+    if reasons:
+        new_folder.changed.append(printable(f"{name}: without {', '.join(reasons)}"))
     else:
         new_folder.kept.append(printable(name))
 
