@@ -1,7 +1,7 @@
 """``residuum strip``: write a copy of a release that holds only what users of the model need.
 
-For a pickle, strip prints a script, because only running the pickle can change it. Run the script if you trust
-the file.
+For a pickle, strip prints a script, because only running the pickle can change it. Run the script if you
+trust the file.
 
 Examples:
 residuum strip checkpoint.pt --out weights.pt
@@ -45,8 +45,8 @@ def _command(
     out: Annotated[
         Path,
         Parameter(
-            help="File or folder to write. A file name that ends in .safetensors gives a safetensors file. Any other name "
-            "gives a file of torch.save. For a pickle, the printed script writes the file.",
+            help="File or folder to write. A file name that ends in .safetensors gives a safetensors file. "
+            "Any other file name gives a file of torch.save. For a pickle, the printed script writes it.",
             metavar="CLEAN",
         ),
     ],
@@ -70,8 +70,8 @@ def _command(
     keep: Annotated[
         list[str] | None,
         Parameter(
-            help="Copy this file of a folder unchanged. By default, strip leaves out data, training state and "
-            "files that it does not know. Repeat the option for several files.",
+            help="Copy this file of a folder unchanged. By default, strip leaves out data, training state "
+            "and files that it does not know. Repeat the option for several files.",
             metavar="NAME",
             negative="",
         ),
@@ -82,6 +82,9 @@ def _command(
 
     The exit code is 0 if no finding of severity high remains, and 1 if one remains. It is 2 if the file
     cannot be stripped. Then nothing is written.
+
+    Returns:
+        The exit code.
     """
     from residuum.scanning.strip import strip
 
@@ -98,7 +101,7 @@ def show(result: Stripped) -> None:
     size_text = f"{result.tensors} tensors, {result.bytes} bytes"
     print_line(f"{result.out}: {size_text}, weights unchanged bit for bit")
     lists = (
-        ("kept unchanged", result.kept),
+        ("copied unchanged", result.copied),
         ("changed", result.changed),
         ("left out", result.left_out),
     )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NoReturn
 
 from residuum.errors import CheckpointError
 from residuum.io.inert import Block, InertObject
 from residuum.io.release import Release
 from residuum.io.state_dicts import MAX_DEPTH, WRAPPERS
 from residuum.io.tree import AVERAGES, walk
-
 
 # Names under which training code stores the states of random generators, which are arrays of bytes.
 GENERATOR_STATES = re.compile(r"^(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|.*rng_states?)$", re.IGNORECASE)
@@ -65,7 +64,7 @@ def find_weights(release: Release, place: str = "") -> dict[str, Any]:
         content = content_dict[wrapper_key]
     weights = _select_weights(content)
     if not weights:
-        raise _describe_missing_weights(release)
+        _refuse_without_weights(release)
     return weights
 
 
@@ -73,6 +72,9 @@ def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
     """Return the state dict at a path in the content of a file.
 
     Tensors whose names begin with the path and a dot are a state dict too, as in a safetensors file.
+
+    Raises:
+        CheckpointError: If there is no state dict at the path.
     """
     weights: dict[str, Any] = {}
     stack = [(content, f"{place}.")]
@@ -93,13 +95,13 @@ def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
             f"A state dict must be at the chosen place; {file!r} has none at {place!r}.",
             "Run residuum scan FILE to see the places in the file.",
         )
-    # Training code often stores averaged weights with their counters, such as {"module": {...}, "decay": 0.99}.
+    # Averaged weights are often stored with their settings, as in {"module": {...}, "decay": 0.99}.
     inner = [*weights.values()]
     return inner[0] if len(inner) == 1 and isinstance(inner[0], dict) else weights
 
 
-def _describe_missing_weights(release: Release) -> CheckpointError:
-    """Return the error for a file without weights. The error says what the file holds instead."""
+def _refuse_without_weights(release: Release) -> NoReturn:
+    """Raise the error for a file without weights. The error says what the file holds instead."""
     places = [place for place in walk(release.content) if isinstance(place.value, Block)]
     averages = [place for place in places if place.section == "average"]
     file, remedy = repr(release.path.name), DELETE
@@ -117,13 +119,13 @@ def _describe_missing_weights(release: Release) -> CheckpointError:
         remedy = "Pass the file of the network."
     else:
         holds = "no tensors, only settings or counters of the training"
-    return CheckpointError(f"A release must hold weights; {file} holds {holds}.", remedy)
+    raise CheckpointError(f"A release must hold weights; {file} holds {holds}.", remedy)
 
 
 def _select_weights(
     content: Any, depth: int = 0, *, may_be_average: bool = False
 ) -> dict[str, Any]:
-    """Return the blocks (arrays) of nested dicts, without optimizer state, generators and averaged weights."""
+    """Return the blocks of nested dicts, without optimizer state, random generators and averaged weights."""
     if not isinstance(content, dict) or depth > MAX_DEPTH:
         return {}
     if "state" in content and "param_groups" in content:

@@ -38,8 +38,8 @@ def strip(
 ) -> Stripped:
     """Write a copy of a model without anything that users of the model do not need.
 
-    A torch file that would run code can be stripped, because its tensors are read without loading it. A pickle
-    is never loaded. For a pickle, the result holds a script that its owner can run, and no file is written.
+    A torch file that would run code can be stripped, because its tensors are read without loading it. No
+    pickle is loaded. For a pickle, the result holds a script that its owner can run, and no file is written.
 
     Args:
         path: The file or folder to read.
@@ -84,7 +84,7 @@ def strip(
             "Leave out the option.",
         )
     if release.kind not in ("pickle", "skops"):
-        raise refuse_format(release)
+        refuse_format(release)
     # The script loads the file, which would run unsafe code.
     if release.unsafe:
         raise UnsafeFileError(*describe_unsafe(release.unsafe))

@@ -5,7 +5,7 @@ file                                           in the new folder
 =============================================  ============================================================
 weights                                        their state dict, bit for bit
 shards of weights                              safetensors unchanged; files of torch: their state dict
-configuration, tokenizer, README, license      kept. Paths of local folders are removed from configurations
+configuration, tokenizer, README, license      copied. Configurations lose paths of local folders
 optimizer, trainer state, logs, data, images   left out
 any other file                                 left out, unless the user keeps it by name
 =============================================  ============================================================
@@ -91,7 +91,7 @@ class _NewFolder:
 
     source: Path
     path: Path
-    kept: list[str] = field(default_factory=list)
+    copied: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     tensors: int = 0
@@ -103,7 +103,7 @@ class _NewFolder:
 
     def copy(self, name: str) -> None:
         shutil.copyfile(self.source / name, self.target(name))
-        self.kept.append(printable(name))
+        self.copied.append(printable(name))
 
     def leave_out(self, name: str, reason: str) -> None:
         self.left_out.append(printable(f"{name}: {reason}"))
@@ -118,7 +118,7 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
         keep: Names of files, or paths in the folder, that are copied unchanged.
 
     Returns:
-        What was kept, changed and left out, and the findings that remain.
+        What was copied, changed and left out, and the findings that remain.
 
     Raises:
         InputError: If the folder holds no weights.
@@ -167,7 +167,7 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
         bytes=size,
         dropped=removed_findings(_findings_with_files(_scan_or_empty(folder)), remaining),
         remaining=tuple(remaining),
-        kept=tuple(new_folder.kept),
+        copied=tuple(new_folder.copied),
         changed=tuple(new_folder.changed),
         left_out=tuple(new_folder.left_out),
     )
@@ -235,7 +235,7 @@ def _strip_weights(new_folder: _NewFolder, name: str) -> None:
     if reasons:
         new_folder.changed.append(printable(f"{name}: without {', '.join(reasons)}"))
     else:
-        new_folder.kept.append(printable(name))
+        new_folder.copied.append(printable(name))
 
 
 def _copy_description(new_folder: _NewFolder, name: str) -> None:

@@ -1,7 +1,8 @@
-"""Write a script that strips a pickle. The owner of the file runs the script, because residuum runs no pickle.
+"""Write a script that strips a pickle. The owner of the file runs the script. residuum runs no pickle.
 
-The script loads the model, removes what predictions do not need, and saves the model to a new file. If training
-records would remain in the new file, there is no script. Then the error says what consists of records and why.
+The script loads the model, removes what predictions do not need, and saves the model to a new file. If
+training records would remain in the new file, there is no script. Then the error says what consists of
+records and why.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NoReturn
 
 from residuum.errors import InputError
 from residuum.io.release import Release
@@ -63,7 +65,7 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
     remaining = findings(release)
     severe = [finding for finding in remaining if finding.severity == "high"]
     if severe:
-        raise _refuse(release, severe, removals)
+        _refuse(release, severe, removals)
     if not removals.statements:
         raise InputError(
             f"There is nothing to strip in {release.path.name!r}.",
@@ -80,39 +82,39 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
     )
 
 
-def refuse_format(release: Release) -> InputError:
-    """Return the error for a file of a format that strip does not change.
+def refuse_format(release: Release) -> NoReturn:
+    """Raise the error for a file of a format that strip does not change.
 
     Args:
         release: The release that was read from the file.
 
-    Returns:
-        The error, which says what remains in the file and what to do.
+    Raises:
+        InputError: Always. The error says what remains in the file and what to do.
     """
     name = repr(release.path.name)
     if library := BOOSTED.get(release.kind):
-        return InputError(
+        raise InputError(
             f"{name} cannot be stripped, because the trees of {library} split at values of training "
             "records, and predictions need these thresholds.",
             "Train with many records in every leaf and round the columns before training. residuum audit "
             "FILE --data TRAINING-DATA tells which values the file reveals.",
         )
     if release.kind == "torchscript":
-        return InputError(
+        raise InputError(
             f"strip reads no TorchScript; {name} is a file of TorchScript.",
             "Save the weights first: torch.save(torch.jit.load(path).state_dict(), new).",
         )
     severe = [finding for finding in findings(release) if finding.severity == "high"]
     message = f"strip writes files of PyTorch and safetensors, and scripts for pickles; {name} is a file of "
     what = severe[0].what if severe else ""
-    return InputError(
+    raise InputError(
         f"{message}the kind {release.kind!r}{f' and holds {what}' if what else ''}.",
         "Strip the model before you export it to this format.",
     )
 
 
-def _refuse(release: Release, severe: list[Finding], removals: Removals) -> InputError:
-    """Return the error for a model that cannot be stripped: the values that remain, and why."""
+def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoReturn:
+    """Raise the error for a model that cannot be stripped: the values that remain, and why."""
     contents: dict[str, list[str]] = {}  # what consists of records, by the subject of the sentence
     reasons: dict[str, None] = {}  # an ordered set, as are the remedies
     remedies: dict[str, None] = {}
@@ -149,7 +151,7 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> Inpu
         for subject, values in contents.items()
     ]
     text = " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in [*sentences, *reasons])
-    return InputError(f"{release.path.name!r} cannot be stripped. {text}", " ".join(remedies))
+    raise InputError(f"{release.path.name!r} cannot be stripped. {text}", " ".join(remedies))
 
 
 def _find_alternative(classes: list[str]) -> tuple[str, str]:
@@ -206,8 +208,8 @@ def _write_script(
         [
             '"""Write a copy of a model without values that predictions do not need.',
             "",
-            "residuum strip wrote this script. Loading the model runs code of the file, so run the script only",
-            "if you trust the file. Then scan the new file.",
+            "residuum strip wrote this script. Loading the model runs code of the file, so run the script",
+            "only if you trust the file. Then scan the new file.",
             '"""',
             "",
             "import os",

@@ -1,7 +1,7 @@
 """Write the weights of a torch or safetensors file to a new file, bit for bit.
 
-The new file holds the tensors of the state dict, including buffers. It is read back, compared with the original
-bit by bit and scanned before it gets its final name.
+The new file holds the tensors of the state dict, including buffers. It is read back, compared with the
+original bit by bit and scanned before it gets its final name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def strip_weights(
 
     Args:
         release: The release that was read from the file.
-        out: The new file. A name that ends in ``.safetensors`` selects that format, any other name torch.save.
+        out: The new file. A name that ends in ``.safetensors`` selects that format, any other name
+            torch.save.
         drop: Names of tensors of the state dict to leave out.
         weights: Path of the state dict in the file, empty for the usual place.
 
@@ -101,6 +102,9 @@ def _find_name(blocks: dict[str, Block], name: str) -> str:
 
     Returns:
         The path of the tensor.
+
+    Raises:
+        InputError: If there is no such tensor.
     """
     matches = [
         path

@@ -23,7 +23,7 @@ class Stripped(Record):
         remaining: Findings that the new file still has.
         script: For a pickle, the script that the owner of the file runs to write the new file. For other
             files, "".
-        kept: Names of the files of a folder that were copied unchanged.
+        copied: Names of the files of a folder that were copied unchanged.
         changed: Names of the files of a folder that were written without some of their content, each with
             the change.
         left_out: Names of the files of a folder that the new folder does not have, each with the reason.
@@ -38,13 +38,13 @@ class Stripped(Record):
     dropped: tuple[Finding, ...]
     remaining: tuple[Finding, ...]
     script: str = ""
-    kept: tuple[str, ...] = ()
+    copied: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
     @property
     def exit_code(self) -> Annotated[int, SchemaRule(enum=[0, 1])]:
-        """The exit code of the command ``residuum strip``: 1 if a finding of severity high remains, else 0."""
+        """The exit code of ``residuum strip``: 1 if a finding of severity high remains, else 0."""
         return int(any(finding.severity == "high" for finding in self.remaining))
 
 

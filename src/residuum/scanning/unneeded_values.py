@@ -1,7 +1,8 @@
-"""Find the values of a pickled model that predictions do not need, and write the Python code that removes them.
+"""Find the values of a pickled model that predictions do not need, and write code that removes them.
 
 The model is read as inert values, so no code of the pickle runs. Every removal is a Python statement for the
-owner of the file. The same removal is made in the inert values, so that a scan of them tells what will remain.
+owner of the file. The same removal is made in the inert values, so that a scan of them tells what will
+remain.
 
 Estimators can be nested at any depth: in pipelines, grid searches, ensembles, dicts, lists and attributes of
 objects.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,13 +19,11 @@ import torch
 from residuum.errors import InputError
 from residuum.io.estimators import NETWORKS
 from residuum.io.inert import Block, InertObject
-from residuum.io.release import Release
-from residuum.io.tree import join_path
+from residuum.io.tree import Place, join_path
 from residuum.io.trees import PADDING_START, TREE
-from residuum.scanning.finding import STORED, printable
-from residuum.scanning.findings import findings
+from residuum.scanning.finding import printable
 from residuum.scanning.optimizer_rules import SEEDS
-from residuum.scanning.stored_rules import FRAMES
+from residuum.scanning.stored_rules import FRAMES, find_stored
 from residuum.scanning.text_rules import PATH
 
 MAX_DEPTH = 60  # largest nesting depth of values that are searched for values to remove
@@ -87,11 +85,13 @@ NAMED_ESTIMATORS = ("steps", "transformers_", "transformer_list")
 TREES_WITH_COUNTS = ("IsolationForest",)  # releases before 1.3 read the counts of nodes to predict
 
 REMOVE = '''
+
 def remove(estimator, attribute):
     """Remove an attribute, unless it was removed from the same estimator at another place before."""
     vars(estimator).pop(attribute, None)
 '''
 CLEAR_TREE = '''
+
 def clear_tree(estimator):
     """Remove seed, impurities, counts and values of inner nodes. Predictions read only the leaves."""
     estimator.random_state = None
@@ -105,6 +105,7 @@ def clear_tree(estimator):
     estimator.tree_.__setstate__(state)
 '''
 CLEAR_HISTOGRAM_TREES = '''
+
 def clear_histogram_trees(estimator):
     """Remove counts, gains, values of inner nodes and bins. Predictions read leaves and thresholds."""
     for stage in estimator._predictors:
@@ -305,12 +306,10 @@ class _Remover:
 
 
 def _is_removable(name: str, value: Any, *, may_be_setting: bool) -> bool:
-    """Return True if an entry of a dict next to a model is a table of records, a seed or the name of a file."""
+    """Return True if an entry of a dict next to a model is a table of records, a seed or a file name."""
     if isinstance(value, Block) or (isinstance(value, InertObject) and FRAMES.match(value.name)):
-        entry_findings = findings(Release(Path(), "pickle", {name: value}))
-        return any(
-            finding.kind == STORED and finding.severity == "high" for finding in entry_findings
-        )
+        entry = Place(name, name, "", value)
+        return any(finding.severity == "high" for finding in find_stored(entry))
     if not may_be_setting:
         return False
     if isinstance(value, str):

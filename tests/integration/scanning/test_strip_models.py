@@ -1,4 +1,4 @@
-"""The script that strip prints for a pickle: the predictions stay bit for bit, and a scan finds what strip says."""
+"""The script that strip prints for a pickle: predictions stay equal, and a scan finds what strip says."""
 
 from __future__ import annotations
 
