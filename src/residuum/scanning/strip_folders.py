@@ -4,7 +4,7 @@
 file                                           in the new folder
 =============================================  ============================================================
 weights                                        their state dict, bit for bit
-shards of weights                              safetensors unchanged; files of torch: their state dict
+shards of weights                              the same
 configuration, tokenizer, README, license      copied. Configurations lose paths of local folders
 optimizer, trainer state, logs, data, images   left out
 any other file                                 left out, unless the user keeps it by name
@@ -38,7 +38,7 @@ from residuum.io.release_weights import find_weights
 from residuum.records import write_atomic
 from residuum.scanning.finding import Finding, printable, rank
 from residuum.scanning.scan import Scan, scan
-from residuum.scanning.strip_weights import strip_weights
+from residuum.scanning.strip_weights import KEPT_METADATA, strip_weights
 from residuum.scanning.stripped import Stripped, removed_findings
 
 MAX_WEIGHTS = (
@@ -135,7 +135,7 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
     names_to_keep = _find_names_to_keep(names, keep)
     shards = _find_shards(listing)
     try:
-        new_folder.path.mkdir(mode=0o700, parents=True)
+        new_folder.path.mkdir(parents=True)
     except OSError as problem:
         raise OutputError(
             f"strip must be able to write {str(out)!r}; it cannot ({problem.strerror}).",
@@ -148,7 +148,7 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
             else:
                 _strip_file(new_folder, name, is_shard=folder / name in shards)
         _leave_out_entries(new_folder, listing)
-        if not new_folder.tensors and not shards:
+        if not new_folder.tensors:
             raise InputError(
                 f"A folder to strip must hold weights; {str(folder)!r} holds none that strip can copy "
                 f"({'; '.join(new_folder.left_out[:3])}).",
@@ -198,9 +198,9 @@ def _strip_file(new_folder: _NewFolder, name: str, *, is_shard: bool) -> None:
     path = Path(name)
     suffix = path.suffix.lower().lstrip(".")
     if any(CHECKPOINT_FOLDER.match(parent.name) for parent in path.parents):
-        new_folder.leave_out(name, "an earlier checkpoint. Strip its folder alone")
+        new_folder.leave_out(name, "part of another checkpoint. Strip its folder alone")
     elif is_shard and suffix == "safetensors":
-        new_folder.copy(name)
+        _copy_shard(new_folder, name)
     elif reason := next((r for pattern, r in LEFT_OUT.items() if fnmatch(path.name, pattern)), ""):
         new_folder.leave_out(name, reason)
     elif any(fnmatch(path.name, pattern) for pattern in NEEDED) or name.endswith(INDEX_SUFFIX):
@@ -215,6 +215,16 @@ def _strip_file(new_folder: _NewFolder, name: str, *, is_shard: bool) -> None:
         _strip_weights(new_folder, name)
     else:
         new_folder.leave_out(name, "not known as a file of a model. To copy it, add --keep")
+
+
+def _copy_shard(new_folder: _NewFolder, name: str) -> None:
+    """Copy a shard unchanged, or without its metadata if the metadata is not only about the format."""
+    release = read_release(new_folder.source / name, MAX_WEIGHTS)
+    if {*release.metadata} <= {*KEPT_METADATA}:
+        new_folder.copy(name)
+        new_folder.tensors += len(release.content)
+    else:
+        _strip_weights(new_folder, name)
 
 
 def _strip_weights(new_folder: _NewFolder, name: str) -> None:

@@ -67,9 +67,11 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
     if severe:
         _refuse(release, severe, removals)
     if not removals.statements:
+        names = ", ".join(dict.fromkeys(finding.what for finding in remaining))
         raise InputError(
-            f"There is nothing to strip in {release.path.name!r}.",
-            "Release it as it is, or run residuum scan to see its findings.",
+            f"There is nothing to strip in {release.path.name!r}, because predictions need all of its values"
+            + (f", also those that a scan finds ({names})." if names else "."),
+            "residuum scan and residuum audit tell what these values reveal.",
         )
     return Stripped(
         file=str(release.path),

@@ -181,15 +181,17 @@ class _Remover:
             depth: Nesting depth of the value.
             in_library: Whether an object of scikit-learn contains the value.
         """
-        if id(value) in self._visited_ids or depth > MAX_DEPTH:
+        is_container = isinstance(value, InertObject | dict | list | tuple | Block)
+        if not is_container or id(value) in self._visited_ids or depth > MAX_DEPTH:
             return
-        if isinstance(value, InertObject | dict | list | tuple | Block):
-            self._visited_ids.add(id(value))
+        self._visited_ids.add(id(value))
         if isinstance(value, InertObject):
             if FRAMES.match(value.name):
                 return
             self.removals.owners[path] = value.name
             is_sklearn = value.name.startswith("sklearn.")
+            # A Bunch of scikit-learn is a dict. Users store values of their own in it.
+            in_library = in_library or (is_sklearn and value.class_name != "Bunch")
             if is_sklearn:
                 self._strip_estimator(value, expression)
             for name, child in value.attributes.items():
@@ -205,10 +207,10 @@ class _Remover:
                     f"{expression}.{name}",
                     child_path,
                     depth + 1,
-                    in_library=in_library or is_sklearn,
+                    in_library=in_library,
                 )
-            self._visit_dict(value.entries, expression, path, depth, in_library=is_sklearn)
-            self._visit_list(value.items, expression, path, depth, in_library=is_sklearn)
+            self._visit_dict(value.entries, expression, path, depth, in_library=in_library)
+            self._visit_list(value.items, expression, path, depth, in_library=in_library)
         elif isinstance(value, dict):
             self._visit_dict(value, expression, path, depth, in_library=in_library)
         elif isinstance(value, list | tuple):
@@ -254,7 +256,7 @@ class _Remover:
 
     def _is_dropped(self, path: str, expression: str) -> bool:
         """Return True, and add the statement, if the user chose to drop the value at a path."""
-        if printable(path) not in self.drop:
+        if not self.drop or printable(path) not in self.drop:
             return False
         self.drop.discard(printable(path))
         self.removals.statements.append(f"{expression} = None  # dropped by --drop")

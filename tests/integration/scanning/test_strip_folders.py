@@ -111,10 +111,19 @@ def test_shards_are_copied_unchanged(tmp_path: Path) -> None:
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": weight_map}))
     stripped = rs.strip(folder, tmp_path / "clean")
+    assert stripped.tensors == len(WEIGHTS)
     assert stripped.left_out == stripped.changed == ()
     assert files_of(tmp_path / "clean") == files_of(folder)
     for file in folder.iterdir():
         assert (tmp_path / "clean" / file.name).read_bytes() == file.read_bytes()
+    save_file(
+        {names[0]: WEIGHTS[names[0]]},
+        folder / "model-0.safetensors",
+        metadata={"data": "/data/a.csv"},
+    )
+    assert rs.strip(folder, tmp_path / "other").changed == (
+        "model-0.safetensors: without names of files",
+    )
     index.write_text(json.dumps({"weight_map": {"a": "../secret.safetensors"}}))
     with pytest.raises(UnsafeFileError, match="its own folder"):
         rs.strip(folder, tmp_path / "again")

@@ -47,7 +47,7 @@ from sklearn.neural_network import BernoulliRBM, MLPClassifier, MLPRegressor
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import StandardScaler, TargetEncoder
 from sklearn.semi_supervised import LabelPropagation, SelfTrainingClassifier
-from sklearn.svm import SVC, NuSVC, OneClassSVM
+from sklearn.svm import SVC, NuSVC, OneClassSVMfrom sklearn.utils import Bunch
 
 import residuum as rs
 from residuum.cli.main import main
@@ -215,6 +215,7 @@ def test_values_next_to_a_model_are_removed(tmp_path: Path, capsys: Capture) -> 
         "source": "/data/patients.csv",
         "vocab": {f"word{i}": i for i in range(60)} | {"seed": 60},
         "note": "v1",
+        "more": Bunch(x_train=X, note="v2"),
     }
     joblib.dump(bundle, tmp_path / "model.joblib")
     arguments = ["strip", str(tmp_path / "model.joblib"), "--out", str(tmp_path / "clean.joblib")]
@@ -222,7 +223,8 @@ def test_values_next_to_a_model_are_removed(tmp_path: Path, capsys: Capture) -> 
     (tmp_path / "script.py").write_text(capsys.readouterr().out)
     subprocess.run([sys.executable, str(tmp_path / "script.py")], check=True)
     clean = joblib.load(tmp_path / "clean.joblib")
-    assert {*clean} == {"models", "vocab", "note"}
+    assert {*clean} == {"models", "vocab", "note", "more"}
+    assert {*clean["more"]} == {"note"}
     assert clean["vocab"] == bundle["vocab"]
     assert np.array_equal(clean["models"][0].inner[0].predict_proba(X), model.predict_proba(X))
     with pytest.raises(SystemExit, match="exists already"):
