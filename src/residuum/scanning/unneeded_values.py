@@ -80,6 +80,8 @@ UNNEEDED: dict[str, tuple[tuple[str, ...], str]] = {
 }
 # Classes that draw random numbers when they predict or score, so that they need their seed.
 RANDOM_PREDICTIONS = ("DummyClassifier", "BernoulliRBM")
+# Packages whose estimators keep the seed of the training in ``random_state``.
+SEEDED_PACKAGES = ("sklearn.", "xgboost.", "lightgbm.", "imblearn.")
 # Attributes that hold a list of (name, estimator) pairs.
 NAMED_ESTIMATORS = ("steps", "transformers_", "transformer_list")
 TREES_WITH_COUNTS = ("IsolationForest",)  # releases before 1.3 read the counts of nodes to predict
@@ -194,6 +196,8 @@ class _Remover:
             in_library = in_library or (is_sklearn and value.class_name != "Bunch")
             if is_sklearn:
                 self._strip_estimator(value, expression)
+            if value.name.startswith(SEEDED_PACKAGES):
+                self._strip_seed(value, expression)
             for name, child in value.attributes.items():
                 if not name.isidentifier():
                     continue
@@ -299,11 +303,11 @@ class _Remover:
         has_predictors = {"_predictors", "_bin_mapper"} <= {*estimator.attributes}
         if estimator.class_name in HISTOGRAM_BOOSTING and has_predictors:
             add(f"clear_histogram_trees({expression})")
-        if (
-            estimator.attributes.get("random_state") is not None
-            and estimator.class_name not in RANDOM_PREDICTIONS
-        ):
-            add(f"{expression}.random_state = None  # a seed")
+
+    def _strip_seed(self, estimator: InertObject, expression: str) -> None:
+        has_seed = estimator.attributes.get("random_state") is not None
+        if has_seed and estimator.class_name not in RANDOM_PREDICTIONS:
+            self.removals.statements.append(f"{expression}.random_state = None  # a seed")
             _set_attribute(estimator, "random_state", None)
 
 

@@ -47,7 +47,8 @@ from sklearn.neural_network import BernoulliRBM, MLPClassifier, MLPRegressor
 from sklearn.pipeline import FeatureUnion, make_pipeline
 from sklearn.preprocessing import StandardScaler, TargetEncoder
 from sklearn.semi_supervised import LabelPropagation, SelfTrainingClassifier
-from sklearn.svm import SVC, NuSVC, OneClassSVMfrom sklearn.utils import Bunch
+from sklearn.svm import SVC, NuSVC, OneClassSVM
+from sklearn.utils import Bunch
 
 import residuum as rs
 from residuum.cli.main import main
