@@ -8,13 +8,14 @@ residuum strip checkpoint.pt --out weights.pt
 
 residuum strip last.ckpt --out model.safetensors --json
 
-residuum strip model.joblib --out clean.joblib > strip_model.py
+residuum strip model.joblib --out clean.joblib --script strip_model.py
 
 residuum strip checkpoint-60/ --out release/
 """
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -22,6 +23,7 @@ from cyclopts import Parameter
 
 from residuum.cli import options
 from residuum.cli.output import print_line, print_table, print_wrapped
+from residuum.errors import InputError, OutputError
 
 if TYPE_CHECKING:
     from residuum.scanning.stripped import Stripped
@@ -67,6 +69,13 @@ def _command(
             metavar="PLACE",
         ),
     ] = "",
+    script: Annotated[
+        Path | None,
+        Parameter(
+            help="For a pickle, write the script to this file instead of printing it.",
+            metavar="FILE",
+        ),
+    ] = None,
     keep: Annotated[
         list[str] | None,
         Parameter(
@@ -85,19 +94,60 @@ def _command(
 
     Returns:
         The exit code.
+
+    Raises:
+        OutputError: If the file in ``--script`` exists.
+        InputError: If ``--script`` is passed for a file that is not a pickle.
     """
+    from residuum.records import write_atomic
     from residuum.scanning.strip import strip
 
+    if script is not None and (script.exists() or script.is_symlink()):
+        message = f"strip writes a new script; {str(script)!r} exists already."
+        raise OutputError(message, "Choose another --script.")
     strip_result = strip(file, out, drop=drop or (), weights=weights, keep=keep or ())
-    output.print_result(strip_result.to_json(), lambda: show(strip_result))
+    if script is not None:
+        if not strip_result.script:
+            raise InputError(
+                f"The option --script is for a pickle; {str(file)!r} is none, and {str(out)!r} was written.",
+                "Leave out --script.",
+            )
+        write_atomic(script, strip_result.script)
+    output.print_result(strip_result.to_json(), lambda: show(strip_result, script))
     return strip_result.exit_code
 
 
-def show(result: Stripped) -> None:
-    """Print what was removed, and the findings that remain. For a pickle, print only the script."""
-    if result.script:
+def show(result: Stripped, script: Path | None = None) -> None:
+    """Print what was removed from a file or folder, and the findings that remain.
+
+    Args:
+        result: The result of strip.
+        script: The file with the script for a pickle, None to print the script and nothing else.
+    """
+    if result.script and script is None:
         print_line(result.script.rstrip())
         return
+    if result.script:
+        command = shlex.join(["python", str(script)])
+        print_wrapped(
+            f"{script}: the script that writes {result.out}. Loading a pickle runs its code, so run the "
+            f"script only if you trust the file: {command}"
+        )
+    else:
+        _show_files(result)
+    if result.remaining:
+        print_line("still in the new file:")
+    for finding in result.remaining:
+        print_wrapped(f"{finding.severity:<7} {finding.kind}: {finding.what}", "  ", 10 * " ")
+        print_wrapped(f"at {finding.where or 'the top level'}", 10 * " ")
+        print_wrapped(
+            f"{finding.reason[:1].upper()}{finding.reason[1:]}. {finding.remedy}", 10 * " "
+        )
+    if result.exit_code:
+        print_line("exit code 1: a finding of severity high remains")
+
+
+def _show_files(result: Stripped) -> None:
     size_text = f"{result.tensors} tensors, {result.bytes} bytes"
     print_line(f"{result.out}: {size_text}, weights unchanged bit for bit")
     lists = (
@@ -113,13 +163,3 @@ def show(result: Stripped) -> None:
     if result.dropped:
         rows = [(finding.kind, finding.what, finding.where) for finding in result.dropped]
         print_table("removed", ("kind", "what", "where"), rows)
-    if result.remaining:
-        print_line("still in the file")
-    for finding in result.remaining:
-        print_wrapped(f"{finding.severity:<7} {finding.kind}: {finding.what}", "  ", 10 * " ")
-        print_wrapped(f"at {finding.where or 'the top level'}", 10 * " ")
-        print_wrapped(
-            f"{finding.reason[:1].upper()}{finding.reason[1:]}. {finding.remedy}", 10 * " "
-        )
-    if result.exit_code:
-        print_line("exit code 1: a finding of severity high remains")

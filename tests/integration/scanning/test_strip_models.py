@@ -221,7 +221,12 @@ def test_values_next_to_a_model_are_removed(tmp_path: Path, capsys: Capture) -> 
     joblib.dump(bundle, tmp_path / "model.joblib")
     arguments = ["strip", str(tmp_path / "model.joblib"), "--out", str(tmp_path / "clean.joblib")]
     assert main(arguments) == 0
-    (tmp_path / "script.py").write_text(capsys.readouterr().out)
+    printed_script = capsys.readouterr().out
+    script_option = ["--script", str(tmp_path / "script.py")]
+    assert main([*arguments, *script_option]) == 0
+    assert (tmp_path / "script.py").read_text() == printed_script
+    assert f"python {tmp_path / 'script.py'}" in " ".join(capsys.readouterr().out.split())
+    assert main([*arguments, *script_option]) == 2  # nothing is overwritten
     subprocess.run([sys.executable, str(tmp_path / "script.py")], check=True)
     clean = joblib.load(tmp_path / "clean.joblib")
     assert {*clean} == {"models", "vocab", "note", "more"}
