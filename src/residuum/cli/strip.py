@@ -23,7 +23,7 @@ from cyclopts import Parameter
 
 from residuum.cli import options
 from residuum.cli.output import print_line, print_table, print_wrapped
-from residuum.errors import InputError, OutputError
+from residuum.errors import OutputError
 
 if TYPE_CHECKING:
     from residuum.scanning.stripped import Stripped
@@ -72,7 +72,8 @@ def _command(
     script: Annotated[
         Path | None,
         Parameter(
-            help="For a pickle, write the script to this file instead of printing it.",
+            help="For a pickle, write the script to this file instead of printing it. Other files "
+            "need no script.",
             metavar="FILE",
         ),
     ] = None,
@@ -97,7 +98,6 @@ def _command(
 
     Raises:
         OutputError: If the file in ``--script`` exists.
-        InputError: If ``--script`` is passed for a file that is not a pickle.
     """
     from residuum.records import write_atomic
     from residuum.scanning.strip import strip
@@ -106,12 +106,7 @@ def _command(
         message = f"strip writes a new script; {str(script)!r} exists already."
         raise OutputError(message, "Choose another --script.")
     strip_result = strip(file, out, drop=drop or (), weights=weights, keep=keep or ())
-    if script is not None:
-        if not strip_result.script:
-            raise InputError(
-                f"The option --script is for a pickle; {str(file)!r} is none, and {str(out)!r} was written.",
-                "Leave out --script.",
-            )
+    if script is not None and strip_result.script:
         write_atomic(script, strip_result.script)
     output.print_result(strip_result.to_json(), lambda: show(strip_result, script))
     return strip_result.exit_code

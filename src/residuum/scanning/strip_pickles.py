@@ -225,6 +225,7 @@ def _write_script(
             *statements,
             "",
             *save,
+            f"print('Wrote', {str(out)!r})",
             *notes,
             "",
         ]
