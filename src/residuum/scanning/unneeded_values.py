@@ -23,8 +23,8 @@ from residuum.io.tree import Place, join_path
 from residuum.io.trees import PADDING_START, TREE
 from residuum.scanning.finding import printable
 from residuum.scanning.optimizer_rules import SEEDS
+from residuum.scanning.path_rules import find_paths
 from residuum.scanning.stored_rules import FRAMES, find_stored
-from residuum.scanning.text_rules import PATH
 
 MAX_DEPTH = 60  # largest nesting depth of values that are searched for values to remove
 # A dict with more entries than this is a vocabulary. Its entries are not settings such as seeds and paths.
@@ -313,13 +313,13 @@ class _Remover:
 
 def _is_removable(name: str, value: Any, *, may_be_setting: bool) -> bool:
     """Return True if an entry of a dict next to a model is a table of records, a seed or a file name."""
+    entry = Place(name, name, "", value)
     if isinstance(value, Block) or (isinstance(value, InertObject) and FRAMES.match(value.name)):
-        entry = Place(name, name, "", value)
         return any(finding.severity == "high" for finding in find_stored(entry))
     if not may_be_setting:
         return False
     if isinstance(value, str):
-        return 4 <= len(value) <= 1000 and bool(PATH.match(value))
+        return any(find_paths(entry))
     return type(value) is int and bool(SEEDS.match(name))
 
 
