@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from residuum.errors import InputError
+from residuum.io.inert import Block
 from residuum.io.release import Release
-from residuum.scanning.finding import STORED, Finding
+from residuum.io.tree import walk
+from residuum.scanning.finding import STORED, Finding, rank
 from residuum.scanning.findings import findings
 from residuum.scanning.forests import ADVICE
+from residuum.scanning.stored_arrays import find_stored_arrays
+from residuum.scanning.stored_rules import KEEP_NONE
 from residuum.scanning.stripped import Stripped, removed_findings
+from residuum.scanning.survey import survey_release
 from residuum.scanning.unneeded_values import HELPERS, Removals, remove_unneeded
 
 # For classes of scikit-learn that consist of training records, a class that stores none.
@@ -36,7 +41,7 @@ ALTERNATIVES = {
     r"KNNImputer$": "Use SimpleImputer or IterativeImputer",
     r"Nystroem$|KernelPCA$": "Use RBFSampler, whose features are random numbers",
     r"Isomap$|LocallyLinearEmbedding$": "Use PCA",
-    r"DBSCAN$|OPTICS$|AffinityPropagation$|Birch$|MeanShift$": (
+    r"DBSCAN$|OPTICS$|AffinityPropagation$|Birch$|MeanShift$|KMeans$": (
         "Use KMeans with many records in every cluster"
     ),
 }
@@ -61,8 +66,10 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
         InputError: If training records would remain in the new file, or if there is nothing to remove.
     """
     findings_before = findings(release)
-    removals = remove_unneeded(release.content, [*drop])
-    remaining = findings(release)
+    stored_arrays = find_stored_arrays(release, survey_release(release))
+    places = {array.finding.where for array in stored_arrays if array.finding.severity == "high"}
+    removals = remove_unneeded(release.content, places, [*drop])
+    remaining = _findings_after(release, findings_before)
     severe = [finding for finding in remaining if finding.severity == "high"]
     if severe:
         _refuse(release, severe, removals)
@@ -82,6 +89,25 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
         remaining=tuple(remaining),
         script=_write_script(release, out, removals.statements, remaining),
     )
+
+
+def _findings_after(release: Release, findings_before: list[Finding]) -> list[Finding]:
+    """Return the findings of a stripped release, and the earlier findings about records that are still there.
+
+    The labels of a clustering show which centers are single records. Without the labels, a scan cannot tell,
+    but the records are still in the file.
+    """
+    findings_now = findings(release)
+    places = {place.path for place in walk(release.content) if isinstance(place.value, Block)}
+    descriptions = {(finding.what, finding.where) for finding in findings_now}
+    still_there = [
+        finding
+        for finding in findings_before
+        if finding.kind == STORED
+        and finding.where in places
+        and (finding.what, finding.where) not in descriptions
+    ]
+    return sorted([*findings_now, *still_there], key=rank)
 
 
 def refuse_format(release: Release) -> NoReturn:
@@ -138,7 +164,9 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoRe
         elif finding.kind == STORED and owners and owners[0].startswith("sklearn."):
             count = f" ({finding.count})" if finding.count else ""
             contents.setdefault(subject, []).append(f"{finding.what}{count}")
-            remedies[f"{advice}, and do not release this file."] = None
+            is_made_of_records = finding.remedy == KEEP_NONE
+            advice = f"{advice}, and do not release this file."
+            remedies[advice if is_made_of_records else finding.remedy] = None
         else:
             reasons[f"{finding.what} would remain at {finding.where}"] = None
             drop = f"add --drop {shlex.quote(finding.where)}"
@@ -148,8 +176,7 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoRe
                 else finding.remedy
             ] = None
     sentences = [
-        f"{subject} consists of its training records and cannot work without them: "
-        f"{', '.join(values)}"
+        f"{subject} consists of training records and cannot work without them: {', '.join(values)}"
         for subject, values in contents.items()
     ]
     text = " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in [*sentences, *reasons])

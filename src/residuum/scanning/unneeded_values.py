@@ -24,7 +24,7 @@ from residuum.io.trees import PADDING_START, TREE
 from residuum.scanning.finding import printable
 from residuum.scanning.optimizer_rules import SEEDS
 from residuum.scanning.path_rules import find_paths
-from residuum.scanning.stored_rules import FRAMES, find_stored
+from residuum.scanning.stored_rules import FRAMES
 
 MAX_DEPTH = 60  # largest nesting depth of values that are searched for values to remove
 # A dict with more entries than this is a vocabulary. Its entries are not settings such as seeds and paths.
@@ -142,11 +142,15 @@ class Removals:
     labels: dict[str, str] = field(default_factory=dict)
 
 
-def remove_unneeded(content: Any, drop: Collection[str] = ()) -> Removals:
+def remove_unneeded(
+    content: Any, record_places: Collection[str] = (), drop: Collection[str] = ()
+) -> Removals:
     """Remove from the inert values of a model what predictions do not need. The values are changed in place.
 
     Args:
         content: The content of a pickle.
+        record_places: Paths of arrays and tables of training records. Such an entry of a dict is removed,
+            unless the dict is part of an estimator.
         drop: Paths of values to remove, as a scan prints them.
 
     Returns:
@@ -155,7 +159,7 @@ def remove_unneeded(content: Any, drop: Collection[str] = ()) -> Removals:
     Raises:
         InputError: If no value is at a path in ``drop``, or the value cannot be removed.
     """
-    remover = _Remover({*drop})
+    remover = _Remover({*record_places}, {*drop})
     remover.visit(content, "model", "")
     if remover.drop:
         raise InputError(
@@ -167,8 +171,8 @@ def remove_unneeded(content: Any, drop: Collection[str] = ()) -> Removals:
 
 
 class _Remover:
-    def __init__(self, drop: set[str]) -> None:
-        self.drop, self.removals = drop, Removals()
+    def __init__(self, record_places: set[str], drop: set[str]) -> None:
+        self.record_places, self.drop, self.removals = record_places, drop, Removals()
         self._visited_ids: set[int] = set()
 
     def visit(
@@ -227,13 +231,15 @@ class _Remover:
     def _visit_dict(
         self, entries: dict[Any, Any], expression: str, path: str, depth: int, *, in_library: bool
     ) -> None:
+        is_small = len(entries) <= MAX_SETTINGS
         for key in [key for key in entries if isinstance(key, str | int)]:
             child, code = entries[key], f"{expression}[{key!r}]"
             child_path = join_path(path, str(key)[:200])
             if self._is_dropped(child_path, code):
                 entries[key] = None
-            elif not in_library and _is_removable(
-                str(key), child, may_be_setting=len(entries) <= MAX_SETTINGS
+            elif not in_library and (
+                child_path in self.record_places
+                or (is_small and _is_setting_to_remove(str(key), child))
             ):
                 self.removals.statements.append(f"{expression}.pop({key!r}, None)")
                 del entries[key]
@@ -311,15 +317,10 @@ class _Remover:
             _set_attribute(estimator, "random_state", None)
 
 
-def _is_removable(name: str, value: Any, *, may_be_setting: bool) -> bool:
-    """Return True if an entry of a dict next to a model is a table of records, a seed or a file name."""
-    entry = Place(name, name, "", value)
-    if isinstance(value, Block) or (isinstance(value, InertObject) and FRAMES.match(value.name)):
-        return any(finding.severity == "high" for finding in find_stored(entry))
-    if not may_be_setting:
-        return False
+def _is_setting_to_remove(name: str, value: Any) -> bool:
+    """Return True if an entry of a dict next to a model is a seed or the name of a file."""
     if isinstance(value, str):
-        return any(find_paths(entry))
+        return any(find_paths(Place(name, name, "", value)))
     return type(value) is int and bool(SEEDS.match(name))
 
 
