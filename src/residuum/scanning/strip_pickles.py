@@ -143,7 +143,7 @@ def refuse_format(release: Release) -> NoReturn:
 
 def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoReturn:
     """Raise the error for a model that cannot be stripped: the values that remain, and why."""
-    contents: dict[str, list[str]] = {}  # what consists of records, by the subject of the sentence
+    contents: dict[str, list[str]] = {}  # records, by the beginning of the sentence about them
     reasons: dict[str, None] = {}  # an ordered set, as are the remedies
     remedies: dict[str, None] = {}
     for finding in severe:
@@ -162,9 +162,10 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoRe
                 "trees than records. Then run strip again."
             ] = None
         elif finding.kind == STORED and owners and owners[0].startswith("sklearn."):
-            count = f" ({finding.count})" if finding.count else ""
-            contents.setdefault(subject, []).append(f"{finding.what}{count}")
             is_made_of_records = finding.remedy == KEEP_NONE
+            verb = "consists of" if is_made_of_records else "needs values of"
+            count = f" ({finding.count})" if finding.count else ""
+            contents.setdefault(f"{subject} {verb}", []).append(f"{finding.what}{count}")
             advice = f"{advice}, and do not release this file."
             remedies[advice if is_made_of_records else finding.remedy] = None
         else:
@@ -177,7 +178,7 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoRe
             ] = None
     sentences = [
         f"{subject} consists of training records and cannot work without them: {', '.join(values)}"
-        for subject, values in contents.items()
+        for beginning, values in contents.items()
     ]
     text = " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in [*sentences, *reasons])
     raise InputError(f"{release.path.name!r} cannot be stripped. {text}", " ".join(remedies))
