@@ -62,8 +62,8 @@ def _command(
             "optimizer-state, start (initial weights), touched-rows (rows of an embedding that training "
             "changed), adapter, statistics (of the training data), paths (names of files) and classes "
             "(Python code of other packages that loading the file imports). With 'none', no finding leads to "
-            "code 1. A file that would run code always leads to code 4. If a model in a folder cannot be read, the "
-            "code is 3.",
+            "code 1. A file that would run code always leads to code 4. If a model in a folder cannot be "
+            "read, the code is 3.",
             metavar="SEVERITY|KINDS",
             show_default=True,
         ),

@@ -77,6 +77,7 @@ MAX_NOISE = 4e-5
 # Largest median deviation of entries from the curve f in w = f(w0), relative to the median change of entries.
 # If the deviation is larger, no curve fits the table.
 MAX_SPREAD = 3e-4
+CHUNK = 1 << 19  # number of entries that are converted to float64 at once
 BIN = 64  # number of entries with similar initial values whose median gives one point of the curve
 # Largest change of a final value by the rounding of the initial and final values in the files, in units in
 # the last place.
@@ -215,9 +216,8 @@ def _find_change(
     """Yield a finding that the base reveals the weight update. It names the tensors that changed most."""
     relative_changes = {}
     for name, (block, other) in shared.items():
-        w, w0 = block.tensor().double(), other.tensor().double()
-        if not torch.equal(w, w0):
-            relative_changes[name] = float((w - w0).norm() / w0.norm()) if w0.any() else math.inf
+        if (relative_change := _measure_change(block.tensor(), other.tensor())) > 0:
+            relative_changes[name] = relative_change
     if relative_changes:
         largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])
         examples = ", ".join(
@@ -233,6 +233,22 @@ def _find_change(
         if not _is_auditable(after):
             remedy = PROTECT_CHANGE
         yield Finding(START, "medium", what, where, reason, remedy, len(relative_changes))
+
+
+def _measure_change(w: Tensor, w0: Tensor) -> float:
+    """Return the norm of w - w0 relative to the norm of w0, in float64. Infinite if w0 is zero."""
+    if w.dtype == w0.dtype and torch.equal(w, w0):
+        return 0.0
+    # A part of the entries is converted at a time, because a table of words can have a gigabyte.
+    pairs = zip(w.flatten().split(CHUNK), w0.flatten().split(CHUNK), strict=True)
+    change_square = base_square = 0.0
+    for w_chunk, w0_chunk in pairs:
+        base_chunk = w0_chunk.double()
+        base_square += float(base_chunk.square().sum())
+        change_square += float((w_chunk.double() - base_chunk).square().sum())
+    if change_square == 0:
+        return 0.0
+    return math.sqrt(change_square / base_square) if base_square > 0 else math.inf
 
 
 def _find_adapter_change(
@@ -337,10 +353,13 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
     """
     relative_rounding_error = max(torch.finfo(table.dtype).eps, torch.finfo(base.dtype).eps)
     is_coarse = relative_rounding_error > 1e-4
+    min_unchanged_rows = max(MIN_ROWS, MIN_SHARE * len(table))
+    is_changed = _is_unequal(table, base)
+    if int((~is_changed).sum()) >= min_unchanged_rows:
+        rows = tuple(is_changed.nonzero().flatten().tolist())
+        return TouchedRows(rows, EQUAL, len(table), is_coarse)
     w, w0 = table.detach().double(), base.detach().double()
-    min_unchanged_rows = max(MIN_ROWS, MIN_SHARE * len(w))
     rules: list[tuple[str, Callable[[], Tensor | None]]] = [
-        (EQUAL, lambda: _is_unequal(table, base)),
         (FACTOR, lambda: None if is_coarse else _is_off_factor(w, w0, relative_rounding_error)),
         (CURVE, lambda: _is_off_lookup(w, w0) if is_coarse else _is_off_curve(w, w0)),
         # If training used more bits than the file, the final values of rows that training did not touch can
@@ -355,18 +374,21 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
         ),
     ]
     for rule, test_rows in rules:
-        is_changed = test_rows()
-        if is_changed is not None and int((~is_changed).sum()) >= min_unchanged_rows:
-            return TouchedRows(
-                tuple(is_changed.nonzero().flatten().tolist()), rule, len(w), is_coarse
-            )
+        is_off_rule = test_rows()
+        if is_off_rule is not None and int((~is_off_rule).sum()) >= min_unchanged_rows:
+            rows = tuple(is_off_rule.nonzero().flatten().tolist())
+            return TouchedRows(rows, rule, len(w), is_coarse)
     return TouchedRows((), NONE, len(w), is_coarse)
 
 
 def _is_unequal(table: Tensor, base: Tensor) -> Tensor:
     """Return for each row of a table whether it changed, in the less precise dtype of the two tables."""
     less_precise_dtype = max(table.dtype, base.dtype, key=lambda kind: torch.finfo(kind).eps)
-    return (table.to(less_precise_dtype) != base.to(less_precise_dtype)).any(1)
+    rows_at_once = max(1, CHUNK // max(table.shape[1], 1))
+    pairs = zip(table.split(rows_at_once), base.split(rows_at_once), strict=True)
+    return torch.cat(
+        [(t.to(less_precise_dtype) != t0.to(less_precise_dtype)).any(1) for t, t0 in pairs]
+    )
 
 
 def _is_off_factor(w: Tensor, w0: Tensor, rounding_unit: float) -> Tensor | None:

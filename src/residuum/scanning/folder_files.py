@@ -24,11 +24,12 @@ from typing import Any
 
 from residuum.errors import ResiduumError
 from residuum.io.data_files import find_data_kind, read_data_file, read_images
-from residuum.io.folders import FolderListing, is_shard_index, read_shard_index
+from residuum.io.folders import MAX_DEPTH, FolderListing, is_shard_index, read_shard_index
 from residuum.io.inert import Block
 from residuum.io.release import (
     ADAPTER_CONFIG,
     IMAGES,
+    JSON,
     OTHER,
     TEXT,
     Release,
@@ -225,7 +226,7 @@ def _describe_skipped(listing: FolderListing, skipped: list[Path]) -> list[str]:
     for paths, sentence in (
         (listing.links, "links were not followed; scan their targets"),
         (listing.special_files, "pipes, sockets or devices were not opened"),
-        (listing.deep_folders, "folders are nested too deeply and were skipped"),
+        (listing.deep_folders, f"folders deeper than {MAX_DEPTH} levels were skipped"),
     ):
         if paths:
             notes.append(f"{len(paths)} {sentence}")
