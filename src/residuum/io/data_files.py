@@ -39,7 +39,7 @@ from torch import Tensor
 
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.inert import Block
-from residuum.io.json_files import MAX_JSON_BYTES, parse_json, read_json
+from residuum.io.json_files import parse_json, read_json
 from residuum.io.release import ARRAYS, IMAGES, JSON, TABLE, TEXT, Release
 from residuum.records.inputs import MAX_ARRAYS, MAX_HEADER, max_memory, open_zip
 
@@ -52,7 +52,11 @@ SUFFIXES = {
 }
 PACKED = ".gz"  # tables and texts may be packed with gzip
 IMAGE_FORMATS = ("PNG", "JPEG", "GIF", "BMP", "TIFF", "WEBP")
-MAX_READ = 256 << 20  # largest number of characters of a table or text that are read
+# Largest number of characters and of lines of a table or text that are read.
+MAX_READ, MAX_LINES = 256 << 20, 10_000_000
+# Largest number of characters that are read of a packed file, relative to its size, and smallest such limit.
+# Tables of numbers unpack to about 3 times their size, and tables of few different words to 10 times.
+MAX_UNPACKED_RATIO, MIN_UNPACKED = 20, 16 << 20
 # Largest size of a line. A field of a CSV file may have 131 072 characters, the limit of the csv module.
 MAX_LINE = 1 << 20
 MAX_VALUES = 20_000_000  # largest number of numbers of a table that are read (160 MB)
@@ -268,13 +272,16 @@ def _read_table(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _read_lines(path: Path, notes: list[str] | None = None) -> Iterator[str]:
     """Yield the lines of a text file, up to a limit. Notes on what was not read are added to ``notes``."""
     notes = [] if notes is None else notes
-    count = 0
+    limit, count, line_count = MAX_READ, 0, 0
+    if path.name.lower().endswith(PACKED):
+        limit = min(limit, max(MIN_UNPACKED, MAX_UNPACKED_RATIO * path.stat().st_size))
     try:
         with _open_text(path) as stream:
             while line := stream.readline(MAX_LINE):
                 count += len(line)
-                if count > MAX_READ:
-                    notes.append(f"only the first {MAX_READ >> 20} MB were read")
+                line_count += 1
+                if count > limit or line_count > MAX_LINES:
+                    notes.append(f"only the first {(count - len(line)) / 1e6:.0f} MB were read")
                     return
                 yield line
     except (OSError, EOFError, zlib.error) as problem:
@@ -475,9 +482,10 @@ def _read_text(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _read_json_file(path: Path) -> tuple[Any, list[str]]:
-    if path.stat().st_size > MAX_JSON_BYTES:
-        return {}, [f"a JSON file of more than {MAX_JSON_BYTES >> 20} MB, which was not read"]
-    value = read_json(path)
+    try:
+        value = read_json(path)
+    except UnsafeFileError:  # a data set can be so large; we do not need its values
+        return {}, ["a JSON file that is too large to be read"]
     is_table = isinstance(value, list) and all(isinstance(row, dict) for row in value)
     if is_table and len(value) > 1:
         columns = _collect_keys(value)

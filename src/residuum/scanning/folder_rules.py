@@ -119,7 +119,9 @@ def _choose_rule(item: FolderItem, release: Release) -> Rule:
         return _examine_group
     if item.path.name.lower().startswith("readme"):
         return _examine_readme
-    return NAMED_JSON.get(item.path.name) or RULES_BY_KIND[release.kind]
+    if item.path.name in NAMED_JSON and not release.notes:
+        return NAMED_JSON[item.path.name]
+    return RULES_BY_KIND[release.kind]
 
 
 def examine_unread_data(item: FolderItem, problem: ResiduumError) -> Finding:
@@ -286,7 +288,7 @@ def _examine_json(item: FolderItem, release: Release, _: BaseFolder) -> Iterator
             yield from _describe_table(content, release.notes)
             return
     for note in release.notes:
-        yield Finding(STORED, "medium", note, "", "large JSON files can be data sets", DELETE)
+        yield Finding(STORED, "high", note, "", "large JSON files are usually data sets", DELETE)
     largest, count = "", 0
     for place in walk(content):
         description = _describe_list(place.value)
