@@ -193,13 +193,20 @@ def _clean(entries: Iterable[tuple[Any, Any]], *, is_byte_level: bool = False) -
             continue
         text = token[:MAX_TOKEN_LENGTH]
         if is_byte_level:
-            text = _decode_bytes(text)
+            text = decode_bytes(text)
         tokens[i] = text.replace("▁", " ").strip() or token[:MAX_TOKEN_LENGTH]
     return tokens
 
 
-def _decode_bytes(text: str) -> str:
-    """Decode the letters with which byte-level vocabularies write single bytes, such as "Ġ" for a space."""
+def decode_bytes(text: str) -> str:
+    """Decode the letters with which byte-level vocabularies write single bytes, such as "Ġ" for a space.
+
+    Args:
+        text: A token of the vocabulary.
+
+    Returns:
+        The token as a person would write it, or ``text`` itself if it has other letters.
+    """
     raw = bytes(BYTE_LETTERS[letter] for letter in text if letter in BYTE_LETTERS)
     is_encoded = all(letter in BYTE_LETTERS for letter in text)
     return raw.decode("utf-8", "replace") if is_encoded else text

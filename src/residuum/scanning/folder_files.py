@@ -36,7 +36,12 @@ from residuum.io.release import (
     is_release,
     read_release,
 )
-from residuum.io.vocabularies import VOCABULARY_FILES, Vocabulary, read_vocabulary
+from residuum.io.vocabularies import (
+    VOCABULARY_FILES,
+    Vocabulary,
+    decode_bytes,
+    read_vocabulary,
+)
 from residuum.scanning.finding import printable
 
 MODEL, STATE, VOCABULARY, DATA, NAMED = "model", "state", "vocabulary", "data", "named"
@@ -177,15 +182,20 @@ def read_tokens(path: Path) -> Vocabulary:
     """
     if path.name not in ("merges.txt", "bpe.codes"):
         return read_vocabulary(path)
-    lines = read_vocabulary(path).tokens.items()
-    tokens = {i: _join_merge(line) for i, line in lines if not line.startswith("#version")}
+    lines = read_vocabulary(path).tokens
+    is_byte_level = any("Ġ" in line for line in lines.values())
+    tokens = {
+        i: _join_merge(line, is_byte_level)
+        for i, line in lines.items()
+        if not line.startswith("#version")
+    }
     return Vocabulary(path.name, tokens)
 
 
-def _join_merge(line: str) -> str:
+def _join_merge(line: str, is_byte_level: bool) -> str:
     """Return the piece that a line of merges.txt makes of two pieces, such as "per" from "p er"."""
-    pieces = line.replace("Ġ", "").replace("</w>", "").split(" ")
-    return "".join(pieces[:2]).replace("▁", "")
+    piece = "".join(line.replace("</w>", "").split(" ")[:2])
+    return decode_bytes(piece).strip() if is_byte_level else piece.replace("▁", "")
 
 
 def _find_role(path: Path) -> str:

@@ -412,10 +412,10 @@ def _examine_readme(item: FolderItem, release: Release, _: BaseFolder) -> Iterat
 
 def _examine_notebook(item: FolderItem, release: Release, _: BaseFolder) -> Iterator[Finding]:
     content = release.content if isinstance(release.content, dict) else {}
-    cells = content.get("cells") if isinstance(content.get("cells"), list) else []
+    cells = content.get("cells")
     outputs = [
         output
-        for cell in cells
+        for cell in (cells if isinstance(cells, list) else ())
         if isinstance(cell, dict) and isinstance(cell.get("outputs"), list)
         for output in cell["outputs"]
     ]
