@@ -135,7 +135,8 @@ def compare_with_base(
             "Pass the checkpoint that training started from.",
         )
     touched_rows = _find_touched_rows(shared_blocks, release_blocks, vocabulary)
-    return [*touched_rows, *_find_change(shared_blocks, release_blocks)]
+    is_auditable = release.kind != "onnx" and _is_auditable(release_blocks)
+    return [*touched_rows, *_find_change(shared_blocks, is_auditable=is_auditable)]
 
 
 def _state(release: Release) -> dict[str, Any]:
@@ -211,7 +212,7 @@ def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, 
 
 
 def _find_change(
-    shared: Mapping[str, tuple[Block, Block]], after: Mapping[str, Block]
+    shared: Mapping[str, tuple[Block, Block]], *, is_auditable: bool
 ) -> Iterator[Finding]:
     """Yield a finding that the base reveals the weight update. It names the tensors that changed most."""
     relative_changes = {}
@@ -230,7 +231,7 @@ def _find_change(
         )
         remedy = "If the base is public, attack the change before release: "
         remedy += "residuum audit FILE --base BASE."
-        if not _is_auditable(after):
+        if not is_auditable:
             remedy = PROTECT_CHANGE
         yield Finding(START, "medium", what, where, reason, remedy, len(relative_changes))
 

@@ -52,6 +52,8 @@ MIN_WORDS = 10  # a vocabulary with fewer words, such as one of single letters, 
 MIN_WORD_LENGTH = 3
 SPECIAL_TOKEN = re.compile(r"^([<\[({|].*[>\])}|]|▁+|[^\w]*)$")
 MAX_LABELS = 50  # more classes than this can be persons or products
+MAX_README = 500_000  # largest number of characters of a README that are searched
+MAX_PATH = 1000  # largest length of the name of a file in a README
 MAX_QUOTED_LINES = 10  # a longer table or quotation in a README can hold records
 NOT_NEEDED = "Delete {file} from the release. Users of the model do not need it."
 DELETE = "Delete {file} from the release."
@@ -373,22 +375,24 @@ def _examine_config(item: FolderItem, release: Release, base: BaseFolder) -> Ite
 
 
 def _examine_readme(item: FolderItem, release: Release, _: BaseFolder) -> Iterator[Finding]:
-    text = next(iter(release.content["text"].objects), "")
+    text = next(iter(release.content["text"].objects), "")[:MAX_README]
     header = text.split("\n---", 1)[0] if text.startswith("---") else ""
-    if datasets := re.findall(r"^datasets:\s*\n((?:\s*-\s.*\n?)+)", header, re.MULTILINE):
+    if datasets := re.findall(r"^datasets:[ ]{0,9}\n((?:[ ]{0,9}- .*\n?)+)", header, re.MULTILINE):
         names = tuple(re.findall(r"-\s+(\S+)", datasets[0]))
         reason = f"the page names the training data: {list_examples(names)}"
         remedy = "If the names are confidential, remove them from {file}."
         yield Finding(
             PATHS, "low", "names of data sets", "datasets", reason, remedy, count=len(names)
         )
-    if examples := re.findall(r"^\s*-?\s*(?:text|source_sentence):\s*(.+)$", header, re.MULTILINE):
+    example_lines = r"^[ ]{0,9}-?[ ]{0,9}(?:text|source_sentence): (.+)$"
+    if examples := re.findall(example_lines, header, re.MULTILINE):
         reason = f"example inputs can be training records: {examples[0][:60]}"
         remedy = "If the examples are from the training data, remove them from {file}."
         yield Finding(
             STORED, "medium", "example inputs", "widget", reason, remedy, count=len(examples)
         )
-    paths = [word for word in re.split(r"[\s`'\"()<>\[\]]+", text) if PATH.match(word)]
+    words = re.split(r"[\s`'\"()<>\[\]]+", text)
+    paths = [word for word in words if len(word) < MAX_PATH and PATH.match(word)]
     local_paths = [
         path for path in paths if path.startswith(("/", "~", "\\", "s3:", "gs:", "file:"))
     ]

@@ -89,7 +89,8 @@ def long_lines(folder: Path) -> None:
     (folder / "a.csv").write_text('"' + "x" * 20_000_000)
     (folder / "b.csv").write_text("," * 20_000_000)
     (folder / "c.txt").write_text("x" * 20_000_000)
-    (folder / "README.md").write_text("> " * 2_000_000 + "| " * 2_000_000)
+    header = "---\ndatasets:" + "\n" * 100_000 + " " * 100_000 + "- -" * 100_000 + "\n---\n"
+    (folder / "README.md").write_text(header + "> " * 1_000_000 + "| " * 1_000_000)
     (folder / "vocab.txt").write_text("a\n" * 5_000_000)
 
 
@@ -139,10 +140,10 @@ def test_hostile_folders_take_little(tmp_path: Path) -> None:
         write(folder)
         commands.append(["scan", str(folder)])
     results = confined([["scan", str(tmp_path / "warm")]], commands)
-    for (write, code), taken in zip(HOSTILE.items(), results, strict=True):
-        assert taken.code == code, (write.__name__, taken)
-        assert taken.seconds < MAX_SECONDS, (write.__name__, taken)
-        assert taken.bytes < MAX_BYTES, (write.__name__, taken)
+    for (write, code), usage in zip(HOSTILE.items(), results, strict=True):
+        assert usage.code == code, (write.__name__, usage)
+        assert usage.seconds < MAX_SECONDS, (write.__name__, usage)
+        assert usage.bytes < MAX_BYTES, (write.__name__, usage)
 
 
 def test_links_and_pipes_are_counted_and_not_opened(tmp_path: Path) -> None:
