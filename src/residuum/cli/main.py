@@ -2,7 +2,7 @@
 
 Exit codes:
     0: The command succeeded. In an audit: no leak was found.
-    1: There is a finding. In an audit: a leak. In a scan: a finding of a kind in --fail-on. In an
+    1: There is a finding. In an audit: a leak. In a scan: a finding that --fail-on names. In an
         exposure: a record whose probability of being recovered is above --fail-above.
     2: The usage or an input is wrong.
     3: The result is inconclusive.

@@ -72,9 +72,14 @@ UNSUPPORTED_FORMATS = {
 }
 
 
+# Kinds of data files in the folder of a release (:mod:`.data_files`).
+TABLE, ARRAYS, TEXT, JSON, IMAGES = "table", "arrays", "text", "json", "images"
+OTHER = "other"  # a file or folder that a scan names and does not read
+DATA_KINDS = (TABLE, ARRAYS, TEXT, JSON, IMAGES, OTHER)
 RELEASE_KINDS = (  # formats of files
     *("torch", "torchscript", "pickle", "skops", "safetensors", "onnx"),
     *("xgboost", "lightgbm", "catboost"),
+    *DATA_KINDS,
 )
 
 
@@ -93,6 +98,7 @@ class Release:
         foreign: Classes and functions of other packages that the file names.
         graph: The graph of an ONNX file with its operators, None for other files.
         shards: The files that hold the weights if ``path`` is an index of shards.
+        notes: What was not read, as with a large data file.
     """
 
     path: Path
@@ -105,6 +111,7 @@ class Release:
     foreign: tuple[str, ...] = ()
     graph: Any = None
     shards: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def sha256(self) -> str:

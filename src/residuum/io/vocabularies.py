@@ -30,6 +30,7 @@ VOCABULARY_FILES = (
     *("tokenizer.json", "vocab.json", "vocab.txt"),
     *("tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "spm.model", "source.spm"),
 )
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 PIECE_SUFFIXES = (".model", ".spm")
 MAX_VOCABULARY_BYTES = (
     32 << 20
@@ -161,6 +162,9 @@ def _read_json_vocabulary(path: Path) -> Vocabulary:
         added = _clean(_read_added_tokens(content.get("added_tokens")))
         tokens = _clean(entries, is_byte_level=_is_byte_level(content)) | added
         return Vocabulary(path.name, tokens, added, model.get("type") == "WordLevel")
+    if path.name == SPECIAL_TOKENS_FILE:
+        special_tokens = _clean(enumerate(_collect_texts(content)))
+        return Vocabulary(path.name, special_tokens, special_tokens)
     entries = _invert(content)
     is_byte_level = any(isinstance(token, str) and token.startswith("Ġ") for _, token in entries)
     tokens = _clean(entries, is_byte_level=is_byte_level)
@@ -180,6 +184,13 @@ def _read_added_tokens(entries: Any) -> Iterator[tuple[Any, Any]]:
             yield entry.get("id"), entry.get("content")
 
 
+def _collect_texts(content: dict[str, Any]) -> Iterator[Any]:
+    """Yield the tokens in special_tokens_map.json: texts, lists of texts, or dicts with a text."""
+    for value in content.values():
+        for entry in value if isinstance(value, list) else (value,):
+            yield entry.get("content") if isinstance(entry, dict) else entry
+
+
 def _is_byte_level(content: dict[str, Any]) -> bool:
     settings = (content.get("decoder"), content.get("pre_tokenizer"))
     return any("ByteLevel" in str(setting)[:2000] for setting in settings)
@@ -193,13 +204,20 @@ def _clean(entries: Iterable[tuple[Any, Any]], *, is_byte_level: bool = False) -
             continue
         text = token[:MAX_TOKEN_LENGTH]
         if is_byte_level:
-            text = _decode_bytes(text)
+            text = decode_bytes(text)
         tokens[i] = text.replace("▁", " ").strip() or token[:MAX_TOKEN_LENGTH]
     return tokens
 
 
-def _decode_bytes(text: str) -> str:
-    """Decode the letters with which byte-level vocabularies write single bytes, such as "Ġ" for a space."""
+def decode_bytes(text: str) -> str:
+    """Decode the letters with which byte-level vocabularies write single bytes, such as "Ġ" for a space.
+
+    Args:
+        text: A token of the vocabulary.
+
+    Returns:
+        The token as a person would write it, or ``text`` itself if it has other letters.
+    """
     raw = bytes(BYTE_LETTERS[letter] for letter in text if letter in BYTE_LETTERS)
     is_encoded = all(letter in BYTE_LETTERS for letter in text)
     return raw.decode("utf-8", "replace") if is_encoded else text
