@@ -37,6 +37,7 @@ from residuum.io.release import is_release, read_release
 from residuum.io.release_weights import find_weights
 from residuum.records import write_atomic
 from residuum.scanning.finding import Finding, printable, rank
+from residuum.scanning.path_rules import PATH
 from residuum.scanning.scan import Scan, scan
 from residuum.scanning.strip_weights import KEPT_METADATA, strip_weights
 from residuum.scanning.stripped import Stripped, removed_findings
@@ -289,9 +290,7 @@ def _without_paths(value: Any, removed_keys: list[str], depth: int = 0) -> Any:
         return value
     cleaned: dict[str, Any] = {}
     for key, child in value.items():
-        is_path = isinstance(child, str) and bool(
-            PATH_KEYS.search(key) and LOCAL_PATH.search(child)
-        )
+        is_path = isinstance(child, str) and bool(PATH_KEYS.search(key)) and _is_local_path(child)
         if is_path:
             removed_keys.append(key[:40])
         if is_path and key == "base_model_name_or_path":
@@ -299,6 +298,12 @@ def _without_paths(value: Any, removed_keys: list[str], depth: int = 0) -> Any:
         elif not is_path:
             cleaned[key] = _without_paths(child, removed_keys, depth + 1)
     return cleaned
+
+
+def _is_local_path(text: str) -> bool:
+    """Return True for paths and names of data, and False for repositories and files that a model needs."""
+    is_needed = any(fnmatch(text, pattern) for pattern in NEEDED)
+    return bool(LOCAL_PATH.search(text) or PATH.match(text)) and not is_needed
 
 
 def _leave_out_entries(new_folder: _NewFolder, listing: FolderListing) -> None:
@@ -323,7 +328,9 @@ def _scan_or_empty(folder: Path) -> Scan:
 def _findings_with_files(result: Scan) -> list[Finding]:
     """Return the findings of a folder. The place of each finding begins with the name of its file."""
     placed_findings = [
-        finding.replace(where=": ".join(filter(None, (file.file, finding.where))))
+        finding
+        if finding.where.startswith(file.file)  # findings about whole files name the file
+        else finding.replace(where=": ".join(filter(None, (file.file, finding.where))))
         for file in result.files
         for finding in file.findings
     ]

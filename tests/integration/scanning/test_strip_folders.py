@@ -22,6 +22,8 @@ CONFIG = {
     "hidden_size": 4,
     "text_config": {"_name_or_path": "bert-base-uncased", "data_path": "s3://clinic/notes"},
     "tokens": ["/think"],
+    "train_file": "patients.csv",
+    "vocab_file": "vocab.txt",
 }
 KEPT = {
     "1_Pooling/config.json", "LICENSE", "README.md", "generation_config.json", "model.safetensors",
@@ -81,9 +83,11 @@ def test_a_folder_keeps_only_what_users_need(tmp_path: Path, capsys: Capture) ->
         "hidden_size": 4,
         "text_config": {"_name_or_path": "bert-base-uncased"},
         "tokens": ["/think"],
+        "vocab_file": "vocab.txt",
     }
-    kinds = {finding.kind for finding in rs.scan(clean).findings}
-    assert not kinds & {"optimizer-state", "start", "stored", "paths"}
+    remaining = rs.scan(clean).findings
+    assert not {finding.kind for finding in remaining} & {"optimizer-state", "start", "stored"}
+    assert not [finding for finding in remaining if "_name_or_path" in finding.where]
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
