@@ -2,7 +2,7 @@
 
 Exit codes:
     0: The command succeeded. In an audit: no leak was found.
-    1: There is a finding. In an audit: a leak. In a scan: a finding of a kind in --fail-on. In an
+    1: There is a finding. In an audit: a leak. In a scan: a finding that --fail-on names. In an
         exposure: a record whose probability of being recovered is above --fail-above.
     2: The usage or an input is wrong.
     3: The result is inconclusive.
@@ -30,7 +30,7 @@ USAGE, INTERNAL, INTERRUPTED = 2, 70, 130  # exit codes of errors that have no c
 COMMANDS = {  # each help text fits on one line of a terminal with 80 columns
     "audit": "Attack a checkpoint and give a verdict on leaks.",
     "scan": "List what in a release can reveal training data.",
-    "strip": "Write only the weights of a checkpoint.",
+    "strip": "Write a copy of a release with only what its users need.",
     "attack": "Reconstruct training samples from weights.",
     "score": "Count recovered samples, compared with chance.",
     "exposure": "Rank your records by their risk of being recovered.",

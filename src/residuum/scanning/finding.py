@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -32,6 +33,7 @@ class Finding(Record):
         places: Number of places in the file where it was found.
         count: Number of records, rows, words or values that were found, or None if they were not counted.
         rows: Rows of an embedding that training changed.
+        words: The tokens of these rows, or the tokens of a vocabulary that were found, the rarest first.
     """
 
     kind: Kind
@@ -43,11 +45,26 @@ class Finding(Record):
     places: Count = 1
     count: Count | None = None
     rows: tuple[Count, ...] = ()
+    words: tuple[str, ...] = ()
 
 
 def printable(text: str) -> str:
     """Replace every unprintable character of a text by "?", because it could control a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def list_examples(texts: Sequence[str], limit: int = 8) -> str:
+    """Return the first texts of a list and the number of the others, such as "a, b and 3 more".
+
+    Args:
+        texts: The texts. Long texts are shortened.
+        limit: Largest number of texts in the result.
+
+    Returns:
+        The examples.
+    """
+    examples = ", ".join(text[:40] for text in texts[:limit])
+    return examples if len(texts) <= limit else f"{examples} and {len(texts) - limit} more"
 
 
 def rank(finding: Finding) -> tuple[int, int]:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from residuum.errors import CheckpointError
 from residuum.io.inert import Block, InertObject, make_key
 from residuum.io.release import Release
-from residuum.io.release_weights import find_weights
+from residuum.io.release_weights import DELETE, find_weights
 from residuum.io.tree import Place, walk
 from residuum.scanning.code_rules import find_code
 from residuum.scanning.finding import (
@@ -84,26 +84,24 @@ def findings(release: Release) -> list[Finding]:
             name: printable(getattr(first, name)) for name in ("what", "where", "reason")
         }
         merged_findings.append(first.replace(places=places, count=count or None, **printable_texts))
-    if not _has_weights(release):
-        merged_findings = [_without_strip(finding, release) for finding in merged_findings]
+    try:
+        find_weights(release)
+    except CheckpointError as problem:
+        merged_findings = [_without_strip(finding, problem.remedy) for finding in merged_findings]
     return sorted(merged_findings, key=rank)
 
 
-def _has_weights(release: Release) -> bool:
-    """Return True if ``residuum strip`` can write the weights of this file alone."""
-    try:
-        return bool(find_weights(release))
-    except CheckpointError:
-        return False
+def _without_strip(finding: Finding, remedy: str) -> Finding:
+    """Return a finding without advice to run ``residuum strip``, for a file whose weights it cannot write.
 
-
-def _without_strip(finding: Finding, release: Release) -> Finding:
-    """Return a finding without advice to run ``residuum strip``, if this command cannot change the file."""
+    Args:
+        finding: The finding.
+        remedy: What :func:`find_weights` advises for this file.
+    """
     if "residuum strip" not in finding.remedy:
         return finding
-    remedy = "Remove this value from the object before you save the object again."
-    if release.kind == "torch" and not isinstance(release.content, InertObject):
-        remedy = "Delete this file from the release. Users of the model do not need this file."
+    if remedy != DELETE:
+        remedy = "Remove this value from the object before you save the object again."
     return finding.replace(remedy=remedy)
 
 

@@ -76,7 +76,7 @@ from residuum.records.rundir import digest, environment, sha256
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
 from residuum.scanning.findings import Finding
 from residuum.scanning.scan import Scan, ScannedFile, UnreadFile
-from residuum.scanning.strip import Stripped
+from residuum.scanning.stripped import Stripped
 from residuum.surfaces.inspection import Inspection, ParameterSummary
 from residuum.training import TrainingState
 
