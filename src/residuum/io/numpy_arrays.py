@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.io.inert import Block, GlobalName, InertObject, expect_type
+from residuum.io.inert import Block, GlobalName, InertObject, NumberReader, expect_type
 from residuum.records.inputs import is_size
 
 MAX_ITEM_BYTES = 1 << 16  # largest size of one entry of an array, in bytes
@@ -98,16 +98,21 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
     elif kind.code[0] in "fiubc":
         order: Any = "F" if fortran else "C"
 
-        def read() -> Tensor:
+        def flat_numbers() -> np.ndarray:
             array_bytes = raw.encode("latin-1") if isinstance(raw, str) else raw
-            array = np.frombuffer(array_bytes, np.dtype(kind.order + kind.code))
-            array = array.reshape(block.shape, order=order)
+            return np.frombuffer(array_bytes, np.dtype(kind.order + kind.code))
+
+        def convert(array: np.ndarray) -> Tensor:
             supported_dtype = (
                 np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
             )
             return torch.from_numpy(np.array(array, dtype=supported_dtype))
 
-        block.read = read
+        block.read = lambda: convert(flat_numbers().reshape(block.shape, order=order))
+        stored_shape = block.shape[::-1] if fortran else block.shape
+        block.parts = NumberReader(
+            stored_shape, lambda first, last: convert(flat_numbers()[first:last])
+        )
     return block
 
 
