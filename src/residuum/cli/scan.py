@@ -10,6 +10,8 @@ residuum scan release/ --fail-on stored,optimizer-state,start,paths
 residuum scan tuned.safetensors --base public.safetensors
 
 residuum scan model.joblib --json --sarif scan.sarif
+
+residuum scan model.pt --data train.npz --holdout test.npz
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from residuum.cli import options
 from residuum.cli.output import format_number, print_line, print_notes, print_wrapped, scan_progress
 
 if TYPE_CHECKING:
-    from residuum.scanning.scan import Scan
+    from residuum.scanning.scan import Scan, Searched
     from residuum.surfaces.inspection import Inspection
 
 INDENT, NETWORK = 10 * " ", "  network "
@@ -49,6 +51,22 @@ def _command(
         Parameter(
             help="File of the weights before training. With this file, the scan also finds the rows of "
             "embeddings and the layers that training changed.",
+            metavar="FILE",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        Parameter(
+            help="File or folder of training samples (.npz, .csv, images) or texts (.txt, .jsonl). The scan "
+            "searches for each sample and text in every array and string of the release.",
+            metavar="FILE",
+        ),
+    ] = None,
+    holdout: Annotated[
+        Path | None,
+        Parameter(
+            help="File or folder of samples or texts that the model never saw. The scan compares how many "
+            "of them are in the release.",
             metavar="FILE",
         ),
     ] = None,
@@ -79,7 +97,9 @@ def _command(
 
     failing_kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
     with scan_progress(output.visible) as watch:
-        scan_result = scan(release, base=base, fail_on=failing_kinds, watch=watch)
+        scan_result = scan(
+            release, base=base, data=data, holdout=holdout, fail_on=failing_kinds, watch=watch
+        )
     if sarif is not None:
         from residuum.report.sarif import scan_sarif
 
@@ -104,6 +124,8 @@ def show(result: Scan) -> None:
             )
             print_wrapped(f"at {finding.where or 'the top level'}{more_places}", INDENT)
             print_wrapped(f"{reason}. {finding.remedy}", INDENT)
+        if file.searched is not None:
+            show_search(file.searched)
         if file.network is None:
             print_wrapped(f"not measured: {file.network_reason}", NETWORK, INDENT)
         else:
@@ -117,6 +139,22 @@ def show(result: Scan) -> None:
         "The weights of a network can reveal training data too. residuum audit tests PyTorch networks and "
         "the MLPs of scikit-learn. With --dry-run it lists the attacks that apply."
     )
+
+
+def show_search(searched: Searched) -> None:
+    """Print how many of the given samples and texts a scan found in a file."""
+    parts = []
+    if searched.samples:
+        parts.append(
+            f"{searched.found_samples} of {searched.samples} given samples, in {searched.arrays} arrays"
+        )
+    if searched.texts:
+        parts.append(
+            f"{searched.found_texts} of {searched.texts} given texts, in {searched.strings} strings"
+        )
+    print_wrapped(f"searched by content: found {' and '.join(parts)}", "  data    ", INDENT)
+    for note in searched.notes:
+        print_wrapped(f"note: {note}", INDENT)
 
 
 def show_network(network: Inspection) -> None:

@@ -83,7 +83,8 @@ class Finding(Record):
         remedy: What to do about the finding before the release.
         places: Number of places in the file where it was found.
         count: Number of records, rows, words or values that were found, or None if they were not counted.
-        rows: Rows of an embedding that training changed.
+        rows: Rows of an embedding that training changed, or numbers of the given samples or texts that were
+            found.
     """
 
     kind: Kind
@@ -244,14 +245,14 @@ class RecordArray:
 def records_in(release: Release) -> list[RecordArray]:
     """Return every array in a file whose rows are training records."""
     return [
-        RecordArray(finding, _records(place.value), finding.reason != NAMED)
+        RecordArray(finding, read_records(place.value), finding.reason != NAMED)
         for place in walk(release.content)
         for finding in _find_stored(place)
         if finding.severity == "high"
     ]
 
 
-def _records(value: Any) -> Tensor | None:
+def read_records(value: Any) -> Tensor | None:
     """Return the records in an array, table or search tree as a matrix (N, d), None for other values."""
     try:
         if isinstance(value, InertObject) and value.class_name == FRAME:
@@ -345,7 +346,7 @@ def _find_stored(place: Place) -> Iterator[Finding]:
         what = f"a {value.class_name} of {value.name.split('.')[0]}"
         reason = "the file contains a table or picture of data"
         remedy = "Remove the data from the file. Save only the fitted numbers."
-        records = _records(value) if value.class_name == FRAME else None
+        records = read_records(value) if value.class_name == FRAME else None
         count = None if records is None else len(records)
         yield Finding(STORED, "high", what, where, reason, remedy, count=count)
     elif rows and place.owner and place.name in RECORDS:

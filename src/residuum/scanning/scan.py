@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
 from residuum.io.checkpoints import load_checkpoint
@@ -32,6 +32,7 @@ from residuum.io.tree import walk
 from residuum.records import Record
 from residuum.records.published import Count, SchemaRule, Tool, this_tool
 from residuum.scanning.base_comparison import compare_with_base
+from residuum.scanning.content import ContentSearch, Given, read_given, search_content
 from residuum.scanning.findings import CODE, KINDS, STORED, Finding, Kind, findings, printable, rank
 from residuum.surfaces.inspection import Inspection, inspect_network
 
@@ -41,9 +42,53 @@ MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16
 # Largest total number of weights of the networks that a scan measures. Most of the time is for the singular
 # values of the first layer: up to 5 s for a layer of 2000 x 2000, and 40 s for a layer of 4000 x 4000.
 MAX_MEASURED_WEIGHTS = 5_000_000
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "1.3"
 # A function that receives the number of the file, the number of all files, and the name of the file.
 Watch = Callable[[int, int, str], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Searched(Record):
+    """The size of a search for given samples and texts in a file.
+
+    Attributes:
+        samples: Number of given samples.
+        found_samples: Number of given samples that are stored in the file.
+        holdout: Number of held-out samples, to which the given samples were compared.
+        shuffled: Number of shuffled samples, to which the given samples were compared.
+        texts: Number of given texts.
+        found_texts: Number of given texts that are stored in the file.
+        arrays: Number of arrays, tables and lists of numbers in the file.
+        strings: Number of strings in the file.
+        notes: What was not searched.
+    """
+
+    samples: Count
+    found_samples: Count
+    holdout: Count
+    shuffled: Count
+    texts: Count
+    found_texts: Count
+    arrays: Count
+    strings: Count
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_search(cls, search: ContentSearch) -> Searched:
+        """Return the size of a search."""
+        given = search.given
+        found_texts = {i for place in search.texts for i in (*place.long, *place.short)}
+        return cls(
+            samples=0 if given.samples is None else len(given.samples),
+            found_samples=len(search.samples),
+            holdout=0 if given.holdout is None else len(given.holdout),
+            shuffled=search.shuffled_count,
+            texts=len(given.texts),
+            found_texts=len(found_texts),
+            arrays=search.array_count,
+            strings=search.string_count,
+            notes=search.notes,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +102,7 @@ class ScannedFile(Record):
         findings: What in the file can reveal training data, the most severe first.
         network: The measurements of the network in the file, None if no network was measured.
         network_reason: Why no network was measured, "" if a network was measured.
+        searched: What was searched for the given samples and texts, None without samples and texts.
     """
 
     file: str
@@ -65,6 +111,7 @@ class ScannedFile(Record):
     findings: tuple[Finding, ...]
     network: Inspection | None = None
     network_reason: str = ""
+    searched: Searched | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +186,8 @@ def scan(
     path: str | Path,
     *,
     base: str | Path | None = None,
+    data: Any = None,
+    holdout: Any = None,
     fail_on: Iterable[str] = (STORED,),
     watch: Watch | None = None,
 ) -> Scan:
@@ -150,6 +199,9 @@ def scan(
     Args:
         path: A file or a folder of files.
         base: The file with the weights before training, which shows which rows and layers changed.
+        data: Samples or texts that are searched in every array and string: a file, a folder, a DataFrame, a
+            list of texts, or other samples, see ``rs.audit``.
+        holdout: Samples or texts that the model never saw, to which the matches are compared.
         fail_on: Kinds of findings (``scanning.findings.KINDS``) that make ``exit_code`` 1.
         watch: Function that is called with the number of the file, the number of all files, and the name of
             the file.
@@ -161,8 +213,9 @@ def scan(
     for kind in kinds:
         require_known(kind, KINDS, "No kind of finding")
     base_release = None if base is None else open_release(base)
+    given = None if data is None else read_given(data, holdout)
     if not path.is_dir():
-        files = (_scan_file(path, str(path), base_release, MAX_MEASURED_WEIGHTS),)
+        files = (_scan_file(path, str(path), base_release, MAX_MEASURED_WEIGHTS, given),)
         return Scan(str(path), files, fail_on=kinds)
     models, notes = _find_models(path)
     scanned, unread, weight_budget = [], [], MAX_MEASURED_WEIGHTS
@@ -171,7 +224,7 @@ def scan(
         if watch is not None:
             watch(i, len(models), relative_name)
         try:
-            scanned.append(_scan_file(file, relative_name, base_release, weight_budget))
+            scanned.append(_scan_file(file, relative_name, base_release, weight_budget, given))
         except ResiduumError as problem:
             unread.append(UnreadFile(relative_name, printable(str(problem)), problem.exit_code))
             continue
@@ -180,15 +233,26 @@ def scan(
     return Scan(str(path), tuple(scanned), tuple(unread), tuple(notes), kinds)
 
 
-def _scan_file(path: Path, name: str, base: Release | None, weight_budget: int) -> ScannedFile:
+def _scan_file(
+    path: Path, name: str, base: Release | None, weight_budget: int, given: Given | None = None
+) -> ScannedFile:
     """Scan one file, and measure its network if the network has at most ``weight_budget`` weights."""
     release = read_release(path)
     file_findings = findings(release)
     if base is not None:
         file_findings = sorted([*file_findings, *compare_with_base(release, base)], key=rank)
+    search = None if given is None else search_content(release, given)
+    if search is not None:
+        file_findings = sorted([*search.findings(), *file_findings], key=rank)
     network, reason = _measure_network(release, weight_budget)
     return ScannedFile(
-        name, release.kind, path.stat().st_size, tuple(file_findings), network, reason
+        name,
+        release.kind,
+        path.stat().st_size,
+        tuple(file_findings),
+        network,
+        reason,
+        None if search is None else Searched.from_search(search),
     )
 
 
