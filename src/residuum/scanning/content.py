@@ -237,8 +237,11 @@ class ContentSearch:
 
     def findings(self) -> list[Finding]:
         """Return the findings of the search, for a scan."""
+        groups: dict[tuple[str, tuple[int, ...]], list[RowPlace]] = {}
+        for place in self.rows:
+            groups.setdefault((place.how, place.samples), []).append(place)
         return [
-            *map(self._describe_rows, self.rows),
+            *(self._describe_rows(g[0]).replace(places=len(g)) for g in groups.values()),
             *map(self._describe_values, self.values),
             *map(self._describe_texts, self.texts),
         ]
@@ -543,7 +546,7 @@ def _describe_scale(window: RowMatches, form: Form) -> str:
         ):
             return name
     sign = "-" if shift < 0 else "+"
-    return f"as {factor:.4g} x {sign} {abs(shift):.4g}"
+    return f"as {factor:.4g} * x {sign} {abs(shift):.4g}"
 
 
 class _ValueSearch:

@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import numpy as np
 import torch
@@ -134,7 +133,9 @@ class ScaleFreeKeys:
             if precision.has_integers:
                 tolerance = torch.where(r.std(1, keepdim=True) >= MIN_LEVELS, 0.61, 1e-3)
             else:
-                tolerance = precision.relative * r.abs() + ROUNDING * largest
+                # Rounding errors of all values together change a and b by this much.
+                fit_error = 4 * precision.relative / math.sqrt(r.shape[1])
+                tolerance = precision.relative * r.abs() + (ROUNDING + fit_error) * largest
             agreement &= (error <= tolerance).all(1)
         return agreement
 
@@ -274,11 +275,11 @@ class SampleIndex:
     ) -> None:
         self._samples, self.forms = samples, forms
         self._trees: list[tuple[ScaleFreeKeys | ValueKeys, cKDTree, np.ndarray, np.ndarray]] = []
-        numbers = [i for i in range(len(forms)) if chosen is None or i in chosen]
-        for _, group in groupby(
-            sorted(numbers, key=lambda i: (id(forms[i].keys), i)), key=lambda i: id(forms[i].keys)
-        ):
-            form_numbers = list(group)
+        groups: dict[int, list[int]] = {}
+        for number, form in enumerate(forms):
+            if chosen is None or number in chosen:
+                groups.setdefault(id(form.keys), []).append(number)
+        for form_numbers in groups.values():
             keys = forms[form_numbers[0]].keys
             parts = [self._project(i) for i in form_numbers]
             sample_numbers = np.concatenate([positions for _, positions in parts])
@@ -351,8 +352,8 @@ class SampleIndex:
         """Compare rows with their candidates value by value, and add those that match."""
         is_open = np.ones(len(rows), bool)
         used_forms = sorted(set(form_numbers[pairs[pairs >= 0]].tolist()))
-        for candidate in range(pairs.shape[1]):
-            for form_number in used_forms:
+        for form_number in used_forms:
+            for candidate in range(pairs.shape[1]):
                 form = self.forms[form_number]
                 chosen = np.nonzero(
                     is_open
