@@ -32,7 +32,7 @@ from residuum.auditing.inputs import (
     resolve_task,
 )
 from residuum.auditing.request import AuditRequest
-from residuum.auditing.stored_records import StoredRecords, find_records
+from residuum.auditing.stored_records import StoredRecords, find_records, wrap_tensors
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import InputError, ResiduumError
 from residuum.io.attacker_knowledge import (
@@ -309,7 +309,7 @@ def load_case(
     if release is None and isinstance(model, str | Path):
         return None
     sample_shape = _sample_shape(model, train, held_out, knowledge)
-    reader = _Reader(release, request, sample_shape, _text(base), trust_code)
+    reader = _Reader(release, request, sample_shape, _text(base), trust_code, train, held_out)
     content = attempt(reader.read, model)
     if content is None:
         return None
@@ -594,6 +594,8 @@ class _Reader:
     shape: tuple[int, ...] | None
     base: str | None
     trust_code: bool
+    train: Dataset | None
+    holdout: Dataset | None
 
     def read(self, model: Model) -> Content:
         """Return what a model consists of.
@@ -605,7 +607,18 @@ class _Reader:
             return self._read_release(self.release)
         if is_live_predictor(model):
             return self._read_live(model)
-        return Content(as_network(model, self.request.arch, self.shape))
+        network = as_network(model, self.request.arch, self.shape)
+        has_tensors = isinstance(model, nn.Module | Mapping)
+        release = wrap_tensors(model if has_tensors else network.theta)
+        return Content(network, self._find_records_besides(network, release))
+
+    def _find_records(self, release: Release) -> StoredRecords | None:
+        return find_records(release, self.train, self.holdout)
+
+    def _find_records_besides(self, network: Network, release: Release) -> StoredRecords | None:
+        """Return the records that a release stores in addition to the parameters of its network."""
+        stored_records = self._find_records(release)
+        return None if stored_records is None else stored_records.without(network)
 
     def _read_live(self, model: Any) -> Content:
         """Return the content of an object in memory: its trees, its stored records and its predictions."""
@@ -615,7 +628,7 @@ class _Reader:
             forest_content = _read_forest(release)
         except ResiduumError as problem:
             return Content(predictor=predictor, warnings=(problem.message,))
-        stored_records = find_records(release)
+        stored_records = self._find_records(release)
         if forest_content is None:
             network = _read_fitted_network(release)
             if network is not None:
@@ -629,7 +642,7 @@ class _Reader:
         return replace(forest_content, stored=stored_records, pickle_hash=release.sha256)
 
     def _read_release(self, release: Release) -> Content:
-        stored_records = find_records(release)
+        stored_records = self._find_records(release)
         if self.request.model_code is None:
             if (forest_content := _read_forest(release)) is not None:
                 return replace(forest_content, stored=stored_records)

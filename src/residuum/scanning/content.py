@@ -140,7 +140,7 @@ class RowPlace:
         samples: Numbers of the given samples in the array, ascending.
         equal: Numbers of the given samples that are stored bit for bit.
         stored_rows: Number of rows of the array that match a given sample.
-        holdout: Number of held-out samples in the array.
+        holdout: Numbers of the held-out samples in the array.
         shuffled: Number of shuffled samples in the array.
         p_shuffled: Probability of so many given samples if they were like shuffled samples.
         p_holdout: Probability of so many given samples if they were like held-out samples, None without
@@ -153,7 +153,7 @@ class RowPlace:
     samples: tuple[int, ...]
     equal: tuple[int, ...]
     stored_rows: int
-    holdout: int
+    holdout: tuple[int, ...]
     shuffled: int
     p_shuffled: float
     p_holdout: float | None
@@ -235,6 +235,11 @@ class ContentSearch:
         """Numbers of the given samples that are stored bit for bit."""
         return {sample for place in self.rows for sample in place.equal}
 
+    @property
+    def holdout_samples(self) -> set[int]:
+        """Numbers of the held-out samples in the arrays that hold given samples."""
+        return {sample for place in self.rows for sample in place.holdout}
+
     def findings(self) -> list[Finding]:
         """Return the findings of the search, for a scan."""
         groups: dict[tuple[str, tuple[int, ...]], list[RowPlace]] = {}
@@ -255,7 +260,7 @@ class ContentSearch:
         shown = ", ".join(map(str, row_numbers[:MAX_SHOWN])) + more
         chance = [f"{place.shuffled} of {self.shuffled_count} shuffled samples"]
         if self.given.holdout is not None:
-            chance.insert(0, f"{place.holdout} of {len(self.given.holdout)} held-out samples")
+            chance.insert(0, f"{len(place.holdout)} of {len(self.given.holdout)} held-out samples")
         reason = (
             f"the array ({place.kind}) holds the values of these samples {place.how}: "
             f"row{'s' if count > 1 else ''} {shown} of the data, counted from 0. For comparison, "
@@ -315,12 +320,13 @@ class ContentSearch:
         )
 
 
-def search_content(release: Release, given: Given) -> ContentSearch:
+def search_content(release: Release, given: Given, *, include_values: bool = True) -> ContentSearch:
     """Search given samples and texts in a release.
 
     Args:
         release: The release.
         given: The samples and texts.
+        include_values: Whether to search for single values of columns, in addition to samples.
 
     Returns:
         Where the samples and texts are stored.
@@ -334,9 +340,11 @@ def search_content(release: Release, given: Given) -> ContentSearch:
         row_search = _RowSearch(given.samples, given.holdout, release)
         rows = row_search.run(sources)
         shuffled_count = len(row_search.shuffled)
-        value_search = _ValueSearch(given.samples, row_search.forms)
-        values = value_search.run(sources, {place.where for place in rows})
-        notes += [*row_search.notes, *value_search.notes]
+        notes += row_search.notes
+        if include_values:
+            value_search = _ValueSearch(given.samples, row_search.forms)
+            values = value_search.run(sources, {place.where for place in rows})
+            notes += value_search.notes
     texts, string_count, text_notes = _search_texts(release, given)
     rows.sort(key=lambda place: -len(place.samples))
     return ContentSearch(
@@ -431,12 +439,13 @@ class _RowSearch:
         }
         samples = np.nonzero(np.isin(self._numbers, list(distinct)))[0].tolist()
         main = max(found.items(), key=lambda item: len(set(item[1].samples)))
-        shuffled = self._count_controls("shuffled", self.shuffled, used_forms, source)
+        shuffled = len(self._match_controls("shuffled", self.shuffled, used_forms, source))
         n, m = len(self._samples), len(samples)
-        holdout_count, p_holdout = 0, None
+        holdout: set[int] = set()
+        p_holdout = None
         if self._holdout is not None:
-            holdout_count = self._count_controls("holdout", self._holdout, used_forms, source)
-            p_holdout = _p_value(m, n, holdout_count, len(self._holdout))
+            holdout = self._match_controls("holdout", self._holdout, used_forms, source)
+            p_holdout = _p_value(m, n, len(holdout), len(self._holdout))
         return RowPlace(
             source.path,
             source.kind,
@@ -444,16 +453,16 @@ class _RowSearch:
             tuple(samples),
             tuple(np.nonzero(np.isin(self._numbers, list(equal)))[0].tolist()),
             len({(key[0], row) for key, window in found.items() for row in window.rows}),
-            holdout_count,
+            tuple(sorted(holdout)),
             shuffled,
             _p_value(m, n, shuffled, len(self.shuffled)),
             p_holdout,
         )
 
-    def _count_controls(
+    def _match_controls(
         self, name: str, controls: Rows, used_forms: set[int], source: NumberSource
-    ) -> int:
-        """Return how many held-out or shuffled samples are in an array in one of the used forms."""
+    ) -> set[int]:
+        """Return the numbers of the held-out or shuffled samples in an array in one of the used forms."""
         matched: set[int] = set()
         for form_number in used_forms:
             key = (name, form_number)
@@ -461,7 +470,7 @@ class _RowSearch:
                 self._controls[key] = SampleIndex(controls, self.forms, {form_number})
             for window in match_array(self._controls[key], source.reader, self._d).values():
                 matched.update(window.samples)
-        return len(matched)
+        return matched
 
     def _find_common(self, found: set[int]) -> set[int]:
         """Return those of the samples that equal a shuffled or a held-out sample, and so prove nothing."""
@@ -473,9 +482,9 @@ class _RowSearch:
         keys, order = (samples @ line).sort()
         slack = 1e-9 * float((samples.abs() @ line.abs()).max())
         common: set[int] = set()
-        for controls in (self.shuffled, self._holdout):
-            for chunk in torch.arange(0 if controls is None else len(controls)).split(8192):
-                assert controls is not None
+        all_controls = [self.shuffled, *([] if self._holdout is None else [self._holdout])]
+        for controls in all_controls:
+            for chunk in torch.arange(len(controls)).split(8192):
                 rows = controls.take(chunk)
                 projections = rows @ line
                 first = torch.searchsorted(keys, projections - slack)
@@ -531,7 +540,7 @@ def _describe_scale(window: RowMatches, form: Form) -> str:
     if all(window.equal) or (abs(factor - 1) < 0.01 and abs(shift) < 0.01):
         return ""
     spread = max(abs(f - factor) for f in factors)
-    if form.keys.count > 1 if isinstance(form.keys, ScaleFreeKeys) else False:
+    if isinstance(form.keys, ScaleFreeKeys) and form.keys.count > 1:
         return "scaled by channel"
     if spread > 0.05 * abs(factor):
         return "each sample scaled on its own"

@@ -22,7 +22,7 @@ from sklearn.svm import SVC
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.auditing.stored_records import ROUNDING, distance_to_records, find_records
+from residuum.auditing.stored_records import find_records
 from residuum.cli.main import main
 from residuum.errors import CheckpointError
 from residuum.io.release import open_release
@@ -247,23 +247,6 @@ def test_a_dry_run_foretells_it(
     missing = ["audit", str(path), "--dry-run", "--json", "--data", str(tmp_path / "none.npz")]
     assert main(missing) == 2
     assert "none.npz" in printed(capsys)["obstacles"][0]
-
-
-def test_equal_rows_are_found_as_a_search_of_all_pairs_finds_them() -> None:
-    random = torch.Generator().manual_seed(1)
-    records = torch.randn(300, 7, generator=random, dtype=torch.float64)
-    records[100:150] = records[:50]  # repeats
-    x = torch.cat([records[50:90], torch.randn(40, 7, generator=random).double()])
-    x[10:20] *= 1 + ROUNDING / 4
-    x[20:30] *= 1 + 4 * ROUNDING
-    x[30] = 0
-    records[200] = torch.nan
-    records = records[torch.randperm(300, generator=random)]
-    gap = (x[:, None] - records[None]).abs().amax(2).nan_to_num(torch.inf).amin(1)
-    size = x.abs().amax(1)
-    expected = torch.where(gap <= ROUNDING * size, gap / size.clamp(min=1e-30), torch.inf)
-    assert torch.equal(distance_to_records(x, records), expected)
-    assert [int((expected == 0).sum()), int(expected.isfinite().sum())] == [20 - 1, 30 - 1]
 
 
 @pytest.mark.parametrize("container", ["pickle", "joblib"])
