@@ -31,6 +31,7 @@ from residuum.auditing.inputs import (
     name_source_of_mean,
     resolve_task,
 )
+from residuum.auditing.questions import NOTHING_STORED
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import StoredRecords, find_records, wrap_tensors
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
@@ -59,6 +60,7 @@ from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
+from residuum.scanning.findings import STORED, findings
 from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
 from residuum.surfaces.surface import resolve_surface
@@ -68,6 +70,7 @@ P = ParamSpec("P")
 # Facts of the attacker's knowledge that the command line passes as text. All other facts are Python values.
 TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
 FILE_FACTS = ("init", "mean_provenance")
+MAX_SHOWN = 3  # largest number of findings of a scan that an answer names
 Model = Network | nn.Module | Mapping[str, Tensor] | str | Path | Release | Any
 
 
@@ -203,6 +206,22 @@ class Case:
             train=all_sets.train.take(chosen_rows),
             notes=(*all_sets.notes, f"{note}, {why_subset}"),
         )
+
+    @cached_property
+    def nothing_stored(self) -> str:
+        """What the search for stored records found if it found no record, in sentences."""
+        sentences = [NOTHING_STORED]
+        if self.train is not None:
+            sentences = [f"None of the {len(self.train)} training samples is stored in the file."]
+        if self.forest is not None:
+            sentences.append("Its trees hold values of the training table, see the next question.")
+        elif self.release is not None:
+            # A vocabulary or a list of categories reveals values of records, but no whole records.
+            stored_values = [f.what for f in findings(self.release) if f.kind == STORED]
+            if stored_values:
+                shown = "; ".join(stored_values[:MAX_SHOWN])
+                sentences.append(f"A scan finds values of training records in the file: {shown}.")
+        return " ".join(sentences)
 
     @cached_property
     def inspection(self) -> Inspection:
