@@ -94,7 +94,7 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
         block.structures = lambda: np.frombuffer(raw, np.uint8).reshape(-1, entry_bytes)
     if kind.code[0] in "US":
         block.kind = "text"
-        block.objects = _Texts(raw, kind, block.numel)
+        block.objects = TextArray(raw, kind, block.numel)
     elif kind.code[0] in "fiubc":
         order: Any = "F" if fortran else "C"
 
@@ -117,8 +117,16 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
 
 
 @dataclass(eq=False)
-class _Texts:
-    """The texts in a numpy array of texts. A text is decoded when a caller iterates over the array."""
+class TextArray:
+    """The texts in a numpy array of texts. A text is decoded when a caller iterates over the array.
+
+    Iteration shortens long texts, because most callers show them.
+
+    Attributes:
+        raw: Bytes of the array.
+        kind: Dtype of the array.
+        count: Number of texts.
+    """
 
     raw: Any
     kind: NumpyDtype
@@ -128,10 +136,15 @@ class _Texts:
         return self.count
 
     def __iter__(self) -> Iterator[str]:
+        return (text[:200] for text in self.full_texts())
+
+    def full_texts(self) -> Iterator[str]:
+        """Return an iterator over the texts at their full length."""
         if isinstance(self.raw, str):
             return iter(())
         array = np.frombuffer(self.raw, np.dtype(self.kind.order + self.kind.code))
-        return (str(text)[:200] for text in array)
+        is_bytes = self.kind.code[0] == "S"
+        return (t.decode("utf-8", "replace") if is_bytes else str(t) for t in array)
 
 
 def read_scalar(kind: Any, raw: Any = b"") -> Any:

@@ -12,7 +12,7 @@ if it holds more given samples than shuffled samples explain, in an exact test.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -28,6 +28,7 @@ from residuum.datasets.texts import is_text_file, read_texts
 from residuum.errors import CheckpointError, DataError
 from residuum.io.estimators import read_scaling
 from residuum.io.inert import UNREADABLE, Block, InertObject
+from residuum.io.numpy_arrays import TextArray
 from residuum.io.release import Release
 from residuum.io.tree import walk
 from residuum.records import Dataset
@@ -679,14 +680,16 @@ def _search_texts(release: Release, given: Given) -> tuple[list[TextPlace], int,
     )
 
 
-def _strings_at(value: Any) -> list[str]:
+def _strings_at(value: Any) -> Iterable[str]:
     """Return the strings that a value of a release holds directly."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, bytes):
         return [value.decode("utf-8", "replace")]
     if isinstance(value, dict):
-        return [key for key in value if isinstance(key, str)]
-    if isinstance(value, Block) and value.read is None and value.objects is not None:
-        return [entry for entry in value.objects if isinstance(entry, str)]
-    return []
+        return (key for key in value if isinstance(key, str))
+    if isinstance(value, Block) and isinstance(value.objects, TextArray):
+        return value.objects.full_texts()
+    if isinstance(value, Block) and isinstance(value.objects, list):
+        return (entry for entry in value.objects if isinstance(entry, str))
+    return ()

@@ -279,9 +279,11 @@ def test_texts_are_found_in_strings(suffix: str, tmp_path: Path) -> None:
     data.write_text("\n".join(lines))
     few_shot = [f"Q: {prompt.upper()} Diagnosis?" for prompt in PROMPTS[3:9]]
     vectorizer = CountVectorizer().fit(PROMPTS)
-    path = write({"prompts": few_shot, "v": vectorizer}, tmp_path / "m.joblib")
+    array = np.array([f"{'x ' * 150}{PROMPTS[15]}", "y"])
+    path = write({"prompts": few_shot, "v": vectorizer, "array": array}, tmp_path / "m.joblib")
     found = [f for f in content_findings(path, data) if "texts" in f.what]
-    (finding,) = found
+    finding, in_array = found
+    assert (in_array.where, in_array.rows) == ("array", (15,))
     assert finding.what == "6 of 20 given texts"
     assert (finding.severity, finding.where, finding.rows) == (
         "high",
