@@ -219,8 +219,10 @@ class Case:
             # A vocabulary or a list of categories reveals values of records, but no whole records.
             stored_values = [f.what for f in findings(self.release) if f.kind == STORED]
             if stored_values:
-                shown = "; ".join(stored_values[:MAX_SHOWN])
-                sentences.append(f"A scan finds values of training records in the file: {shown}.")
+                finding_list = "; ".join(stored_values[:MAX_SHOWN])
+                sentences.append(
+                    f"A scan finds values of training records in the file: {finding_list}."
+                )
         return " ".join(sentences)
 
     @cached_property
@@ -627,8 +629,8 @@ class _Reader:
         if is_live_predictor(model):
             return self._read_live(model)
         network = as_network(model, self.request.arch, self.shape)
-        has_tensors = isinstance(model, nn.Module | Mapping)
-        release = wrap_tensors(model if has_tensors else network.theta)
+        tensors = model if isinstance(model, nn.Module | Mapping) else network.theta
+        release = wrap_tensors(tensors)
         return Content(network, self._find_records_besides(network, release))
 
     def _find_records(self, release: Release) -> StoredRecords | None:

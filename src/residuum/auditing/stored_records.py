@@ -22,7 +22,7 @@ from residuum.io.inert import Block, InertObject
 from residuum.io.release import Release
 from residuum.networks.network import Network
 from residuum.records import Dataset
-from residuum.scanning.content import REMOVE_ROWS, ContentSearch, Given, RowPlace, search_content
+from residuum.scanning.content import REMOVE_ROWS, ContentSearch, Queries, RowPlace, search_content
 from residuum.scanning.findings import RecordArray, records_in
 from residuum.scanning.number_sources import read_tensor
 
@@ -120,19 +120,20 @@ class StoredRecords:
             f"{a.finding.what}{f' ({count})' if (count := a.finding.count) else ''}, at {a.finding.where}"
             for a in self.arrays
         ]
-        if self.search is None or self.search.given.samples is None:
+        train = None if self.search is None else self.search.queries.samples
+        if self.search is None or train is None:
             row = AttackOutcome(
                 NAME, self.is_likely, True, True, "; ".join(named_locations), surface=STORED
             )
             return row.replace(candidates=self.count)
-        search, holdout = self.search, self.search.given.holdout
+        search, holdout = self.search, self.search.queries.holdout
         named_places = [array.finding.where for array in self.arrays]
         locations = named_locations + [
-            f"{len(place.samples)} training samples in {place.where} ({place.how})"
+            f"{len(place.samples)} training samples in {place.where} ({place.storage_form})"
             for place in self.places
             if not any(place.where.startswith(named) for named in named_places if named)
         ]
-        train_count, match_count = len(search.given.samples), len(search.samples)
+        train_count, match_count = len(train), len(search.samples)
         equal_count = len(search.equal)
         shuffled_matches = max((place.shuffled for place in self.places), default=0)
         reason = (
@@ -151,7 +152,7 @@ class StoredRecords:
             rule="stored in the file",
             sample_count=train_count,
         )
-        if holdout is None or holdout.shape != search.given.samples.shape:
+        if holdout is None or holdout.shape != train.shape:
             return row
         holdout_matches = len(search.holdout_samples)
         p_value = float(
@@ -185,8 +186,8 @@ def find_records(
     """
     try:
         arrays = tuple(records_in(release))
-        given = Given(train, holdout)
-        search = None if train is None else search_content(release, given, include_values=False)
+        queries = Queries(train, holdout)
+        search = None if train is None else search_content(release, queries, include_values=False)
     except ResiduumError:
         return None
     if not arrays and (search is None or not search.rows):
@@ -210,7 +211,7 @@ def wrap_tensors(tensors: Mapping[str, Tensor] | nn.Module) -> Release:
             tuple(tensor.shape),
             str(tensor.dtype).removeprefix("torch."),
             tensor.detach().cpu,
-            parts=read_tensor(tensor),
+            part_reader=read_tensor(tensor),
         )
         for name, tensor in state.items()
         if isinstance(tensor, Tensor) and not tensor.is_sparse and not tensor.is_quantized

@@ -143,16 +143,16 @@ def show(result: Scan) -> None:
 
 def show_search(searched: Searched) -> None:
     """Print how many of the given samples and texts a scan found in a file."""
-    parts = []
+    counts = []
     if searched.samples:
-        parts.append(
+        counts.append(
             f"{searched.found_samples} of {searched.samples} given samples, in {searched.arrays} arrays"
         )
     if searched.texts:
-        parts.append(
+        counts.append(
             f"{searched.found_texts} of {searched.texts} given texts, in {searched.strings} strings"
         )
-    print_wrapped(f"searched by content: found {' and '.join(parts)}", "  data    ", INDENT)
+    print_wrapped(f"searched by content: found {' and '.join(counts)}", "  data    ", INDENT)
     for note in searched.notes:
         print_wrapped(f"note: {note}", INDENT)
 

@@ -160,7 +160,7 @@ class Block:
         objects: The values of an array of Python objects or texts, None for other arrays.
         name: Name of the storage that holds the numbers. Several arrays can share a storage.
         structures: Function that reads the bytes of an array of structures (a dtype with fields), else None.
-        parts: Reads parts of the numbers, None if the array can only be read at once.
+        part_reader: Reads parts of the numbers, None if the array can only be read at once.
     """
 
     shape: tuple[int, ...] = ()
@@ -169,7 +169,7 @@ class Block:
     objects: Any = None
     name: str = ""
     structures: Callable[[], np.ndarray] | None = None
-    parts: NumberReader | None = None
+    part_reader: NumberReader | None = None
 
     def raw(self) -> np.ndarray | None:
         """Return the bytes of an array of structures as (entries, entry size), or None for other arrays."""

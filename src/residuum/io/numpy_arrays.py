@@ -110,7 +110,7 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
 
         block.read = lambda: convert(flat_numbers().reshape(block.shape, order=order))
         stored_shape = block.shape[::-1] if fortran else block.shape
-        block.parts = NumberReader(
+        block.part_reader = NumberReader(
             stored_shape, lambda first, last: convert(flat_numbers()[first:last])
         )
     return block

@@ -474,7 +474,7 @@ class PickleReader:
         view = View(expect_type(storage, Storage), offset, tuple(size), tuple(stride))
         kind, read_bytes = KINDS.get(storage.kind), self._get_storage_bytes
         read_function: Callable[[], Tensor] | None = None
-        parts: NumberReader | None = None
+        part_reader: NumberReader | None = None
         if kind is not None:
             dtype = kind
 
@@ -487,9 +487,11 @@ class PickleReader:
                 return numbers.as_strided(view.size, view.stride, view.offset).clone()
 
             read_function = read_numbers
-            parts = self._make_number_reader(view, dtype)
+            part_reader = self._make_number_reader(view, dtype)
         dtype_name = str(kind).removeprefix("torch.") if kind else storage.kind
-        return Block(view.size, dtype_name, read_function, name=storage.key, parts=parts)
+        return Block(
+            view.size, dtype_name, read_function, name=storage.key, part_reader=part_reader
+        )
 
     def _make_number_reader(self, view: View, dtype: torch.dtype) -> NumberReader | None:
         """Return a reader of parts of a tensor, or None if the tensor has gaps or is in this pickle."""

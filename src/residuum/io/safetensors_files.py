@@ -76,8 +76,8 @@ def read_safetensors(
             )
             return torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(0, dtype=dtype)
 
-        parts = NumberReader(shape, read_part)
-        return Block(shape, str(dtype).removeprefix("torch."), read, parts=parts)
+        part_reader = NumberReader(shape, read_part)
+        return Block(shape, str(dtype).removeprefix("torch."), read, part_reader=part_reader)
 
     return {name: make_block(entry) for name, entry in header.items()}, metadata
 

@@ -11,6 +11,7 @@ if it holds more given samples than shuffled samples explain, in an exact test.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ import torch
 from scipy.stats import hypergeom
 from torch import Tensor
 
-from residuum.datasets.given import read_train_and_holdout
+from residuum.datasets.queries import read_train_and_holdout
 from residuum.datasets.texts import is_text_file, read_texts
 from residuum.errors import CheckpointError, DataError
 from residuum.io.estimators import read_scaling
@@ -64,6 +65,7 @@ from residuum.scanning.value_search import (
 
 # A place is reported if so many matches have at most this probability by chance.
 SIGNIFICANCE = 0.01
+TARGETS = "the targets"  # stands for the name of a column
 MAX_SHOWN = 10  # largest number of row numbers in a text
 # Arrays with more numbers than this hold single values of a table by chance, and sorting them takes long.
 MAX_VALUES = 1_000_000
@@ -79,7 +81,7 @@ REMOVE_TEXTS = "Remove these texts from the file before the release."
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class Queries:
     """The samples and texts that are searched in a release.
 
     Attributes:
@@ -97,7 +99,7 @@ class Given:
     notes: tuple[str, ...] = ()
 
 
-def read_given(data: Any, holdout: Any = None) -> Given:
+def read_queries(data: Any, holdout: Any = None) -> Queries:
     """Read the samples and texts to search for.
 
     Args:
@@ -127,7 +129,7 @@ def read_given(data: Any, holdout: Any = None) -> Given:
             "The data to search for must hold samples or texts; it holds none.",
             "Pass a file of samples, or a .txt file with one text per line.",
         )
-    return Given(train, held_out, texts, holdout_texts, notes)
+    return Queries(train, held_out, texts, holdout_texts, notes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +139,7 @@ class RowPlace:
     Attributes:
         where: Place of the array in the release.
         kind: Dtype of the array, or what holds the numbers.
-        how: How the samples are stored, in words.
+        storage_form: How the samples are stored, in words.
         samples: Numbers of the given samples in the array, ascending.
         equal: Numbers of the given samples that are stored bit for bit.
         stored_rows: Number of rows of the array that match a given sample.
@@ -150,7 +152,7 @@ class RowPlace:
 
     where: str
     kind: str
-    how: str
+    storage_form: str
     samples: tuple[int, ...]
     equal: tuple[int, ...]
     stored_rows: int
@@ -207,7 +209,7 @@ class ContentSearch:
     """The result of a search for given samples and texts in a release.
 
     Attributes:
-        given: The samples and texts.
+        queries: The samples and texts.
         rows: Arrays that hold given samples, the ones with most samples first.
         values: Arrays that hold single values of columns.
         texts: Places with given texts.
@@ -217,7 +219,7 @@ class ContentSearch:
         notes: What was not searched.
     """
 
-    given: Given
+    queries: Queries
     rows: tuple[RowPlace, ...] = ()
     values: tuple[ValuePlace, ...] = ()
     texts: tuple[TextPlace, ...] = ()
@@ -245,26 +247,38 @@ class ContentSearch:
         """Return the findings of the search, for a scan."""
         groups: dict[tuple[str, tuple[int, ...]], list[RowPlace]] = {}
         for place in self.rows:
-            groups.setdefault((place.how, place.samples), []).append(place)
+            groups.setdefault((place.storage_form, place.samples), []).append(place)
         return [
             *(self._describe_rows(g[0]).replace(places=len(g)) for g in groups.values()),
-            *map(self._describe_values, self.values),
+            *(self._describe_values(g[0]).replace(places=len(g)) for g in self._group_values()),
             *map(self._describe_texts, self.texts),
         ]
 
+    def _group_values(self) -> list[list[ValuePlace]]:
+        """Return the places of values in groups, such as all trees of a forest, with most values first."""
+        groups: dict[str, list[ValuePlace]] = {}
+        for place in self.values:
+            groups.setdefault(re.sub(r"\[\d+\]", "[]", place.where), []).append(place)
+        return [
+            sorted(group, key=lambda place: -sum(match.found_count for match in place.columns))
+            for group in groups.values()
+        ]
+
     def _describe_rows(self, place: RowPlace) -> Finding:
-        samples = self.given.samples
+        samples = self.queries.samples
         assert samples is not None
         count, n = len(place.samples), len(samples)
         row_numbers = tuple(samples.rows[i] for i in place.samples)
         more = ", ..." if count > MAX_SHOWN else ""
-        shown = ", ".join(map(str, row_numbers[:MAX_SHOWN])) + more
+        row_list = ", ".join(map(str, row_numbers[:MAX_SHOWN])) + more
         chance = [f"{place.shuffled} of {self.shuffled_count} shuffled samples"]
-        if self.given.holdout is not None:
-            chance.insert(0, f"{len(place.holdout)} of {len(self.given.holdout)} held-out samples")
+        if self.queries.holdout is not None:
+            chance.insert(
+                0, f"{len(place.holdout)} of {len(self.queries.holdout)} held-out samples"
+            )
         reason = (
-            f"the array ({place.kind}) holds the values of these samples {place.how}: "
-            f"row{'s' if count > 1 else ''} {shown} of the data, counted from 0. For comparison, "
+            f"the array ({place.kind}) holds the values of these samples {place.storage_form}: "
+            f"row{'s' if count > 1 else ''} {row_list} of the data, counted from 0. For comparison, "
             f"{' and '.join(chance)} are in the array"
         )
         if not place.is_beyond_holdout:
@@ -281,37 +295,38 @@ class ContentSearch:
         )
 
     def _describe_values(self, place: ValuePlace) -> Finding:
-        found = sum(match.found for match in place.columns)
+        found_count = sum(match.found_count for match in place.columns)
         total = sum(len(match.column.values) for match in place.columns)
         by_chance = sum(match.by_chance for match in place.columns)
         names = [match.column.name for match in place.columns]
         listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
         columns_text = f"column {listed}" if len(names) == 1 else f"{len(names)} columns ({listed})"
+        columns_text = TARGETS if names == [TARGETS] else columns_text
         forms = Counter(match.column.form for match in place.columns)
         form = next(iter(forms)) if len(forms) == 1 else ""
         reason = (
             f"the array holds single values of the given samples{f' {form}' if form else ''}, "
             f"{by_chance:.2g} expected by chance"
         )
-        severity = "high" if found >= NEARLY_ALL * total else "medium"
-        what = f"{found} of {total} values of {columns_text}"
+        severity = "high" if found_count >= NEARLY_ALL * total else "medium"
+        what = f"{found_count} of {total} values of {columns_text}"
         where, remedy = printable(place.where), REMOVE_VALUES
-        return Finding(STORED, severity, printable(what), where, reason, remedy, count=found)
+        return Finding(STORED, severity, printable(what), where, reason, remedy, count=found_count)
 
     def _describe_texts(self, place: TextPlace) -> Finding:
         numbers = sorted({*place.long, *place.short})
-        examples = [self.given.texts[i] for i in numbers[:2]]
+        examples = [self.queries.texts[i] for i in numbers[:2]]
         quoted = " and ".join(repr(t if len(t) <= 30 else f"{t[:27]}...") for t in examples)
         reason = f"the strings contain given texts, such as {quoted}"
         if place.short:
             reason += f". {len(place.short)} of them are short and equal whole strings"
-        if self.given.holdout_texts:
-            held_out = f"{place.holdout} of {len(self.given.holdout_texts)} held-out texts"
+        if self.queries.holdout_texts:
+            held_out = f"{place.holdout} of {len(self.queries.holdout_texts)} held-out texts"
             reason += f". For comparison, {held_out} are in these strings"
         return Finding(
             STORED,
             "high" if place.long else "medium",
-            f"{len(numbers)} of {len(self.given.texts)} given texts",
+            f"{len(numbers)} of {len(self.queries.texts)} given texts",
             printable(place.where),
             printable(reason),
             REMOVE_TEXTS,
@@ -321,35 +336,37 @@ class ContentSearch:
         )
 
 
-def search_content(release: Release, given: Given, *, include_values: bool = True) -> ContentSearch:
+def search_content(
+    release: Release, queries: Queries, *, include_values: bool = True
+) -> ContentSearch:
     """Search given samples and texts in a release.
 
     Args:
         release: The release.
-        given: The samples and texts.
+        queries: The samples and texts.
         include_values: Whether to search for single values of columns, in addition to samples.
 
     Returns:
         Where the samples and texts are stored.
     """
     sources = list(list_numbers(release))
-    notes = list(given.notes)
+    notes = list(queries.notes)
     rows: list[RowPlace] = []
     values: list[ValuePlace] = []
     shuffled_count = 0
-    if given.samples is not None:
-        row_search = _RowSearch(given.samples, given.holdout, release)
+    if queries.samples is not None:
+        row_search = _RowSearch(queries.samples, queries.holdout, release)
         rows = row_search.run(sources)
         shuffled_count = len(row_search.shuffled)
         notes += row_search.notes
         if include_values:
-            value_search = _ValueSearch(given.samples, row_search.forms)
+            value_search = _ValueSearch(queries.samples, row_search.forms)
             values = value_search.run(sources, {place.where for place in rows})
             notes += value_search.notes
-    texts, string_count, text_notes = _search_texts(release, given)
+    texts, string_count, text_notes = _search_texts(release, queries)
     rows.sort(key=lambda place: -len(place.samples))
     return ContentSearch(
-        given,
+        queries,
         tuple(rows),
         tuple(values),
         tuple(texts),
@@ -423,23 +440,23 @@ class _RowSearch:
         return places
 
     def _search(self, source: NumberSource) -> RowPlace | None:
-        found = match_array(self._index, source.reader, self._d)
-        excluded = self._find_common({s for window in found.values() for s in window.samples})
-        for window in found.values():
+        windows = match_array(self._index, source.reader, self._d)
+        excluded = self._find_common({s for window in windows.values() for s in window.samples})
+        for window in windows.values():
             _drop(window, excluded)
-        found = {key: window for key, window in found.items() if window.rows}
-        if not found:
+        windows = {key: window for key, window in windows.items() if window.rows}
+        if not windows:
             return None
-        used_forms = {number for window in found.values() for number in window.forms}
-        distinct = {s for window in found.values() for s in window.samples}
+        used_forms = {number for window in windows.values() for number in window.forms}
+        distinct = {s for window in windows.values() for s in window.samples}
         equal = {
             s
-            for w in found.values()
+            for w in windows.values()
             for s, is_equal in zip(w.samples, w.equal, strict=True)
             if is_equal
         }
         samples = np.nonzero(np.isin(self._numbers, list(distinct)))[0].tolist()
-        main = max(found.items(), key=lambda item: len(set(item[1].samples)))
+        main = max(windows.items(), key=lambda item: len(set(item[1].samples)))
         shuffled = len(self._match_controls("shuffled", self.shuffled, used_forms, source))
         n, m = len(self._samples), len(samples)
         holdout: set[int] = set()
@@ -453,7 +470,7 @@ class _RowSearch:
             describe_storage(*main[0], self._d, main[1], self.forms),
             tuple(samples),
             tuple(np.nonzero(np.isin(self._numbers, list(equal)))[0].tolist()),
-            len({(key[0], row) for key, window in found.items() for row in window.rows}),
+            len({(key[0], row) for key, window in windows.items() for row in window.rows}),
             tuple(sorted(holdout)),
             shuffled,
             _p_value(m, n, shuffled, len(self.shuffled)),
@@ -473,17 +490,20 @@ class _RowSearch:
                 matched.update(window.samples)
         return matched
 
-    def _find_common(self, found: set[int]) -> set[int]:
+    def _find_common(self, matched: set[int]) -> set[int]:
         """Return those of the samples that equal a shuffled or a held-out sample, and so prove nothing."""
-        if not found:
+        if not matched:
             return set()
-        numbers = torch.tensor(sorted(found))
+        numbers = torch.tensor(sorted(matched))
         samples = self._distinct.take(numbers)
         line = torch.randn(self._d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
         keys, order = (samples @ line).sort()
         slack = 1e-9 * float((samples.abs() @ line.abs()).max())
         common: set[int] = set()
-        all_controls = [self.shuffled, *([] if self._holdout is None else [self._holdout])]
+        all_controls: list[Rows] = [
+            self.shuffled,
+            *([] if self._holdout is None else [self._holdout]),
+        ]
         for controls in all_controls:
             for chunk in torch.arange(len(controls)).split(8192):
                 rows = controls.take(chunk)
@@ -526,13 +546,13 @@ def describe_storage(
         The description.
     """
     form = forms[Counter(window.forms).most_common(1)[0][0]]
-    parts = [way.name, form.layout.name]
+    descriptions = [way.name, form.layout.name]
     if way.width > d:
-        parts.append(f"in columns {start + 1} to {start + d} of {way.width}")
-    parts.append(form.scaling.name)
+        descriptions.append(f"in columns {start + 1} to {start + d} of {way.width}")
+    descriptions.append(form.scaling.name)
     if isinstance(form.keys, ScaleFreeKeys):
-        parts.append(_describe_scale(window, form))
-    return ", ".join(filter(None, parts)) or "as given"
+        descriptions.append(_describe_scale(window, form))
+    return ", ".join(filter(None, descriptions)) or "as given"
 
 
 def _describe_scale(window: RowMatches, form: Form) -> str:
@@ -581,7 +601,7 @@ class _ValueSearch:
                     self._columns.append(column.scale(scaling.name, factor, shift, ROUNDING))
         if samples.y.ndim == 1 and not samples.classes:
             relative = torch.finfo(samples.y.dtype).eps if samples.y.is_floating_point() else 0.0
-            column = make_column("the targets", samples.y.double().numpy(), relative)
+            column = make_column(TARGETS, samples.y.double().numpy(), relative)
             self._columns += [] if column is None else [column]
 
     def run(self, sources: Sequence[NumberSource], excluded: set[str]) -> list[ValuePlace]:
@@ -608,13 +628,19 @@ class _ValueSearch:
                 continue
             precision = measure_precision(tensor)
             array = np.unique(tensor.double().numpy())
-            matches = match_columns(self._columns, array[np.isfinite(array)], precision.relative)
+            array = array[np.isfinite(array)]
+            if not len(array):
+                continue
+            matches = match_columns(self._columns, array, precision.relative)
             limit = SIGNIFICANCE / (len(self._columns) * len(small))
             best: dict[str, ColumnMatches] = {}
             for match in matches:
                 if match.p_value > limit:
                     continue
-                if match.column.name not in best or match.found > best[match.column.name].found:
+                if (
+                    match.column.name not in best
+                    or match.found_count > best[match.column.name].found_count
+                ):
                     best[match.column.name] = match
             if best:
                 places.append(ValuePlace(source.path, tuple(best.values())))
@@ -635,15 +661,15 @@ class _Strings:
 
     where: str
     strings: int = 0
-    given: TextMatches = field(default_factory=TextMatches)
+    queries: TextMatches = field(default_factory=TextMatches)
     holdout: TextMatches = field(default_factory=TextMatches)
 
 
-def _search_texts(release: Release, given: Given) -> tuple[list[TextPlace], int, list[str]]:
+def _search_texts(release: Release, queries: Queries) -> tuple[list[TextPlace], int, list[str]]:
     """Return the places with given texts, the number of strings, and notes."""
-    if not given.texts:
+    if not queries.texts:
         return [], 0, []
-    index, holdout_index = TextIndex(given.texts), TextIndex(given.holdout_texts)
+    index, holdout_index = TextIndex(queries.texts), TextIndex(queries.holdout_texts)
     places: dict[str, _Strings] = {}
     count = 0
     tree = {"": release.content, "metadata": dict(release.metadata), "config": dict(release.config)}
@@ -658,8 +684,8 @@ def _search_texts(release: Release, given: Given) -> tuple[list[TextPlace], int,
             parent = path.partition("[")[0]
             strings = places.setdefault(parent, _Strings(path))
             strings.strings += 1
-            strings.given.long |= matches.long
-            strings.given.short |= matches.short
+            strings.queries.long |= matches.long
+            strings.queries.short |= matches.short
             holdout_index.match(string, strings.holdout)
     notes = (
         ["not all strings were searched, because they are too long"] if index.is_exhausted else []
@@ -669,8 +695,8 @@ def _search_texts(release: Release, given: Given) -> tuple[list[TextPlace], int,
             TextPlace(
                 strings.where,
                 strings.strings,
-                tuple(sorted(strings.given.long)),
-                tuple(sorted(strings.given.short)),
+                tuple(sorted(strings.queries.long)),
+                tuple(sorted(strings.queries.short)),
                 len(strings.holdout.long | strings.holdout.short),
             )
             for strings in places.values()

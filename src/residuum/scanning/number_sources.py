@@ -86,8 +86,10 @@ def _list_block(
 ) -> Iterator[NumberSource]:
     block = place.value
     if block.read is not None and block.numel:
-        parts = block.parts or NumberReader(block.shape, _read_at_once(block, last_array))
-        yield NumberSource(path, block.kind, parts)
+        part_reader = block.part_reader or NumberReader(
+            block.shape, _read_at_once(block, last_array)
+        )
+        yield NumberSource(path, block.kind, part_reader)
     elif isinstance(block.objects, list) and (numbers := _read_numbers(block.objects)) is not None:
         yield NumberSource(path, "objects", read_tensor(numbers))
 

@@ -101,7 +101,15 @@ class ScaleFreeKeys:
         self._indicators = {torch.float64: indicator, torch.float32: indicator.float()}
 
     def project(self, rows: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-        """Return the keys (m, k) of rows (m, d), and by how much rounding may change each key, (m,)."""
+        """Project rows.
+
+        Args:
+            rows: The rows (m, d).
+            precision: How exactly the rows are stored.
+
+        Returns:
+            The keys (m, k), and by how much rounding may change the keys of each row, (m,).
+        """
         products = (rows @ self._matrices[rows.dtype]).double()
         projections = products[:, : self.count * KEYS].view(len(rows), self.count, KEYS)
         squares = (
@@ -123,7 +131,16 @@ class ScaleFreeKeys:
         return keys, (DEVIATIONS * noise + 8 * cancellation).clamp(max=MAX_RADIUS)
 
     def agree(self, rows: Tensor, samples: Tensor, precision: Precision) -> Tensor:
-        """Return which rows (m, d) are ``a * sample + b`` up to rounding, with one a and b per channel."""
+        """Return which rows (m, d) are ``a * sample + b`` up to rounding, with one a and b per channel.
+
+        Args:
+            rows: The rows (m, d).
+            samples: The sample (m, d) of each row.
+            precision: How exactly the rows are stored.
+
+        Returns:
+            One boolean per row.
+        """
         agreement = torch.ones(len(rows), dtype=torch.bool)
         for group in range(self.count):
             columns = self.groups == group
@@ -157,7 +174,15 @@ class ValueKeys:
         self._matrices = {torch.float64: matrix, torch.float32: matrix.float()}
 
     def project(self, rows: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-        """Return the keys (m, k) of rows (m, d), and by how much rounding may change each key, (m,)."""
+        """Project rows.
+
+        Args:
+            rows: The rows (m, d).
+            precision: How exactly the rows are stored.
+
+        Returns:
+            The keys (m, k), and by how much rounding may change the keys of each row, (m,).
+        """
         keys = (rows @ self._matrices[rows.dtype]).double()
         radius = (2 * precision.relative + ROUNDING) * self._bound
         if precision.has_integers:
@@ -165,7 +190,16 @@ class ValueKeys:
         return keys, torch.full((len(rows),), min(radius, MAX_RADIUS), dtype=torch.float64)
 
     def agree(self, rows: Tensor, samples: Tensor, precision: Precision) -> Tensor:
-        """Return which rows (m, d) equal their samples, up to rounding errors."""
+        """Return which rows (m, d) equal their samples, up to rounding errors.
+
+        Args:
+            rows: The rows (m, d).
+            samples: The sample (m, d) of each row.
+            precision: How exactly the rows are stored.
+
+        Returns:
+            One boolean per row.
+        """
         if precision.has_integers:
             slack = ROUNDING * self.magnitude
             is_rounded = (rows - samples).abs() <= 0.5 + slack
@@ -214,7 +248,15 @@ class Form:
 
 
 def list_forms(scalings: Sequence[Scaling], layouts: Sequence[Layout]) -> list[Form]:
-    """Return all forms of samples, in the order in which they are preferred in a description."""
+    """Return all forms of samples, in the order in which they are preferred in a description.
+
+    Args:
+        scalings: The changes of the values, the unchanged samples first.
+        layouts: The orders of the values, the given order first.
+
+    Returns:
+        The forms.
+    """
     d = len(scalings[0].factor)
     one_scale = ScaleFreeKeys(torch.zeros(d, dtype=torch.long))
     forms = [
@@ -281,11 +323,13 @@ class SampleIndex:
                 groups.setdefault(id(form.keys), []).append(number)
         for form_numbers in groups.values():
             keys = forms[form_numbers[0]].keys
-            parts = [self._project(i) for i in form_numbers]
-            sample_numbers = np.concatenate([positions for _, positions in parts])
+            projected = [self._project(i) for i in form_numbers]
+            sample_numbers = np.concatenate([positions for _, positions in projected])
             if len(sample_numbers):
-                forms_of_keys = np.repeat(form_numbers, [len(positions) for _, positions in parts])
-                tree = cKDTree(np.concatenate([projections for projections, _ in parts]))
+                forms_of_keys = np.repeat(
+                    form_numbers, [len(positions) for _, positions in projected]
+                )
+                tree = cKDTree(np.concatenate([projections for projections, _ in projected]))
                 self._trees.append((keys, tree, sample_numbers, forms_of_keys))
 
     def _project(self, form_number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -317,22 +361,22 @@ class SampleIndex:
             reach = float(radii.max())
             low, high = torch.from_numpy(tree.mins) - reach, torch.from_numpy(tree.maxes) + reach
             is_near = ((projections >= low) & (projections <= high)).all(1)
-            near = is_near.nonzero().flatten()
-            if not len(near):
+            near_rows = is_near.nonzero().flatten()
+            if not len(near_rows):
                 continue
             count = min(CANDIDATES, len(sample_numbers))
             distances, neighbors = tree.query(
-                projections[near].numpy(),
+                projections[near_rows].numpy(),
                 list(range(1, count + 1)),
                 p=np.inf,
                 distance_upper_bound=reach,
             )
-            is_candidate = distances <= radii[near].numpy()[:, None]
+            is_candidate = distances <= radii[near_rows].numpy()[:, None]
             candidates = np.nonzero(is_candidate.any(1))[0]
-            for part in np.array_split(candidates, -(-len(candidates) // QUERY_CHUNK) or 1):
-                if len(part):
-                    numbers = near[torch.from_numpy(part)]
-                    pairs = np.where(is_candidate[part], neighbors[part], -1)
+            for batch in np.array_split(candidates, -(-len(candidates) // QUERY_CHUNK) or 1):
+                if len(batch):
+                    numbers = near_rows[torch.from_numpy(batch)]
+                    pairs = np.where(is_candidate[batch], neighbors[batch], -1)
                     self._compare(
                         keys, rows[numbers].double(), numbers + first_row, pairs, precision, matches,
                         sample_numbers, form_numbers,
@@ -363,8 +407,8 @@ class SampleIndex:
                 if not len(chosen):
                     continue
                 positions = torch.from_numpy(sample_numbers[pairs[chosen, candidate]])
-                given = self._samples.take(positions)
-                samples, stored = form.apply(given), rows[torch.from_numpy(chosen)]
+                originals = self._samples.take(positions)
+                samples, stored = form.apply(originals), rows[torch.from_numpy(chosen)]
                 agreement = keys.agree(stored, samples, precision)
                 factors, shifts, _ = _fit(stored, samples)
                 is_equal = (

@@ -32,7 +32,7 @@ from residuum.io.tree import walk
 from residuum.records import Record
 from residuum.records.published import Count, SchemaRule, Tool, this_tool
 from residuum.scanning.base_comparison import compare_with_base
-from residuum.scanning.content import ContentSearch, Given, read_given, search_content
+from residuum.scanning.content import ContentSearch, Queries, read_queries, search_content
 from residuum.scanning.findings import CODE, KINDS, STORED, Finding, Kind, findings, printable, rank
 from residuum.surfaces.inspection import Inspection, inspect_network
 
@@ -76,14 +76,14 @@ class Searched(Record):
     @classmethod
     def from_search(cls, search: ContentSearch) -> Searched:
         """Return the size of a search."""
-        given = search.given
+        queries = search.queries
         found_texts = {i for place in search.texts for i in (*place.long, *place.short)}
         return cls(
-            samples=0 if given.samples is None else len(given.samples),
+            samples=0 if queries.samples is None else len(queries.samples),
             found_samples=len(search.samples),
-            holdout=0 if given.holdout is None else len(given.holdout),
+            holdout=0 if queries.holdout is None else len(queries.holdout),
             shuffled=search.shuffled_count,
-            texts=len(given.texts),
+            texts=len(queries.texts),
             found_texts=len(found_texts),
             arrays=search.array_count,
             strings=search.string_count,
@@ -213,9 +213,9 @@ def scan(
     for kind in kinds:
         require_known(kind, KINDS, "No kind of finding")
     base_release = None if base is None else open_release(base)
-    given = None if data is None else read_given(data, holdout)
+    queries = None if data is None else read_queries(data, holdout)
     if not path.is_dir():
-        files = (_scan_file(path, str(path), base_release, MAX_MEASURED_WEIGHTS, given),)
+        files = (_scan_file(path, str(path), base_release, MAX_MEASURED_WEIGHTS, queries),)
         return Scan(str(path), files, fail_on=kinds)
     models, notes = _find_models(path)
     scanned, unread, weight_budget = [], [], MAX_MEASURED_WEIGHTS
@@ -224,7 +224,7 @@ def scan(
         if watch is not None:
             watch(i, len(models), relative_name)
         try:
-            scanned.append(_scan_file(file, relative_name, base_release, weight_budget, given))
+            scanned.append(_scan_file(file, relative_name, base_release, weight_budget, queries))
         except ResiduumError as problem:
             unread.append(UnreadFile(relative_name, printable(str(problem)), problem.exit_code))
             continue
@@ -234,14 +234,14 @@ def scan(
 
 
 def _scan_file(
-    path: Path, name: str, base: Release | None, weight_budget: int, given: Given | None = None
+    path: Path, name: str, base: Release | None, weight_budget: int, queries: Queries | None = None
 ) -> ScannedFile:
     """Scan one file, and measure its network if the network has at most ``weight_budget`` weights."""
     release = read_release(path)
     file_findings = findings(release)
     if base is not None:
         file_findings = sorted([*file_findings, *compare_with_base(release, base)], key=rank)
-    search = None if given is None else search_content(release, given)
+    search = None if queries is None else search_content(release, queries)
     if search is not None:
         file_findings = sorted([*search.findings(), *file_findings], key=rank)
     network, reason = _measure_network(release, weight_budget)

@@ -33,14 +33,14 @@ class Column:
         name: Name of the column.
         form: How the values were changed, "" for values as given.
         values: The distinct values, ascending.
-        others: Numbers between the values, ascending, which are in no record.
+        between: Numbers between the values, ascending, which are in no record.
         slack: Rounding error of the values.
     """
 
     name: str
     form: str
     values: Floats
-    others: Floats
+    between: Floats
     slack: float
 
     def scale(self, form: str, factor: float, shift: float, rounding: float) -> Column:
@@ -56,8 +56,8 @@ class Column:
             The changed column.
         """
         largest = float(np.abs(self.values).max()) * abs(factor) + abs(shift)
-        values, others = self.values * factor + shift, self.others * factor + shift
-        return Column(self.name, form, np.sort(values), np.sort(others), rounding * largest)
+        values, between = self.values * factor + shift, self.between * factor + shift
+        return Column(self.name, form, np.sort(values), np.sort(between), rounding * largest)
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class ColumnMatches:
 
     Attributes:
         column: The column.
-        found: Number of values in the array.
+        found_count: Number of values in the array.
         by_chance: Number of values that are expected by chance.
         p_value: Probability of so many values by chance.
     """
 
     column: Column
-    found: int
+    found_count: int
     by_chance: float
     p_value: float
 
@@ -92,14 +92,14 @@ def make_column(name: str, numbers: Floats, relative: float) -> Column | None:
     if len(values) < MIN_VALUES:
         return None
     gaps = np.diff(values)
-    others = np.concatenate([values[:-1] + share * gaps for share in BETWEEN])
+    between = np.concatenate([values[:-1] + share * gaps for share in BETWEEN])
     decimals = _count_decimals(values, relative)
     if decimals is not None:
-        others = np.round(others, decimals)
-    others = np.unique(others)
+        between = np.round(between, decimals)
+    between = np.unique(between)
     slack = float(relative * np.abs(values).max())
-    others = others[~_is_in(others, values, np.full(len(others), slack))]
-    return Column(name, "", values, others, slack) if len(others) >= MIN_VALUES else None
+    between = between[~_is_in(between, values, np.full(len(between), slack))]
+    return Column(name, "", values, between, slack) if len(between) >= MIN_VALUES else None
 
 
 def _count_decimals(values: Floats, relative: float) -> int | None:
@@ -124,13 +124,13 @@ def match_columns(columns: Sequence[Column], array: Floats, relative: float) -> 
     """
     matches = []
     for column in columns:
-        found = _count(column.values, array, column.slack, relative)
-        if found < MIN_FOUND:
+        found_count = _count(column.values, array, column.slack, relative)
+        if found_count < MIN_FOUND:
             continue
-        others_found = _count(column.others, array, column.slack, relative)
-        n, m = len(column.values), len(column.others)
-        p_value = float(hypergeom.sf(found - 1, n + m, found + others_found, n))
-        matches.append(ColumnMatches(column, found, n * others_found / m, p_value))
+        between_found = _count(column.between, array, column.slack, relative)
+        n, m = len(column.values), len(column.between)
+        p_value = float(hypergeom.sf(found_count - 1, n + m, found_count + between_found, n))
+        matches.append(ColumnMatches(column, found_count, n * between_found / m, p_value))
     return matches
 
 

@@ -289,7 +289,7 @@ class WithSupportSet(nn.Module):
 def test_samples_are_found_in_arrays_of_any_name(tmp_path: Path) -> None:
     """The file, a live module and a file without a network hold some of the given images."""
     torch.manual_seed(0)
-    x, others, y = torch.rand(60, 64), torch.rand(60, 64), torch.arange(60) % 2
+    x, non_members, y = torch.rand(60, 64), torch.rand(60, 64), torch.arange(60) % 2
     model = WithSupportSet((x[:20] - 0.5) / 0.3)
     layers = {k: v for k, v in model.state_dict().items() if k != "support"}
     torch.save({"model": layers, "example_inputs": x[:16]}, tmp_path / "m.pt")
@@ -297,9 +297,9 @@ def test_samples_are_found_in_arrays_of_any_name(tmp_path: Path) -> None:
     torch.save({"model": layers, "example_inputs": torch.rand(16, 64)}, tmp_path / "clean.pt")
 
     def audit(subject: Any) -> rs.AuditResult:
-        return rs.audit(subject, data=(x, y), holdout=(others, y), effort="quick", steps=1)
+        return rs.audit(subject, data=(x, y), holdout=(non_members, y), effort="quick", steps=1)
 
-    for subject, count, how in (
+    for subject, count, wording in (
         (tmp_path / "m.pt", 16, "example_inputs (as given)"),
         (model, 20, "support (as 3.333 * x - 1.667)"),
         (tmp_path / "m.joblib", 10, "background (as given)"),
@@ -308,7 +308,7 @@ def test_samples_are_found_in_arrays_of_any_name(tmp_path: Path) -> None:
         assert (result.verdict.outcome, result.verdict.grade) == ("leak", "verbatim")
         assert (result.exit_code, result.verdict.recovered, result.verdict.n) == (1, count, 60)
         reason = result.attacks[0].reason
-        assert f"{count} training samples in {how}" in reason
+        assert f"{count} training samples in {wording}" in reason
         assert "0 of 6000 shuffled samples" in reason
         assert "0 of 60 held-out samples" in reason
     clean = audit(tmp_path / "clean.pt")

@@ -147,13 +147,13 @@ PLANTED: dict[str, tuple[str, Any, Any, range, str]] = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_planted_samples_are_found(name: str, tmp_path: Path) -> None:
-    file, content, (data, holdout), expected, how = PLANTED[name]
+    file, content, (data, holdout), expected, wording = PLANTED[name]
     result = rs.scan(write(content, tmp_path / file), data=data, holdout=holdout)
     finding = next(f for f in result.findings if f.what.endswith("given samples"))
     assert finding.what == f"{len(expected)} of {N} given samples"
     assert (finding.kind, finding.severity, finding.count) == ("stored", "high", len(expected))
     assert finding.rows == tuple(expected)
-    assert how in finding.reason
+    assert wording in finding.reason
     assert f"0 of {N} held-out samples and 0 of {100 * N} shuffled samples" in finding.reason
     assert result.exit_code == 1
     searched = result.files[0].searched
@@ -238,10 +238,10 @@ def test_data_of_the_same_kind_is_reported_as_such(tmp_path: Path) -> None:
 VALUES: dict[str, tuple[Any, str, str]] = {
     "quantiles": (lambda: QuantileTransformer(n_quantiles=N).fit(TABLE), "values of 5 columns", "high"),
     "categories": (lambda: OrdinalEncoder().fit(TABLE[:, [2]]), "values of column 2", "high"),
-    "targets": (lambda: DecisionTreeRegressor().fit(TABLE, TARGETS), "values of column the targets", "high"),
+    "targets": (lambda: DecisionTreeRegressor().fit(TABLE, TARGETS), "values of the targets", "high"),
     "encoder": (
         lambda: TargetEncoder(smooth=0).fit(np.round(TABLE[:, [2]]), TARGETS),
-        "values of column the targets",
+        "values of the targets",
         "high",
     ),
     "half": (lambda: {"edges": np.sort(TABLE[::2, 1])}, "30 of 60 values of column 1", "medium"),
@@ -251,9 +251,9 @@ VALUES: dict[str, tuple[Any, str, str]] = {
 @pytest.mark.parametrize("name", VALUES)
 def test_single_values_are_found(name: str, tmp_path: Path) -> None:
     make, what, severity = VALUES[name]
-    found = content_findings(write(make(), tmp_path / "m.joblib"), (TABLE, TARGETS))
-    assert any(what in f.what and f.severity == severity for f in found), [f.what for f in found]
-    assert all("expected by chance" in f.reason for f in found)
+    value_findings = content_findings(write(make(), tmp_path / "m.joblib"), (TABLE, TARGETS))
+    assert any(what in f.what and f.severity == severity for f in value_findings)
+    assert all("expected by chance" in f.reason for f in value_findings)
 
 
 def test_bins_of_held_out_records_hold_no_values(tmp_path: Path) -> None:
@@ -281,8 +281,7 @@ def test_texts_are_found_in_strings(suffix: str, tmp_path: Path) -> None:
     vectorizer = CountVectorizer().fit(PROMPTS)
     array = np.array([f"{'x ' * 150}{PROMPTS[15]}", "y"])
     path = write({"prompts": few_shot, "v": vectorizer, "array": array}, tmp_path / "m.joblib")
-    found = [f for f in content_findings(path, data) if "texts" in f.what]
-    finding, in_array = found
+    finding, in_array = [f for f in content_findings(path, data) if "texts" in f.what]
     assert (in_array.where, in_array.rows) == ("array", (15,))
     assert finding.what == "6 of 20 given texts"
     assert (finding.severity, finding.where, finding.rows) == (

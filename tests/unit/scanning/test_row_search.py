@@ -97,17 +97,17 @@ def test_large_arrays_are_read_in_parts() -> None:
     samples = random_rows(3, 64, seed=0).float()
     array = random_rows(70_000, 64, seed=1).float()
     array[[0, 33_000, 69_999]] = samples
-    parts = []
+    sizes = []
 
     def read(first: int, last: int) -> Tensor:
-        parts.append(last - first)
+        sizes.append(last - first)
         return array.flatten()[first:last]
 
     forms = list_forms(list_scalings(samples), list_layouts((64,)))
     index = SampleIndex(GivenRows(samples), forms)
     (window,) = match_array(index, NumberReader((70_000, 64), read), 64).values()
     assert window.rows == [0, 33_000, 69_999]
-    assert max(parts) < array.numel()
+    assert max(sizes) < array.numel()
 
 
 @pytest.mark.parametrize(("n", "d"), [(1, 9), (2, 9), (5, 9), (40, 9), (40, 60)])
