@@ -24,7 +24,7 @@ import torch
 from scipy.stats import hypergeom
 from torch import Tensor
 
-from residuum.datasets.queries import read_train_and_holdout
+from residuum.datasets.given import read_train_and_holdout
 from residuum.datasets.texts import is_text_file, read_texts
 from residuum.errors import CheckpointError, DataError
 from residuum.io.estimators import read_scaling
