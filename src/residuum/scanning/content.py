@@ -250,19 +250,28 @@ class ContentSearch:
             groups.setdefault((place.storage_form, place.samples), []).append(place)
         return [
             *(self._describe_rows(g[0]).replace(places=len(g)) for g in groups.values()),
-            *(self._describe_values(g[0]).replace(places=len(g)) for g in self._group_values()),
+            *(
+                self._describe_values(place).replace(places=count)
+                for place, count in self._merge_values()
+            ),
             *map(self._describe_texts, self.texts),
         ]
 
-    def _group_values(self) -> list[list[ValuePlace]]:
-        """Return the places of values in groups, such as all trees of a forest, with most values first."""
+    def _merge_values(self) -> list[tuple[ValuePlace, int]]:
+        """Return one place for each group of places, such as the trees of a forest, and the size of the group."""
         groups: dict[str, list[ValuePlace]] = {}
         for place in self.values:
             groups.setdefault(re.sub(r"\[\d+\]", "[]", place.where), []).append(place)
-        return [
-            sorted(group, key=lambda place: -sum(match.found_count for match in place.columns))
-            for group in groups.values()
-        ]
+        merged_places = []
+        for group in groups.values():
+            group.sort(key=lambda place: -sum(match.found_count for match in place.columns))
+            best: dict[str, ColumnMatches] = {}
+            for match in (match for place in group for match in place.columns):
+                other = best.setdefault(match.column.name, match)
+                if match.found_count > other.found_count:
+                    best[match.column.name] = match
+            merged_places.append((ValuePlace(group[0].where, tuple(best.values())), len(group)))
+        return merged_places
 
     def _describe_rows(self, place: RowPlace) -> Finding:
         samples = self.queries.samples
@@ -349,7 +358,7 @@ def search_content(
     Returns:
         Where the samples and texts are stored.
     """
-    sources = list(list_numbers(release))
+    sources = list(list_numbers(release, rows_only=not include_values))
     notes = list(queries.notes)
     rows: list[RowPlace] = []
     values: list[ValuePlace] = []

@@ -45,11 +45,12 @@ def read_tensor(tensor: Tensor) -> NumberReader:
     return NumberReader(tuple(tensor.shape), lambda first, last: flat[first:last])
 
 
-def list_numbers(release: Release) -> Iterator[NumberSource]:
+def list_numbers(release: Release, *, rows_only: bool = False) -> Iterator[NumberSource]:
     """Yield everything in a release that holds numbers, and read nothing yet.
 
     Args:
         release: The release.
+        rows_only: Whether to leave out numbers that cannot form rows, such as thresholds of trees.
 
     Yields:
         The sources of numbers, in the order of the release.
@@ -73,12 +74,13 @@ def list_numbers(release: Release) -> Iterator[NumberSource]:
         elif isinstance(value, list | tuple) and id(value) not in read_ids:
             if (numbers := _read_list(value, read_ids)) is not None:
                 yield NumberSource(path, type(value).__name__, read_tensor(numbers))
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and not rows_only:
             for what, entries in (("keys", value), ("values", value.values())):
                 if (numbers := _read_numbers(list(entries))) is not None:
                     reader = read_tensor(numbers)
                     yield NumberSource(path, f"{what} of a dict", reader, has_rows=False)
-    yield from _list_trees(release)
+    if not rows_only:
+        yield from _list_trees(release)
 
 
 def _list_block(

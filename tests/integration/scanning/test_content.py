@@ -238,6 +238,7 @@ def test_data_of_the_same_kind_is_reported_as_such(tmp_path: Path) -> None:
 VALUES: dict[str, tuple[Any, str, str]] = {
     "quantiles": (lambda: QuantileTransformer(n_quantiles=N).fit(TABLE), "values of 5 columns", "high"),
     "categories": (lambda: OrdinalEncoder().fit(TABLE[:, [2]]), "values of column 2", "high"),
+    "columns": (lambda: OrdinalEncoder().fit(TABLE[:, [2, 5]]), "120 of 120 values of 2 columns", "high"),
     "targets": (lambda: DecisionTreeRegressor().fit(TABLE, TARGETS), "values of the targets", "high"),
     "encoder": (
         lambda: TargetEncoder(smooth=0).fit(np.round(TABLE[:, [2]]), TARGETS),
