@@ -53,6 +53,7 @@ from residuum.scanning.sample_forms import (
     ShuffledRows,
     list_layouts,
     list_scalings,
+    split_rows,
 )
 from residuum.scanning.text_search import TextIndex, TextMatches
 from residuum.scanning.value_search import (
@@ -258,7 +259,7 @@ class ContentSearch:
         ]
 
     def _merge_values(self) -> list[tuple[ValuePlace, int]]:
-        """Return one place for each group of places, such as the trees of a forest, and the size of the group."""
+        """Return one place for each group of places, such as the trees of a forest, and its size."""
         groups: dict[str, list[ValuePlace]] = {}
         for place in self.values:
             groups.setdefault(re.sub(r"\[\d+\]", "[]", place.where), []).append(place)
@@ -410,7 +411,8 @@ class _RowSearch:
         self._holdout = GivenRows(holdout.x) if same_shape and holdout is not None else None
         self.notes: list[str] = []
         # Equal samples are searched once.
-        flat = samples.x.flatten(1)
+        flat = samples.x.detach().cpu().flatten(1)
+        flat = flat.float() if flat.dtype == torch.bfloat16 else flat
         rows, self._numbers = np.unique(flat.numpy(), axis=0, return_inverse=True)
         self._numbers = self._numbers.ravel()
         self._distinct = GivenRows(torch.from_numpy(rows))
@@ -514,7 +516,7 @@ class _RowSearch:
             *([] if self._holdout is None else [self._holdout]),
         ]
         for controls in all_controls:
-            for chunk in torch.arange(len(controls)).split(8192):
+            for chunk in split_rows(len(controls), self._d):
                 rows = controls.take(chunk)
                 projections = rows @ line
                 first = torch.searchsorted(keys, projections - slack)

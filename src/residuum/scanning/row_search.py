@@ -31,13 +31,11 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from residuum.io.inert import NumberReader
-from residuum.scanning.sample_forms import Layout, Rows, Scaling
+from residuum.scanning.sample_forms import CHUNK, Layout, Rows, Scaling, split_rows
 
 KEYS = 6  # number of random vectors
 MIN_DISTINCT = 16  # smallest number of distinct values of a sample that is compared up to scale
 MAX_EXTRA = 8  # largest number of further columns, such as labels, in the rows of an array
-CHUNK = 1 << 21  # largest number of values of an array that are read together
-QUERY_CHUNK = 2048  # number of samples that are projected together
 CANDIDATES = 3  # number of samples that are compared with a row value by value
 # The error of a computation in float32, relative to the largest value.
 ROUNDING = 16 * torch.finfo(torch.float32).eps
@@ -336,7 +334,7 @@ class SampleIndex:
         """Return the keys of all samples in one form, and the numbers of these samples."""
         form = self.forms[form_number]
         projections, positions = [np.empty((0, KEYS))], [np.empty(0, np.int64)]
-        for chunk in torch.arange(len(self._samples)).split(QUERY_CHUNK):
+        for chunk in split_rows(len(self._samples), len(form.scaling.factor)):
             samples = form.apply(self._samples.take(chunk))
             keys, _ = form.keys.project(samples, Precision(0.0))
             is_usable = form.accepts(samples) & keys.isfinite().all(1)
@@ -373,7 +371,9 @@ class SampleIndex:
             )
             is_candidate = distances <= radii[near_rows].numpy()[:, None]
             candidates = np.nonzero(is_candidate.any(1))[0]
-            for batch in np.array_split(candidates, -(-len(candidates) // QUERY_CHUNK) or 1):
+            for batch in np.array_split(
+                candidates, max(1, -(-len(candidates) * rows.shape[1] // CHUNK))
+            ):
                 if len(batch):
                     numbers = near_rows[torch.from_numpy(batch)]
                     pairs = np.where(is_candidate[batch], neighbors[batch], -1)

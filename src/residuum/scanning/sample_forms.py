@@ -24,6 +24,9 @@ MAX_SHUFFLED = 100_000
 MAX_SCALE_RATIO = 100.0
 CHANNELS = (3, 4)  # numbers of channels of color images
 MIN_SIDE = 8  # smallest height and width of a color image that is given as a flat row
+CHUNK = (
+    1 << 21
+)  # largest number of values that are converted to float64 together, to limit the memory
 BYTES = 255.0  # largest pixel value of an image with 8 bits
 
 
@@ -76,6 +79,19 @@ class Rows(Protocol):
     def take(self, positions: Tensor) -> Tensor:
         """Return the samples at ``positions`` as a matrix (m, d) in float64."""
         ...
+
+
+def split_rows(count: int, d: int) -> tuple[Tensor, ...]:
+    """Return the numbers of rows in chunks, such that a chunk of rows of d values needs little memory.
+
+    Args:
+        count: Number of rows.
+        d: Number of values of a row.
+
+    Returns:
+        The chunks, () if there are no rows.
+    """
+    return torch.arange(count).split(max(1, CHUNK // d)) if count else ()
 
 
 class GivenRows:
@@ -258,12 +274,12 @@ class _Columns:
 
 def _measure_columns(flat: Tensor) -> _Columns:
     """Return the moments and ranges of the columns, computed in float64 a few rows at a time."""
-    n = len(flat)
-    mean = sum((rows.double().sum(0) for rows in flat.split(4096)), torch.zeros(())) / n
-    variance = (
-        sum(((rows.double() - mean).square().sum(0) for rows in flat.split(4096)), torch.zeros(()))
-        / n
-    )
+    n, d = flat.shape
+    mean, variance = torch.zeros(2, d, dtype=torch.float64)
+    for chunk in split_rows(n, d):
+        mean = mean + flat[chunk].double().sum(0) / n
+    for chunk in split_rows(n, d):
+        variance = variance + (flat[chunk].double() - mean).square().sum(0) / n
     overall_mean = float(mean.mean())
     overall_variance = float((variance + (mean - overall_mean) ** 2).mean())
     return _Columns(
