@@ -177,7 +177,7 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
         limitations=limitations(verdict, None, case.knowledge)[:1],
         applies=list_attacks((row,)),
         suite=SUITE,
-        notes=(*case.stored.notes, case.stored.arrays[0].finding.remedy),
+        notes=(*case.stored.notes, case.stored.remedy),
         files=_files(audit),
     )
 
@@ -189,7 +189,7 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
     verdict = audit.verdict()
     model_name, columns = case.predictor.name, case.predictor.columns
     sample_shape = (columns,) if columns else () if case.train is None else case.train.shape
-    stored_record_remedies = () if case.stored is None else (case.stored.arrays[0].finding.remedy,)
+    stored_record_remedies = () if case.stored is None else (case.stored.remedy,)
     scores_of_strongest_attack = None if scores is None else scores.scores
     return AuditResult(
         subject=_subject(audit, model_name),

@@ -31,8 +31,9 @@ from residuum.auditing.inputs import (
     name_source_of_mean,
     resolve_task,
 )
+from residuum.auditing.questions import NOTHING_STORED
 from residuum.auditing.request import AuditRequest
-from residuum.auditing.stored_records import StoredRecords, find_records
+from residuum.auditing.stored_records import StoredRecords, find_records, wrap_tensors
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import InputError, ResiduumError
 from residuum.io.attacker_knowledge import (
@@ -59,6 +60,7 @@ from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
+from residuum.scanning.findings import STORED, findings
 from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
 from residuum.surfaces.surface import resolve_surface
@@ -68,6 +70,7 @@ P = ParamSpec("P")
 # Facts of the attacker's knowledge that the command line passes as text. All other facts are Python values.
 TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
 FILE_FACTS = ("init", "mean_provenance")
+MAX_SHOWN = 3  # largest number of findings of a scan that an answer names
 Model = Network | nn.Module | Mapping[str, Tensor] | str | Path | Release | Any
 
 
@@ -205,6 +208,24 @@ class Case:
         )
 
     @cached_property
+    def nothing_stored(self) -> str:
+        """What the search for stored records found if it found no record, in sentences."""
+        sentences = [NOTHING_STORED]
+        if self.train is not None:
+            sentences = [f"None of the {len(self.train)} training samples is stored in the file."]
+        if self.forest is not None:
+            sentences.append("Its trees hold values of the training table, see the next question.")
+        elif self.release is not None:
+            # A vocabulary or a list of categories reveals values of records, but no whole records.
+            stored_values = [f.what for f in findings(self.release) if f.kind == STORED]
+            if stored_values:
+                finding_list = "; ".join(stored_values[:MAX_SHOWN])
+                sentences.append(
+                    f"A scan finds values of training records in the file: {finding_list}."
+                )
+        return " ".join(sentences)
+
+    @cached_property
     def inspection(self) -> Inspection:
         """Facts about the network that were measured from its weights, without data."""
         return inspect_network(self.audited)
@@ -309,7 +330,7 @@ def load_case(
     if release is None and isinstance(model, str | Path):
         return None
     sample_shape = _sample_shape(model, train, held_out, knowledge)
-    reader = _Reader(release, request, sample_shape, _text(base), trust_code)
+    reader = _Reader(release, request, sample_shape, _text(base), trust_code, train, held_out)
     content = attempt(reader.read, model)
     if content is None:
         return None
@@ -594,6 +615,8 @@ class _Reader:
     shape: tuple[int, ...] | None
     base: str | None
     trust_code: bool
+    train: Dataset | None
+    holdout: Dataset | None
 
     def read(self, model: Model) -> Content:
         """Return what a model consists of.
@@ -605,7 +628,18 @@ class _Reader:
             return self._read_release(self.release)
         if is_live_predictor(model):
             return self._read_live(model)
-        return Content(as_network(model, self.request.arch, self.shape))
+        network = as_network(model, self.request.arch, self.shape)
+        tensors = model if isinstance(model, nn.Module | Mapping) else network.theta
+        release = wrap_tensors(tensors)
+        return Content(network, self._find_records_besides(network, release))
+
+    def _find_records(self, release: Release) -> StoredRecords | None:
+        return find_records(release, self.train, self.holdout)
+
+    def _find_records_besides(self, network: Network, release: Release) -> StoredRecords | None:
+        """Return the records that a release stores in addition to the parameters of its network."""
+        stored_records = self._find_records(release)
+        return None if stored_records is None else stored_records.without(network)
 
     def _read_live(self, model: Any) -> Content:
         """Return the content of an object in memory: its trees, its stored records and its predictions."""
@@ -615,7 +649,7 @@ class _Reader:
             forest_content = _read_forest(release)
         except ResiduumError as problem:
             return Content(predictor=predictor, warnings=(problem.message,))
-        stored_records = find_records(release)
+        stored_records = self._find_records(release)
         if forest_content is None:
             network = _read_fitted_network(release)
             if network is not None:
@@ -629,7 +663,7 @@ class _Reader:
         return replace(forest_content, stored=stored_records, pickle_hash=release.sha256)
 
     def _read_release(self, release: Release) -> Content:
-        stored_records = find_records(release)
+        stored_records = self._find_records(release)
         if self.request.model_code is None:
             if (forest_content := _read_forest(release)) is not None:
                 return replace(forest_content, stored=stored_records)

@@ -227,12 +227,14 @@ def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
     }
     if not stored_records.is_certain:
         condition = "if samples are stored in the array whose name suggests records"
+        if stored_records.places:
+            condition = f"training samples are stored in {stored_records.places[0].where}"
         verdicts = {**plan.verdicts, LEAK: f"{REACHABLE}: {condition}"}
     return plan.replace(
         doubts=tuple(
             d for d in plan.doubts if not (stored_records.is_certain and d.startswith(NO_DATA))
         ),
-        applies=(*list_attacks((stored_records.outcome(None, None),), PLANNED), *plan.applies),
+        applies=(*list_attacks((stored_records.outcome(),), PLANNED), *plan.applies),
         verdicts=plan.verdicts if plan.obstacles else verdicts,
     )
 

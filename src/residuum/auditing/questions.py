@@ -20,6 +20,7 @@ from residuum.records import Record
 from residuum.risk.membership import MIN_SHARE, SHOWN, MembershipTest, min_named
 
 STORED, RECONSTRUCTION, MEMBERSHIP = "stored", "reconstruction", "membership"
+NOTHING_STORED = "No array in the file is known to hold training records."
 QUESTIONS = {
     STORED: "Are training records stored in the file?",
     RECONSTRUCTION: "Can attacks reconstruct training samples?",
@@ -73,6 +74,7 @@ def answer_questions(
     why_no_attack: str = "",
     targets: TargetTest | None = None,
     is_target_finding: bool = False,
+    nothing_stored: str = NOTHING_STORED,
 ) -> tuple[Answer, ...]:
     """Answer the three questions of an audit: stored records, reconstruction and membership.
 
@@ -88,6 +90,7 @@ def answer_questions(
         why_no_attack: Why residuum has no attack on this kind of model, "" if it has one.
         targets: The test of recovered targets, None if the release holds no forest.
         is_target_finding: Whether more targets were recovered than expected by chance.
+        nothing_stored: The evidence for the first question if ``stored`` is None.
 
     Returns:
         Three answers, in the order of ``QUESTIONS``.
@@ -98,7 +101,7 @@ def answer_questions(
         reconstruction_answer = _with_targets(reconstruction_answer, targets, is_target_finding)
     membership_answer = _membership(membership, is_member_finding, why_not_compared)
     return (
-        _stored(stored),
+        _stored(stored, nothing_stored),
         _judged(reconstruction_answer, controls_by_question.get(RECONSTRUCTION), has_failures),
         _judged(membership_answer, controls_by_question.get(MEMBERSHIP), has_failures),
     )
@@ -131,9 +134,9 @@ def _answer(key: str, answer: str, evidence: str, **values: object) -> Answer:
     return Answer(key, QUESTIONS[key], answer, evidence, **values)  # type: ignore[arg-type]
 
 
-def _stored(row: AttackOutcome | None) -> Answer:
+def _stored(row: AttackOutcome | None, nothing_stored: str) -> Answer:
     if row is None:
-        return _answer(STORED, NO, "The file stores no records.")
+        return _answer(STORED, NO, nothing_stored)
     if row.recovered is None:
         answer = YES if row.is_stored else UNKNOWN
         evidence = f"The file stores {row.candidates or 'some'} records ({row.reason})."

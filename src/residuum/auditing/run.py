@@ -173,6 +173,7 @@ class Audit:
             limit=self.request.fail_on,
             assumed=(*assumed, *unconfirmed_notes),
             targets=self.targets,
+            nothing_stored=self.case.nothing_stored,
         )
 
 

@@ -40,13 +40,9 @@ def skip_without_records(audit: Audit) -> str:
 
 
 def find_stored_records(audit: Audit) -> Audit:
-    """Return the audit with the result of a search for the samples in the records that the release stores."""
+    """Return the audit with the result of the search for the samples in the release."""
     assert audit.case.stored is not None
-    unchanged_inputs = audit.case.full_inputs or audit.case
-    return replace(
-        audit,
-        stored_records=audit.case.stored.outcome(unchanged_inputs.train, unchanged_inputs.holdout),
-    )
+    return replace(audit, stored_records=audit.case.stored.outcome())
 
 
 def skip_without_network(audit: Audit) -> str:

@@ -33,7 +33,7 @@ from residuum.auditing.outcomes import (
     Findings,
 )
 from residuum.auditing.power import PositiveControls, covered_samples
-from residuum.auditing.questions import Answer, answer_questions, plural
+from residuum.auditing.questions import NOTHING_STORED, Answer, answer_questions, plural
 from residuum.evaluation.null import SIGNIFICANCE, format_p
 from residuum.evaluation.targets import TargetTest
 from residuum.io.metadata import METADATA_SAYS
@@ -265,6 +265,7 @@ def decide(
     limit: str = MEMBERSHIP,
     assumed: tuple[str, ...] = (),
     targets: TargetTest | None = None,
+    nothing_stored: str = NOTHING_STORED,
 ) -> Verdict:
     """Decide the outcome of an audit by the table at the top of this file.
 
@@ -279,6 +280,7 @@ def decide(
         limit: The weakest grade that ends in exit code 1.
         assumed: Assumptions about network and samples, which are added to the reasons.
         targets: The test of recovered targets, None if the release holds no forest.
+        nothing_stored: What the search for stored records found if ``attacks`` has no row about it.
 
     Returns:
         The verdict with its reasons.
@@ -299,6 +301,7 @@ def decide(
         why_no_attack=checks.why_no_attack,
         targets=targets,
         is_target_finding=target_finding is not None,
+        nothing_stored=nothing_stored,
     )
     significant_membership = membership if is_member_finding else None
     grades = _grades(stored_row, findings, significant_membership, target_finding)

@@ -10,6 +10,8 @@ residuum scan release/ --fail-on medium
 residuum scan tuned/ --base public/
 
 residuum scan model.joblib --json --sarif scan.sarif
+
+residuum scan model.pt --data train.npz --holdout test.npz
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from residuum.cli.output import format_number, print_line, print_notes, print_wr
 from residuum.errors import InconclusiveError
 
 if TYPE_CHECKING:
-    from residuum.scanning.scan import Scan, ScannedFile
+    from residuum.scanning.scan import Scan, ScannedFile, Searched
     from residuum.surfaces.inspection import Inspection
 
 INDENT, NETWORK = 10 * " ", "  network "
@@ -51,6 +53,22 @@ def _command(
         Parameter(
             help="File or folder of the weights before training. With it, the scan also finds the rows of "
             "embeddings and the layers that training changed, and tokens that were added to the tokenizer.",
+            metavar="FILE",
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        Parameter(
+            help="File or folder of training samples (.npz, .csv, images) or texts (.txt, .jsonl). The scan "
+            "searches for each sample and text in every array and string of the release.",
+            metavar="FILE",
+        ),
+    ] = None,
+    holdout: Annotated[
+        Path | None,
+        Parameter(
+            help="File or folder of samples or texts that the model never saw. The scan compares how many "
+            "of them are in the release.",
             metavar="FILE",
         ),
     ] = None,
@@ -82,7 +100,9 @@ def _command(
     from residuum.scanning.scan import scan
 
     with scan_progress(output.visible) as watch:
-        scan_result = scan(release, base=base, fail_on=fail_on, watch=watch)
+        scan_result = scan(
+            release, base=base, data=data, holdout=holdout, fail_on=fail_on, watch=watch
+        )
     if sarif is not None:
         from residuum.report.sarif import scan_sarif
 
@@ -110,6 +130,8 @@ def show(result: Scan) -> None:
             )
             print_wrapped(f"at {finding.where or 'the top level'}{more_places}", INDENT)
             print_wrapped(f"{reason}. {finding.remedy}", INDENT)
+        if file.searched is not None:
+            show_search(file.searched)
         if file.network is not None:
             show_network(file.network)
         elif file.network_reason:
@@ -143,6 +165,22 @@ def may_be_audited(file: ScannedFile) -> bool:
 
     is_readable = bool(file.network_reason) and not file.network_reason.startswith(SUPPORTED)
     return file.network is not None or is_readable
+
+
+def show_search(searched: Searched) -> None:
+    """Print how many of the given samples and texts a scan found in a file."""
+    counts = []
+    if searched.samples:
+        counts.append(
+            f"{searched.found_samples} of {searched.samples} given samples, in {searched.arrays} arrays"
+        )
+    if searched.texts:
+        counts.append(
+            f"{searched.found_texts} of {searched.texts} given texts, in {searched.strings} strings"
+        )
+    print_wrapped(f"searched by content: found {' and '.join(counts)}", "  data    ", INDENT)
+    for note in searched.notes:
+        print_wrapped(f"note: {note}", INDENT)
 
 
 def show_network(network: Inspection) -> None:

@@ -32,7 +32,8 @@ class Finding(Record):
         remedy: What to do about the finding before the release.
         places: Number of places in the file where it was found.
         count: Number of records, rows, words or values that were found, or None if they were not counted.
-        rows: Rows of an embedding that training changed.
+        rows: Rows of an embedding that training changed, or numbers of the given samples or texts that were
+            found.
         words: The tokens of these rows, or the tokens of a vocabulary that were found, the rarest first.
     """
 

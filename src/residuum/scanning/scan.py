@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from residuum.errors import (
     CheckpointError,
@@ -33,6 +33,7 @@ from residuum.io.vocabularies import Vocabulary, find_vocabulary
 from residuum.records import Record
 from residuum.records.published import Count, SchemaRule, Tool, this_tool
 from residuum.scanning.base_comparison import compare_with_base
+from residuum.scanning.content import ContentSearch, Queries, read_queries, search_content
 from residuum.scanning.fail_on import HIGH, check_limits, select_failing
 from residuum.scanning.findings import (
     CODE,
@@ -65,6 +66,50 @@ Watch = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, eq=False)
+class Searched(Record):
+    """The size of a search for given samples and texts in a file.
+
+    Attributes:
+        samples: Number of given samples.
+        found_samples: Number of given samples that are stored in the file.
+        holdout: Number of held-out samples, to which the given samples were compared.
+        shuffled: Number of shuffled samples, to which the given samples were compared.
+        texts: Number of given texts.
+        found_texts: Number of given texts that are stored in the file.
+        arrays: Number of arrays, tables and lists of numbers in the file.
+        strings: Number of strings in the file.
+        notes: What was not searched.
+    """
+
+    samples: Count
+    found_samples: Count
+    holdout: Count
+    shuffled: Count
+    texts: Count
+    found_texts: Count
+    arrays: Count
+    strings: Count
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_search(cls, search: ContentSearch) -> Searched:
+        """Return the size of a search."""
+        queries = search.queries
+        found_texts = {i for place in search.texts for i in (*place.long, *place.short)}
+        return cls(
+            samples=0 if queries.samples is None else len(queries.samples),
+            found_samples=len(search.samples),
+            holdout=0 if queries.holdout is None else len(queries.holdout),
+            shuffled=search.shuffled_count,
+            texts=len(queries.texts),
+            found_texts=len(found_texts),
+            arrays=search.array_count,
+            strings=search.string_count,
+            notes=search.notes,
+        )
+
+
+@dataclass(frozen=True, eq=False)
 class ScannedFile(Record):
     """A file that a scan has read, or many files of one format in the same folder.
 
@@ -75,6 +120,7 @@ class ScannedFile(Record):
         findings: What in the file can reveal training data, the most severe first.
         network: The measurements of the network in the file, None if no network was measured.
         network_reason: Why no network was measured, "" if a network was measured or if the file is no model.
+        searched: What was searched for the given samples and texts, None without samples and texts.
     """
 
     file: str
@@ -83,6 +129,7 @@ class ScannedFile(Record):
     findings: tuple[Finding, ...]
     network: Inspection | None = None
     network_reason: str = ""
+    searched: Searched | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,6 +207,8 @@ def scan(
     path: str | Path,
     *,
     base: str | Path | None = None,
+    data: Any = None,
+    holdout: Any = None,
     fail_on: str | Iterable[str] = HIGH,
     watch: Watch | None = None,
 ) -> Scan:
@@ -172,6 +221,9 @@ def scan(
         path: A file or a folder of files.
         base: The file or folder with the weights before training, which shows which rows and layers changed.
             Its tokenizer shows which tokens were added.
+        data: Samples or texts that are searched in every array and string: a file, a folder, a DataFrame, a
+            list of texts, or other samples, see ``rs.audit``.
+        holdout: Samples or texts that the model never saw, to which the matches are compared.
         fail_on: What makes ``exit_code`` 1: findings of at least a severity ("high", "medium" or "low"),
             or kinds of findings (``scanning.findings.KINDS``), separated by commas or as a list. "none" for
             no finding.
@@ -183,14 +235,24 @@ def scan(
     """
     path, limits = Path(path), check_limits(fail_on)
     known_base = None if base is None else _Base.read(base)
+    queries = None if data is None else read_queries(data, holdout)
     if path.is_dir():
-        return _scan_folder(path, known_base, limits, watch)
+        return _scan_folder(path, known_base, queries, limits, watch)
     release = read_release(path)
     file = _describe_model(release, str(path), MAX_MEASURED_WEIGHTS)
     if known_base is not None:
         changes = known_base.compare(release, path)
         file = file.replace(findings=tuple(sorted([*file.findings, *changes], key=rank)))
-    return Scan(str(path), (file,), fail_on=limits)
+    return Scan(str(path), (_search_file(file, release, queries),), fail_on=limits)
+
+
+def _search_file(file: ScannedFile, release: Release, queries: Queries | None) -> ScannedFile:
+    """Return the file with the given samples and texts that are stored in it."""
+    if queries is None:
+        return file
+    search = search_content(release, queries)
+    file_findings = tuple(sorted([*search.findings(), *file.findings], key=rank))
+    return file.replace(findings=file_findings, searched=Searched.from_search(search))
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,7 +281,11 @@ class _Base:
 
 
 def _scan_folder(
-    folder: Path, base: _Base | None, limits: tuple[str, ...], watch: Watch | None
+    folder: Path,
+    base: _Base | None,
+    queries: Queries | None,
+    limits: tuple[str, ...],
+    watch: Watch | None,
 ) -> Scan:
     listing = list_folder(folder)
     items, notes = plan_folder(listing)
@@ -250,6 +316,7 @@ def _scan_folder(
                 base_folder = BaseFolder() if base is None else base.files
                 file_findings = examine_file(item, release, base_folder)
                 file = ScannedFile(item.name, release.kind, release.size, tuple(file_findings))
+            file = _search_file(file, release, queries)
         except ResiduumError as problem:
             is_damaged = item.role in (DATA, VOCABULARY) and isinstance(problem, InputError)
             if is_damaged:
