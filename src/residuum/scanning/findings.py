@@ -55,11 +55,14 @@ from residuum.scanning.optimizer_rules import (
     find_initial_weights_and_seeds,
     find_optimizer_state,
 )
+from residuum.scanning.path_rules import find_paths
 from residuum.scanning.statistics_rules import find_statistics
-from residuum.scanning.stored_rules import FRAMES, RecordArray, find_stored, records_in
-from residuum.scanning.text_rules import find_paths
+from residuum.scanning.stored_arrays import RecordArray, find_stored_arrays, records_in
+from residuum.scanning.stored_rules import FRAMES
+from residuum.scanning.survey import Survey, survey_release
+from residuum.scanning.text_rules import find_prose, find_text_arrays
 from residuum.scanning.tree_rules import find_tree_models
-from residuum.scanning.value_rules import find_vocabularies
+from residuum.scanning.value_rules import find_categories, find_quantiles, find_vocabularies
 
 __all__ = [
     "ADAPTER", "CLASSES", "CODE", "FRAMES", "KINDS", "PATHS", "SEVERITIES", "START", "STATE", "STATISTICS",
@@ -107,25 +110,36 @@ def _without_strip(finding: Finding, release: Release) -> Finding:
 def _apply_rules(release: Release) -> Iterator[Finding]:
     metadata = {make_key(key): value for key, value in release.metadata.items()}
     config = {k: v for k, v in release.config.items() if k in ADAPTER_TEXTS}
+    survey = survey_release(release)
     yield from find_adapters(release)
     yield from find_tree_models(release)
     yield from find_code(release)
+    for array in find_stored_arrays(release, survey):
+        yield array.finding
     for place in walk({"": release.content, "metadata": metadata, "adapter_config": config}):
         for find in RULES.get(type(place.value), ()):
             yield from find(place)
+        for find_values in VALUE_RULES.get(type(place.value), ()):
+            yield from find_values(place, survey)
 
 
 RULES: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
-    InertObject: (find_stored, find_vocabularies, find_initial_weights_and_seeds, find_statistics),
+    InertObject: (find_initial_weights_and_seeds, find_statistics),
     Block: (
-        find_stored,
-        find_vocabularies,
         find_optimizer_state,
         find_initial_weights_and_seeds,
         find_statistics,
+        find_text_arrays,
     ),
-    dict: (find_vocabularies,),
-    list: (find_statistics,),
+    dict: (find_text_arrays,),
+    list: (find_statistics, find_text_arrays),
+    tuple: (find_text_arrays,),
     int: (find_initial_weights_and_seeds, find_statistics),
-    str: (find_paths,),
+    str: (find_paths, find_prose),
+}
+# Rules that need to know more about the release.
+VALUE_RULES: dict[type, tuple[Callable[[Place, Survey], Iterator[Finding]], ...]] = {
+    InertObject: (find_quantiles,),
+    Block: (find_categories,),
+    dict: (find_vocabularies,),
 }

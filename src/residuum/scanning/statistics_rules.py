@@ -9,10 +9,10 @@ from residuum.io.tree import Place
 from residuum.scanning.finding import STATISTICS, Finding
 
 STATISTIC_NAMES = {
-    "mean_", "scale_", "var_", "data_min_", "data_max_", "data_range_", "center_", "quantiles_",
+    "mean_", "scale_", "var_", "data_min_", "data_max_", "data_range_", "center_",
     "statistics_", "n_samples_seen_", "class_count_", "class_prior_", "theta_", "means_",
-    "covariance_", "location_", "centroids_", "cluster_centers_", "idf_", "bin_edges_", "loss_curve_",
-    "validation_scores_", "running_mean", "running_var", "num_batches_tracked", "priors_",
+    "covariance_", "location_", "centroids_", "cluster_centers_", "idf_", "loss_curve_",
+    "validation_scores_", "prototypes", "running_mean", "running_var", "num_batches_tracked", "priors_",
 }  # fmt: skip
 
 
