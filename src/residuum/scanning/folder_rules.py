@@ -40,7 +40,7 @@ from residuum.scanning.folder_files import (
     read_tokens,
 )
 from residuum.scanning.folder_files import STATE as STATE_ROLE
-from residuum.scanning.text_rules import PATH
+from residuum.scanning.path_rules import PATH
 
 MIN_TABLE_ROWS = 5  # a table with fewer rows can be a table of results
 MIN_LIST = 20  # smallest number of records or texts in a JSON file that is reported
