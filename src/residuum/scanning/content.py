@@ -33,7 +33,7 @@ from residuum.io.numpy_arrays import TextArray
 from residuum.io.release import Release
 from residuum.io.tree import walk
 from residuum.records import Dataset
-from residuum.scanning.findings import STORED, Finding, name_of, printable
+from residuum.scanning.finding import STORED, Finding, printable
 from residuum.scanning.number_sources import NumberSource, list_numbers
 from residuum.scanning.row_search import (
     ROUNDING,
@@ -56,6 +56,7 @@ from residuum.scanning.sample_forms import (
     split_rows,
 )
 from residuum.scanning.text_search import TextIndex, TextMatches
+from residuum.scanning.tree_rules import name_of
 from residuum.scanning.value_search import (
     MAX_COLUMNS,
     Column,

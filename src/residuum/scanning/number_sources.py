@@ -15,7 +15,8 @@ from residuum.io.forests import read_forests
 from residuum.io.inert import Block, InertObject, NumberReader
 from residuum.io.release import Release
 from residuum.io.tree import Place, walk
-from residuum.scanning.findings import FRAME, name_of, read_records
+from residuum.scanning.record_arrays import FRAME, read_records
+from residuum.scanning.tree_rules import name_of
 from residuum.trees.forest import NO_CHILD
 
 MIN_NUMBERS = 5  # smallest number of numbers in a list or dict that is searched
