@@ -6,6 +6,7 @@ of a sample depends on what the model predicts (:mod:`residuum.io.predictors`):
 - probabilities of classes: minus the logarithm of the probability of the sample's class.
 - scores of classes: the largest score of another class, minus the score of the sample's class.
 - numbers: the squared error.
+- the next token: the mean of -log p(next token) over the tokens of the text.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 from residuum.datasets.given import is_one_hot
 from residuum.errors import InputError
 from residuum.evaluation.matching import Array
-from residuum.io.predictors import SHARES, Predictor
+from residuum.io.predictors import NEXT_TOKENS, SHARES, Predictor
 from residuum.records import Dataset
 from residuum.risk.membership import MembershipTest, separate_by_scores
 
@@ -77,6 +78,8 @@ def why_not_compared(predictor: Predictor, train: Dataset, holdout: Dataset | No
         return NO_HOLDOUT
     if holdout.shape != train.shape or holdout.y.shape[1:] != train.y.shape[1:]:
         return OTHER_SHAPE
+    if predictor.kind == NEXT_TOKENS:
+        return ""
     unlabeled = [
         name
         for name, samples in (("the training samples", train), ("the held-out samples", holdout))
@@ -99,6 +102,9 @@ def losses(predictor: Predictor, samples: Dataset) -> Array:
         InputError: If the model does not predict the targets of the samples.
     """
     outputs = predictor.outputs(samples)
+    if predictor.kind == NEXT_TOKENS:
+        token_losses: Array = outputs[:, 0]
+        return token_losses
     if not predictor.is_classifier:
         targets = samples.y.double().numpy().reshape(len(samples), -1)
         if targets.shape != outputs.shape:
