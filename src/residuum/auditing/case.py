@@ -33,6 +33,14 @@ from residuum.auditing.inputs import (
 )
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import StoredRecords, find_records
+from residuum.auditing.token_models import (
+    NO_ATTACK,
+    TokenContent,
+    is_token_model,
+    list_findings,
+    load_token_content,
+    set_aside_repeated_texts,
+)
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import InputError, ResiduumError
 from residuum.io.attacker_knowledge import (
@@ -59,6 +67,7 @@ from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
+from residuum.records.tokens import TokenDataset
 from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
 from residuum.surfaces.surface import resolve_surface
@@ -125,6 +134,7 @@ class Case:
         head: The trained layers above the frozen layers, None if no layers were cut off.
         warnings: Contradictions between the inputs.
         sources: Files and hashes of the inputs.
+        tokens: What was read of a token model, None for other models.
     """
 
     network: Network | None
@@ -139,6 +149,7 @@ class Case:
     head: Head | None = None
     warnings: tuple[str, ...] = ()
     sources: Sources = Sources()
+    tokens: TokenContent | None = None
 
     @property
     def audited(self) -> Network:
@@ -151,6 +162,8 @@ class Case:
         """Why residuum has no attack on a model that is no network, "" if residuum has an attack."""
         if self.predictor is None:
             return ""
+        if self.tokens is not None:
+            return NO_ATTACK
         reason = "" if self.forest is None else why_not_attacked(self.forest.forest)
         if self.forest is not None and not reason:
             return ""
@@ -219,6 +232,9 @@ class Case:
     @cached_property
     def sample_sets(self) -> SampleSets | None:
         """Training and held-out samples without repeated samples, None if there are no training samples."""
+        if isinstance(self.train, TokenDataset):
+            held_out = self.holdout if isinstance(self.holdout, TokenDataset) else None
+            return set_aside_repeated_texts(self.train, held_out)
         return None if self.train is None else set_aside_repeats(self.train, self.holdout)
 
 
@@ -275,6 +291,7 @@ def load_case(
     *,
     base: str | Path | None = None,
     adapter: str | Path | None = None,
+    tokenizer: Any = None,
     trust_code: bool = False,
     obstacles: Obstacles | None = None,
 ) -> Case | None:
@@ -290,6 +307,7 @@ def load_case(
         request: Settings of the audit.
         base: File of the weights before fine-tuning.
         adapter: File of an adapter (LoRA). ``model`` is then the base network.
+        tokenizer: Tokenizer of a token model.
         trust_code: Allow running the code that the setting ``model_code`` of ``request`` names.
         obstacles: Collects the problems in a dry run. By default the first problem is raised as an error.
 
@@ -298,6 +316,8 @@ def load_case(
     """
     request = request or AuditRequest()
     attempt = (obstacles or StopAtFirst()).attempt
+    if request.model_code is None and is_token_model(model, data):
+        return attempt(_token_case, model, data, holdout, tokenizer, base, adapter)
     train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
     _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
     held_out = contained if separate is None else separate
@@ -343,6 +363,33 @@ def load_case(
     attempt(_check_surface, request, attacker_knowledge)
     warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
+
+
+def _token_case(
+    model: Any, data: Any, holdout: Any, tokenizer: Any, base: Any, adapter: Any
+) -> Case:
+    """Return the case of a token model, a network whose inputs are token ids."""
+    content = load_token_content(
+        model,
+        data,
+        holdout,
+        tokenizer,
+        base=model if adapter is not None else base,
+        adapter=adapter,
+    )
+    samples = (content.train, content.holdout)
+    notes = tuple(note for texts in samples if texts is not None for note in texts.notes)
+    return Case(
+        None,
+        Knowledge(),
+        content.train,
+        content.holdout,
+        content.release,
+        predictor=content.predictor,
+        warnings=(*content.notes, *notes, *list_findings(content)),
+        sources=Sources(content.paths, content.hashes, content.digests),
+        tokens=content,
+    )
 
 
 def _case_without_network(

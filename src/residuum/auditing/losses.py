@@ -11,10 +11,12 @@ of a sample depends on what the model predicts (:mod:`residuum.io.predictors`):
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from residuum.datasets.given import is_one_hot
 from residuum.errors import InputError
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 SMALLEST_SHARE = (
     1e-6  # a predicted probability of 0 is replaced by this value, so that the loss is finite
 )
+LOSS_BLOCK = 256  # samples whose losses are computed between two reports of the progress
 ONLY_LOSSES = (
     "only networks have activation boundaries that name single samples, so only losses are compared"
 )
@@ -42,14 +45,35 @@ NOT_COMPARED = "the losses cannot be compared, because {}"
 
 def measure_losses(audit: Audit) -> Audit:
     """Return the audit with a test whether losses of training and held-out samples differ."""
-    case = audit.case
-    assert case.predictor is not None
-    assert case.train is not None
-    train, holdout, loss_test, p_value = case.train, case.holdout, None, None
-    reason = why_not_compared(case.predictor, train, holdout)
+    assert audit.case.train is not None
+    return compare_predicted_losses(audit, audit.case.train, audit.case.holdout)
+
+
+def compare_predicted_losses(
+    audit: Audit,
+    train: Dataset,
+    holdout: Dataset | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Audit:
+    """Return the audit with a test whether losses of training and held-out samples differ.
+
+    Args:
+        audit: The audit.
+        train: The training samples.
+        holdout: The held-out samples, None if there are none.
+        progress: Receives the number of samples whose losses were computed, and the number of all samples.
+
+    Returns:
+        The audit with the result.
+    """
+    predictor, loss_test, p_value = audit.case.predictor, None, None
+    assert predictor is not None
+    reason = why_not_compared(predictor, train, holdout)
     if not reason and holdout is not None:
         try:
-            negative_losses = -np.concatenate([losses(case.predictor, s) for s in (train, holdout)])
+            negative_losses = -np.concatenate(
+                [losses_in_blocks(predictor, s, progress) for s in (train, holdout)]
+            )
         except InputError as problem:
             reason = problem.message.rstrip(".")
         else:
@@ -59,6 +83,29 @@ def measure_losses(audit: Audit) -> Audit:
             audit.listener.message(loss_test.line)
     membership = MembershipTest.by_loss_alone(train, holdout, loss_test, reason or ONLY_LOSSES)
     return replace(audit, membership=membership, p_value_of_losses=p_value)
+
+
+def losses_in_blocks(
+    predictor: Predictor, samples: Dataset, progress: Callable[[int, int], None] | None
+) -> Array:
+    """Return the losses of samples, and report the progress after each block of samples.
+
+    Args:
+        predictor: The model.
+        samples: The samples.
+        progress: Receives the number of samples whose losses were computed. If it is None, all samples are
+            one block.
+
+    Returns:
+        (n,) losses.
+    """
+    if progress is None:
+        return losses(predictor, samples)
+    blocks = []
+    for rows in torch.arange(len(samples)).split(LOSS_BLOCK):
+        blocks.append(losses(predictor, samples.take(rows)))
+        progress(int(rows[-1]) + 1, len(samples))
+    return np.concatenate(blocks)
 
 
 def why_not_compared(predictor: Predictor, train: Dataset, holdout: Dataset | None) -> str:

@@ -33,6 +33,7 @@ from residuum.records import (
 )
 from residuum.records.scores import MetricScore
 from residuum.risk.membership import MembershipTest
+from residuum.risk.moved_rows import MovedRows
 from residuum.surfaces.inspection import Inspection
 
 # Version of the set of attacks. If an attack becomes stronger or is added, the version grows.
@@ -116,6 +117,7 @@ class AuditResult(Record):
         controls: The negative controls.
         checks: Checks that decide whether an audit without a finding can rule out a leak.
         membership: The test of membership, None if it was not run.
+        moved_rows: The embedding rows that training moved, compared with the tokens of the texts.
         table: The training table that the attack on a forest recovered.
         targets: The test whether recovered targets are those of the training samples.
         exposure: The ranking of the samples by risk. It does not enter the verdict.
@@ -155,6 +157,7 @@ class AuditResult(Record):
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
     membership: MembershipTest | None = None
+    moved_rows: MovedRows | None = None
     table: RecoveredTable | None = None
     targets: TargetTest | None = None
     exposure: Exposure | None = None

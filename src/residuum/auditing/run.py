@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from residuum import plugins
-from residuum.auditing import forests, losses, stages
+from residuum.auditing import forests, losses, stages, token_models
 from residuum.auditing.assembling import assemble_result
 from residuum.auditing.case import Case, Model, check_hashes, load_case
 from residuum.auditing.certificates import Certificates
@@ -55,6 +55,7 @@ from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.evaluation.targets import TargetTest
 from residuum.records import Exposure, Knowledge, RecoveredTable
 from residuum.risk.membership import MembershipTest
+from residuum.risk.moved_rows import MovedRows
 
 STOPPED = "the time limit stopped the audit after {} before all planned work was done"
 QUICK = "the effort quick can show a leak and cannot rule one out"
@@ -82,6 +83,8 @@ class Audit:
     targets: TargetTest | None = None
     # p-value of the test whether the losses of training and held-out samples differ
     p_value_of_losses: float | None = None
+    # comparison of the embedding rows that training moved with the tokens of the texts
+    moved_rows: MovedRows | None = None
     attacks: AttackResults = field(default_factory=AttackResults)
     negative_controls: Controls = field(default_factory=Controls)
     scores: AttackScores | None = None
@@ -173,6 +176,8 @@ class Audit:
             limit=self.request.fail_on,
             assumed=(*assumed, *unconfirmed_notes),
             targets=self.targets,
+            moved_rows=self.moved_rows,
+            why_not_searched="" if self.case.tokens is None else token_models.NOT_SEARCHED,
         )
 
 
@@ -213,6 +218,12 @@ PREDICTOR_STAGES = (
     Stage("positive controls", forests.test_positive_controls, stages.skip_if_decided),
 )
 
+# The stages of an audit of a token model, a network whose inputs are token ids.
+TOKEN_STAGES = (
+    Stage("membership", token_models.test_membership, stages.skip_without_texts_and_base),
+    Stage("negative controls", token_models.run_negative_controls, stages.skip_without_predictions),
+)
+
 
 def audit(
     model: Model,
@@ -221,8 +232,9 @@ def audit(
     holdout: Any = None,
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
     out: str | Path | None = None,
-    base: str | Path | None = None,
+    base: Any = None,
     adapter: str | Path | None = None,
+    tokenizer: Any = None,
     trust_code: bool = False,
     blur: bool = False,
     expected_hashes: Mapping[str, str] | None = None,
@@ -247,8 +259,10 @@ def audit(
             as ``{"value_range": (0, 1)}``, or the path of a saved Knowledge.
         out: Folder for the report and all other files. If the folder holds an unfinished audit, this audit
             continues. If it holds a finished audit, its result is returned.
-        base: File of the weights before fine-tuning.
+        base: File of the weights before fine-tuning. For a token model also a folder or a live module.
         adapter: File of an adapter (LoRA). ``model`` is then the network on which the adapter was trained.
+        tokenizer: Tokenizer of a token model, as in transformers, or its folder. Then ``data`` and
+            ``holdout`` are texts with labels. Without a tokenizer they are token ids.
         trust_code: Allow running the code that the setting ``model_code`` names.
         blur: Blur the images of the report until the reader asks for them.
         expected_hashes: SHA-256 of checkpoint, data and holdout. Files with other hashes are refused.
@@ -269,7 +283,15 @@ def audit(
     request = AuditRequest(**options)
     deadline = Deadline.for_request(request)
     case = load_case(
-        model, data, holdout, knowledge, request, base=base, adapter=adapter, trust_code=trust_code
+        model,
+        data,
+        holdout,
+        knowledge,
+        request,
+        base=base,
+        adapter=adapter,
+        tokenizer=tokenizer,
+        trust_code=trust_code,
     )
     assert case is not None
     check_hashes(case, expected_hashes or {})
@@ -279,6 +301,7 @@ def audit(
         for line in opening(case.network, case.fit) if case.network is not None else ():
             listener.message(line)
         stage_list = PREDICTOR_STAGES if case.network is None else STAGES
+        stage_list = stage_list if case.tokens is None else TOKEN_STAGES
         finished_audit = run_stages(Audit(case, request, deadline, store, listener), stage_list)
         result = assemble_result(finished_audit)
         store.write(result, blur=blur)

@@ -41,6 +41,7 @@ from residuum.networks.network import Network
 from residuum.records import Knowledge, Record, Scores
 from residuum.records.published import SchemaRule, Share
 from residuum.risk.membership import ABSENT, SHOWN, MembershipTest
+from residuum.risk.moved_rows import MovedRows
 from residuum.surfaces.inspection import Inspection
 
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
@@ -265,6 +266,8 @@ def decide(
     limit: str = MEMBERSHIP,
     assumed: tuple[str, ...] = (),
     targets: TargetTest | None = None,
+    moved_rows: MovedRows | None = None,
+    why_not_searched: str = "",
 ) -> Verdict:
     """Decide the outcome of an audit by the table at the top of this file.
 
@@ -279,6 +282,8 @@ def decide(
         limit: The weakest grade that ends in exit code 1.
         assumed: Assumptions about network and samples, which are added to the reasons.
         targets: The test of recovered targets, None if the release holds no forest.
+        moved_rows: The embedding rows that training moved, None without a base.
+        why_not_searched: Why stored records were not searched for, "" if they were.
 
     Returns:
         The verdict with its reasons.
@@ -299,6 +304,8 @@ def decide(
         why_no_attack=checks.why_no_attack,
         targets=targets,
         is_target_finding=target_finding is not None,
+        moved_rows=moved_rows,
+        why_not_searched=why_not_searched,
     )
     significant_membership = membership if is_member_finding else None
     grades = _grades(stored_row, findings, significant_membership, target_finding)

@@ -92,30 +92,14 @@ def load_text_folder(folder: Path) -> TextModel:
 
     Returns:
         The model.
-
-    Raises:
-        UnsafeFileError: If the folder asks for custom code, or for more memory than its weights take.
-        CheckpointError: If the folder cannot be read.
-        MissingExtraError: If transformers is not installed.
     """
     config = _read_json(folder / CONFIG)
-    for name in (CONFIG, TOKENIZER_CONFIG):
-        if (folder / name).is_file() and "auto_map" in _read_json(folder / name):
-            raise UnsafeFileError(
-                f"A model folder must not need its own code; 'auto_map' in {name} names such code.",
-                NO_CUSTOM_CODE,
-            )
-    weights = _find_weights(folder)
+    _refuse_custom_code(folder)
+    weights = list_weight_files(folder)[0]
     architectures = config.get("architectures")
     name = str(architectures[0])[:80] if isinstance(architectures, list) and architectures else ""
     loader = next((LOADERS[end] for end in LOADERS if name.endswith(end)), "")
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError:
-        raise MissingExtraError(
-            "Loading a folder of transformers needs the extra 'text', which is not installed.",
-            f'In a clone of residuum, run pip install ".[text]". {WHAT_ELSE}',
-        ) from None
+    transformers = _import_transformers()
     with _quiet(transformers):
         tokenizer, notes = _load_tokenizer(transformers, folder)
         module = _load_module(transformers, folder, loader) if loader else None
@@ -136,20 +120,82 @@ def _read_json(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _find_weights(folder: Path) -> Path:
-    """Return the file of the weights, or the index of the shards."""
-    for name in (WEIGHTS, INDEX):
-        if (folder / name).is_file():
-            return folder / name
-    has_pickle = any(folder.glob("pytorch_model*.bin"))
-    got = "only pytorch_model.bin, a pickle" if has_pickle else "none"
-    raise CheckpointError(
-        f"A model folder must hold its weights as {WEIGHTS}; {folder.name!r} has {got}.",
-        "If you trust the pickle, load the model and write it again: "
-        "model.save_pretrained(folder, safe_serialization=True)."
-        if has_pickle
-        else "Check the path.",
-    )
+def list_weight_files(folder: Path) -> list[Path]:
+    """Return the safetensors files of the weights of a folder.
+
+    Args:
+        folder: A folder of transformers.
+
+    Returns:
+        The files.
+
+    Raises:
+        CheckpointError: If the folder holds no such file.
+    """
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    weight_map = _read_json(folder / INDEX).get("weight_map") if (folder / INDEX).is_file() else {}
+    names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
+    for name in names:
+        if Path(name).name != name or not (folder / name).is_file():
+            raise CheckpointError(
+                f"The shards of a model must be files in its folder; {name[:80]!r} is not.",
+                "Check the index of the shards.",
+            )
+    if not names:
+        has_pickle = any(folder.glob("pytorch_model*.bin"))
+        raise CheckpointError(
+            f"A model folder must hold its weights as {WEIGHTS}; {folder.name!r} holds "
+            f"{'only pytorch_model.bin, a pickle' if has_pickle else 'none'}.",
+            "If you trust the pickle, load the model and write it again: "
+            "model.save_pretrained(folder, safe_serialization=True)."
+            if has_pickle
+            else "Check the path.",
+        )
+    return [folder / name for name in names]
+
+
+def load_tokenizer(folder: Path) -> Callable[..., Any]:
+    """Load the tokenizer of a folder. No code from the folder is run.
+
+    Args:
+        folder: A folder with the files of a tokenizer.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        CheckpointError: If the folder holds no tokenizer that can be read.
+    """
+    transformers = _import_transformers()
+    _refuse_custom_code(folder)
+    with _quiet(transformers):
+        tokenizer, notes = _load_tokenizer(transformers, folder)
+    if tokenizer is None:
+        raise CheckpointError(
+            f"{str(folder)!r} must be a folder with a tokenizer; {notes[0]}.", "Check the path."
+        )
+    return tokenizer
+
+
+def _import_transformers() -> Any:
+    try:
+        return importlib.import_module("transformers")
+    except ImportError:
+        raise MissingExtraError(
+            "Loading a folder of transformers needs the extra 'text', which is not installed.",
+            f'In a clone of residuum, run pip install ".[text]". {WHAT_ELSE}',
+        ) from None
+
+
+def _refuse_custom_code(folder: Path) -> None:
+    """Refuse a folder whose configuration names code of its own."""
+    for name in (CONFIG, TOKENIZER_CONFIG):
+        if (folder / name).is_file() and "auto_map" in _read_json(folder / name):
+            raise UnsafeFileError(
+                f"A model folder must not need its own code; 'auto_map' in {name} names such code.",
+                NO_CUSTOM_CODE,
+            )
 
 
 def _load_tokenizer(
@@ -175,8 +221,8 @@ def _load_module(transformers: Any, folder: Path, loader: str) -> nn.Module:
         with torch.device("meta"):
             described = getattr(transformers, loader).from_config(config, trust_remote_code=False)
         _check_weights(described, _stored_shapes(folder))
-        module: nn.Module = getattr(transformers, loader).from_pretrained(
-            str(folder), use_safetensors=True, **options
+        module, loading = getattr(transformers, loader).from_pretrained(
+            str(folder), use_safetensors=True, output_loading_info=True, **options
         )
     except (UnsafeFileError, CheckpointError):
         raise
@@ -186,7 +232,14 @@ def _load_module(transformers: Any, folder: Path, loader: str) -> nn.Module:
             f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
             "Check that config.json and the weights belong together.",
         ) from problem
-    return module.eval()
+    if missing := sorted(map(str, loading["missing_keys"])):
+        raise CheckpointError(
+            f"A model folder must hold all weights of its model; {folder.name!r} lacks "
+            f"{len(missing)}, such as {missing[0][:80]!r}.",
+            "Save the whole model with model.save_pretrained(folder).",
+        )
+    loaded: nn.Module = module.eval()
+    return loaded
 
 
 def _check_numbers(config: Mapping[str, Any]) -> None:
@@ -209,28 +262,17 @@ def _numbers(config: Mapping[str, Any], depth: int) -> Iterator[tuple[str, float
 
 def _stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the weights in the files of a folder, by name. Only headers are read."""
-    names = {WEIGHTS}
-    if not (folder / WEIGHTS).is_file():
-        weight_map = _read_json(folder / INDEX).get("weight_map")
-        names = (
-            {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else set()
-        )
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in sorted(names):
-        if Path(name).name != name or not (folder / name).is_file():
-            raise CheckpointError(
-                f"The shards of a model must be files in its folder; {name[:80]!r} is not.",
-                "Check the index of the shards.",
-            )
+    for file in list_weight_files(folder):
         try:
-            with safe_open(str(folder / name), framework="pt") as archive:
+            with safe_open(str(file), framework="pt") as archive:
                 shapes |= {
                     key: tuple(archive.get_slice(key).get_shape())
                     for key in archive.keys()  # noqa: SIM118
                 }
         except (SafetensorError, OSError) as problem:
             raise CheckpointError(
-                f"{name!r} must be a safetensors file; reading it failed ({str(problem)[:120]}).",
+                f"{file.name!r} must be a safetensors file; reading it failed ({str(problem)[:120]}).",
                 "Check the file.",
             ) from problem
     return shapes
