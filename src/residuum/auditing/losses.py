@@ -54,6 +54,7 @@ def compare_predicted_losses(
     train: Dataset,
     holdout: Dataset | None,
     progress: Callable[[int, int], None] | None = None,
+    why_only_losses: str = ONLY_LOSSES,
 ) -> Audit:
     """Return the audit with a test whether losses of training and held-out samples differ.
 
@@ -62,6 +63,7 @@ def compare_predicted_losses(
         train: The training samples.
         holdout: The held-out samples, None if there are none.
         progress: Receives the number of samples whose losses were computed, and the number of all samples.
+        why_only_losses: Why no test names single samples.
 
     Returns:
         The audit with the result.
@@ -81,7 +83,7 @@ def compare_predicted_losses(
             loss_test = separate_by_scores(negative_losses, is_member)
             p_value = _rank_p_value(negative_losses, is_member)
             audit.listener.message(loss_test.line)
-    membership = MembershipTest.by_loss_alone(train, holdout, loss_test, reason or ONLY_LOSSES)
+    membership = MembershipTest.by_loss_alone(train, holdout, loss_test, reason or why_only_losses)
     return replace(audit, membership=membership, p_value_of_losses=p_value)
 
 

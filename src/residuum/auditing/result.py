@@ -18,6 +18,7 @@ from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.plan import Batch
 from residuum.auditing.summary import Screen, summarize
 from residuum.auditing.verdict import Checks, Verdict
+from residuum.evaluation.embeddings import EmbeddingMatches
 from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
 from residuum.records import (
@@ -62,6 +63,7 @@ class Evidence(Record):
         scale: Factor by which each column of a table was divided.
         offset: Number that was subtracted from each column of a table.
         spread: (*shape) difference between the 95th and the 5th percentile of each column of a table.
+        embeddings: The cosines of the displayed samples if these are embeddings.
     """
 
     index: Tensor
@@ -79,6 +81,7 @@ class Evidence(Record):
     scale: Tensor | None = None
     offset: Tensor | None = None
     spread: Tensor | None = None
+    embeddings: EmbeddingMatches | None = None
 
 
 @dataclass(frozen=True, eq=False)

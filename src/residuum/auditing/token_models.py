@@ -69,6 +69,7 @@ if TYPE_CHECKING:
 NO_ATTACK = (
     "residuum has no attack on token models, because no attack reconstructs texts from attention"
 )
+WITHOUT_BASE = "without the weights before fine-tuning (--base) no test names single texts, so only losses are compared"
 NOT_SEARCHED = (
     "Not tested: an audit of a token model does not search for texts. residuum scan reports what its folder "
     "stores."
@@ -419,7 +420,9 @@ def test_membership(audit: Audit) -> Audit:
     train = None if sets is None else sets.train
     if sets is not None and isinstance(train, TokenDataset):
         held_out = sets.holdout if isinstance(sets.holdout, TokenDataset) else None
-        audit = compare_predicted_losses(audit, train, held_out, _make_progress(audit))
+        audit = compare_predicted_losses(
+            audit, train, held_out, _make_progress(audit), WITHOUT_BASE
+        )
     if tokens.touched is None:
         return audit
     words = name_words(tokens.touched.rows, tokens.tokenizer)
