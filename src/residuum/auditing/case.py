@@ -37,7 +37,6 @@ from residuum.auditing.token_models import (
     NO_ATTACK,
     TokenContent,
     is_token_model,
-    list_findings,
     load_token_content,
     set_aside_repeated_texts,
 )
@@ -386,7 +385,7 @@ def _token_case(
         content.holdout,
         content.release,
         predictor=content.predictor,
-        warnings=(*content.notes, *notes, *list_findings(content)),
+        warnings=(*content.notes, *notes, *(content.findings or ())),
         sources=Sources(content.paths, content.hashes, content.digests),
         tokens=content,
     )

@@ -177,7 +177,7 @@ class Audit:
             assumed=(*assumed, *unconfirmed_notes),
             targets=self.targets,
             moved_rows=self.moved_rows,
-            why_not_searched="" if self.case.tokens is None else token_models.NOT_SEARCHED,
+            why_not_searched="" if self.case.tokens is None else self.case.tokens.why_not_searched,
         )
 
 

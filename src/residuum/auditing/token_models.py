@@ -69,11 +69,11 @@ if TYPE_CHECKING:
 NO_ATTACK = (
     "residuum has no attack on token models, because no attack reconstructs texts from attention"
 )
-WITHOUT_BASE = "without the weights before fine-tuning (--base) no test names single texts, so only losses are compared"
-NOT_SEARCHED = (
-    "Not tested: an audit of a token model does not search for texts. residuum scan reports what its folder "
-    "stores."
+WITHOUT_BASE = (
+    "without the weights before fine-tuning (--base) no test names single texts, so only losses are "
+    "compared"
 )
+NOT_SEARCHED = "Not tested: an audit of a token model does not search for texts."
 MAX_FEATURES = 2000  # tokens whose counts the classifier of the negative controls receives
 MAX_FINDINGS = 8  # findings of a scan of the folder that an audit lists
 SECONDS_BETWEEN_MESSAGES = 5.0  # time between two messages about the progress of losses
@@ -95,6 +95,7 @@ class TokenContent:
         touched: The rows of the embedding that training moved, None without a base.
         tokenizer: The tokenizer, None without one.
         notes: Remarks for the reader.
+        findings: What a scan of the folder finds, one sentence per finding. None for a live model.
     """
 
     predictor: Predictor
@@ -108,6 +109,18 @@ class TokenContent:
     touched: TouchedRows | None = None
     tokenizer: Callable[..., Any] | None = None
     notes: tuple[str, ...] = ()
+    findings: tuple[str, ...] | None = None
+
+    @property
+    def why_not_searched(self) -> str:
+        """Why the audit does not say whether training texts are stored, with the findings of the scan."""
+        if self.findings is None:
+            return NOT_SEARCHED
+        count = len(self.findings)
+        found = f"has {count} finding{'' if count == 1 else 's'}" if count else "has no finding"
+        return (
+            f"{NOT_SEARCHED} A scan of the folder {found}{', listed as warnings' if count else ''}."
+        )
 
 
 def is_token_model(model: Any, data: Any = None) -> bool:
@@ -199,6 +212,7 @@ def load_token_content(
         touched,
         tokenizer,
         notes,
+        None if folder is None else list_findings(folder),
     )
 
 
@@ -363,18 +377,8 @@ def _base_tensors(base: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def list_findings(content: TokenContent) -> tuple[str, ...]:
-    """Return what a scan finds in the folder of a token model, one sentence per finding.
-
-    Args:
-        content: What the audit read.
-
-    Returns:
-        The findings, the most severe first. () for a live model.
-    """
-    folder = content.paths.get("checkpoint")
-    if folder is None:
-        return ()
+def list_findings(folder: Path) -> tuple[str, ...]:
+    """Return what a scan finds in a folder, one sentence per finding, the most severe first."""
     findings = sorted(scan(folder).findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return tuple(
         f"the folder holds {finding.what} ({finding.severity}, at {finding.where}): {finding.reason}. "
