@@ -243,6 +243,8 @@ def describe_predictor(case: Case) -> tuple[Applies, ...]:
     source = (
         "the live model" if case.predictor.model is not None else "the file, without running it"
     )
+    if case.tokens is not None and case.release is not None:
+        source = "the folder, with transformers and without code from the folder"
     model_text = (
         f"{case.predictor.name}, which predicts {case.predictor.kind}, evaluated from {source}"
     )

@@ -195,7 +195,9 @@ def _plan_without_network(case: Case, request: AuditRequest, obstacles: Obstacle
     reasons_against_leak, reasons_against_no_leak = (
         _conditions(case, request, attack_outcomes) if has_no_obstacle else ([], [])
     )
-    if case.why_no_attack:
+    if case.tokens is not None and case.tokens.touched is not None:
+        reasons_against_no_leak = [case.why_no_attack]
+    elif case.why_no_attack:
         reasons_against_leak.append(f"{case.why_no_attack}, and losses alone do not show a leak")
     elif (reason := why_no_controls(case, request)) and not reasons_against_leak:
         reasons_against_no_leak.append(f"positive controls: {reason}")
