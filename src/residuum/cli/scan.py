@@ -5,9 +5,9 @@ If a file holds a network that residuum can read, measurements of the network fo
 Examples:
 residuum scan checkpoint.pt
 
-residuum scan release/ --fail-on stored,optimizer-state,start,paths
+residuum scan release/ --fail-on medium
 
-residuum scan tuned.safetensors --base public.safetensors
+residuum scan tuned/ --base public/
 
 residuum scan model.joblib --json --sarif scan.sarif
 """
@@ -21,9 +21,10 @@ from cyclopts import Parameter
 
 from residuum.cli import options
 from residuum.cli.output import format_number, print_line, print_notes, print_wrapped, scan_progress
+from residuum.errors import InconclusiveError
 
 if TYPE_CHECKING:
-    from residuum.scanning.scan import Scan
+    from residuum.scanning.scan import Scan, ScannedFile
     from residuum.surfaces.inspection import Inspection
 
 INDENT, NETWORK = 10 * " ", "  network "
@@ -39,7 +40,8 @@ def _command(
         Parameter(
             name="FILE-OR-FOLDER",
             help="A file of PyTorch, scikit-learn (pickle, joblib), safetensors, TorchScript or ONNX, or "
-            "a folder of such files. Code in a file is never run.",
+            "the folder of a release. In a folder, all files are examined: models, data, tokenizers and "
+            "files of a Trainer. Code in a file is never run.",
         ),
     ],
     /,
@@ -47,23 +49,25 @@ def _command(
     base: Annotated[
         Path | None,
         Parameter(
-            help="File of the weights before training. With this file, the scan also finds the rows of "
-            "embeddings and the layers that training changed.",
+            help="File or folder of the weights before training. With it, the scan also finds the rows of "
+            "embeddings and the layers that training changed, and tokens that were added to the tokenizer.",
             metavar="FILE",
         ),
     ] = None,
     fail_on: Annotated[
         str,
         Parameter(
-            help="Exit with code 1 if there is a finding of one of these kinds, separated by commas: stored "
-            "(records or labels in the file), optimizer-state, start (initial weights), touched-rows (rows "
-            "of an embedding that training changed), adapter, statistics (of the training data), paths "
-            "(names of files) and classes (Python code of other packages that loading the file imports). "
-            "With 'none', no kind leads to code 1. A file that would run code always leads to code 4.",
-            metavar="KINDS",
+            help="Exit with code 1 if there is a finding of at least this severity: high, medium or low. Or "
+            "name kinds of findings, separated by commas: stored (records or labels in the file), "
+            "optimizer-state, start (initial weights), touched-rows (rows of an embedding that training "
+            "changed), adapter, statistics (of the training data), paths (names of files) and classes "
+            "(Python code of other packages that loading the file imports). With 'none', no finding leads to "
+            "code 1. A file that would run code always leads to code 4. If a model in a folder cannot be "
+            "read, the code is 3.",
+            metavar="SEVERITY|KINDS",
             show_default=True,
         ),
-    ] = "stored",
+    ] = "high",
     sarif: Annotated[
         Path | None,
         Parameter(
@@ -77,9 +81,8 @@ def _command(
     from residuum.records import write_json
     from residuum.scanning.scan import scan
 
-    failing_kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
     with scan_progress(output.visible) as watch:
-        scan_result = scan(release, base=base, fail_on=failing_kinds, watch=watch)
+        scan_result = scan(release, base=base, fail_on=fail_on, watch=watch)
     if sarif is not None:
         from residuum.report.sarif import scan_sarif
 
@@ -92,11 +95,14 @@ def show(result: Scan) -> None:
     """Print every finding of a scan with its place, its reason and its remedy."""
     for file in result.files:
         file_line = f"{file.file} ({file.kind}, {file.bytes} bytes)"
-        print_wrapped(
-            file_line if file.findings else f"{file_line}: no finding, apart from the weights"
-        )
+        is_model = file.network is not None or bool(file.network_reason)
+        nothing = ": no finding, apart from the weights" if is_model else ": no finding"
+        print_wrapped(file_line if file.findings else f"{file_line}{nothing}")
         for finding in file.findings:
-            count_text = "" if finding.count is None else f", {finding.count} in total"
+            is_counted = (
+                finding.count is not None and str(finding.count) not in finding.what.split()
+            )
+            count_text = f", {finding.count} in total" if is_counted else ""
             more_places = f" and {finding.places - 1} more places" if finding.places > 1 else ""
             reason = f"{finding.reason[:1].upper()}{finding.reason[1:]}"
             print_wrapped(
@@ -104,19 +110,39 @@ def show(result: Scan) -> None:
             )
             print_wrapped(f"at {finding.where or 'the top level'}{more_places}", INDENT)
             print_wrapped(f"{reason}. {finding.remedy}", INDENT)
-        if file.network is None:
-            print_wrapped(f"not measured: {file.network_reason}", NETWORK, INDENT)
-        else:
+        if file.network is not None:
             show_network(file.network)
+        elif file.network_reason:
+            print_wrapped(f"not measured: {file.network_reason}", NETWORK, INDENT)
     for unread in result.unread:
         print_wrapped(f"not read: {unread.file}: {unread.reason}", later_indent="  ")
     print_notes(result.notes)
     if result.failed:
-        print_line(f"exit code 1: kinds of findings in --fail-on: {', '.join(result.failed)}")
+        limits = ",".join(result.fail_on)
+        print_line(f"exit code 1: --fail-on {limits} applies to: {', '.join(result.failed)}")
+    if result.exit_code == InconclusiveError.exit_code:
+        print_line("exit code 3: a model could not be read, so the scan is inconclusive")
+    if not any(may_be_audited(file) for file in result.files):
+        return
     print_wrapped(
         "The weights of a network can reveal training data too. residuum audit tests PyTorch networks and "
         "the MLPs of scikit-learn. With --dry-run it lists the attacks that apply."
     )
+
+
+def may_be_audited(file: ScannedFile) -> bool:
+    """Return True if ``residuum audit`` may accept a file that was scanned.
+
+    Args:
+        file: The file.
+
+    Returns:
+        False for data files, and for networks that residuum cannot read from their weights alone.
+    """
+    from residuum.networks.recognition import SUPPORTED
+
+    is_readable = bool(file.network_reason) and not file.network_reason.startswith(SUPPORTED)
+    return file.network is not None or is_readable
 
 
 def show_network(network: Inspection) -> None:

@@ -146,6 +146,12 @@ class Block:
         """Number of elements of the array."""
         return math.prod(self.shape)
 
+    def meta(self) -> Tensor:
+        """Return a tensor of the same shape and dtype on the device "meta", which takes no memory."""
+        return torch.empty(
+            self.shape, dtype=getattr(torch, self.kind, torch.float32), device="meta"
+        )
+
     def tensor(self) -> Tensor:
         """Read the numbers of the array from the file.
 

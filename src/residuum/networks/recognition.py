@@ -53,6 +53,10 @@ CODE_ADVICE = (
     "No --arch describes such a network. Pass the network itself: rs.audit(model, data=..., "
     "holdout=...). Or pass its code: residuum audit weights.pt --model package.module:factory --trust-code."
 )
+SCAN_ADVICE = (
+    "Without code, residuum scan MODEL --base BASE works on these weights. It names the layers and the "
+    "rows of embeddings that training changed."
+)
 ORDER_ADVICE = (
     "If the network is fully connected, save only its weights and biases, named in the order of its "
     "layers: layers.0.weight, layers.0.bias, layers.1.weight, ..."
@@ -266,6 +270,8 @@ def _advise(state: Mapping[str, Tensor]) -> str:
     obstacle_kinds = obstacles(state).keys()
     if not obstacle_kinds:
         return ORDER_ADVICE
+    if obstacle_kinds & {ATTENTION, EMBEDDING}:
+        return f"{CODE_ADVICE} {SCAN_ADVICE}"
     if ADAPTER in obstacle_kinds:
         return MERGE_ADVICE
     arch = guess_convnet(state) if obstacle_kinds == {CONVOLUTION} else None

@@ -15,7 +15,7 @@ from residuum.errors import InputError, require_known
 from residuum.evaluation import score
 from residuum.evaluation.scoring import CandidatePool, all_candidates, selected_candidates
 from residuum.io.checkpoints import load_checkpoint
-from residuum.io.release import Release, locate_weights
+from residuum.io.release import Release, open_release
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Scores, rundir, same
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
@@ -155,7 +155,7 @@ def attacked_other(checkpoint: Path, out: Path) -> bool:
         True if the folder holds the hash of another checkpoint, False if it holds the same hash or no hash.
     """
     attacked_sha256 = read_request(out).get("checkpoint_sha256")
-    return attacked_sha256 is not None and attacked_sha256 != sha256(locate_weights(checkpoint))
+    return attacked_sha256 is not None and attacked_sha256 != open_release(checkpoint).sha256
 
 
 def score_run(
