@@ -266,6 +266,12 @@ LEAK_ROWS = (
         (strip_file, redacted_report),
     ),
     Row(
+        lambda result: bool(result.verdict.stored) and result.checks.why_no_attack == NO_ATTACK,
+        "Do not release this folder, because its files hold training texts. Delete these files, or remove "
+        "the texts from them. Then audit the folder again.",
+        (scan_file, redacted_report),
+    ),
+    Row(
         lambda result: bool(result.verdict.stored),
         f"{HOLDS_RECORDS} If the model is made of its records, such as nearest neighbors, it cannot work "
         "without them. Train another kind of model, or save the model without the records, and audit it "

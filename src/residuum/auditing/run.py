@@ -77,6 +77,9 @@ class Audit:
     )
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
+    are_texts_searched: bool = (
+        False  # whether the files of a folder were searched for training texts
+    )
     membership: MembershipTest | None = None
     table: RecoveredTable | None = None  # the training table that the attack on a forest recovered
     # test whether the targets that an attack recovered from a forest are those of the training samples
@@ -197,7 +200,9 @@ class Stage:
     skip_reason: Callable[[Audit], str]
 
 
-STAGES = (  # for each stage: name, function to run, function that returns the reason to skip the stage
+STAGES: tuple[
+    Stage, ...
+] = (  # for each stage: name, function to run, function that returns the reason to skip the stage
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", stages.test_membership, stages.skip_without_samples),
     Stage("attacks", run_attacks, stages.skip_without_network),
@@ -209,7 +214,7 @@ STAGES = (  # for each stage: name, function to run, function that returns the r
 )
 
 # The stages of an audit of a forest or of any other model that is no network.
-PREDICTOR_STAGES = (
+PREDICTOR_STAGES: tuple[Stage, ...] = (
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", losses.measure_losses, stages.skip_without_predictions),
     Stage("attacks", forests.recover_tables, stages.skip_without_forest),
@@ -219,7 +224,8 @@ PREDICTOR_STAGES = (
 )
 
 # The stages of an audit of a token model, a network whose inputs are token ids.
-TOKEN_STAGES = (
+TOKEN_STAGES: tuple[Stage, ...] = (
+    Stage("stored records", token_models.find_stored_texts, token_models.skip_without_folder),
     Stage("membership", token_models.test_membership, stages.skip_without_texts_and_base),
     Stage("negative controls", token_models.run_negative_controls, stages.skip_without_predictions),
 )

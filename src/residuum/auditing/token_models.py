@@ -2,6 +2,7 @@
 
 No attack of residuum reconstructs texts from attention. So an audit of a token model has these stages:
 
+- stored records: are training texts stored in a file of the folder (:mod:`.stored_texts`)?
 - membership: are the losses of training texts smaller than those of held-out texts (:mod:`.losses`)? If a
   base is given, do moved rows of the embedding name the training texts (:mod:`residuum.risk.moved_rows`)?
 - negative controls: can a classifier distinguish training from held-out texts by their words, without the
@@ -37,11 +38,13 @@ from residuum.auditing.controls import (
     describe_repeats,
 )
 from residuum.auditing.losses import compare_predicted_losses
+from residuum.auditing.stored_texts import search_folder
 from residuum.datasets.given import hash_path, locate_samples
 from residuum.datasets.tokens import read_train_and_holdout_texts
 from residuum.errors import CheckpointError, InputError
 from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.io.adapters import WRAPPER_PREFIX, compute_update, find_adapter_pairs
+from residuum.io.folders import list_folder
 from residuum.io.inert import Block
 from residuum.io.predictors import Predictor
 from residuum.io.release import Release, open_release
@@ -56,7 +59,7 @@ from residuum.io.transformers_folders import (
 )
 from residuum.networks.probing import unwrap
 from residuum.records import Dataset
-from residuum.records.rundir import digest
+from residuum.records.rundir import digest, sha256
 from residuum.records.tokens import TokenDataset
 from residuum.risk.moved_rows import compare_moved_rows, find_members, name_words
 from residuum.scanning.base_comparison import TouchedRows, find_touched_rows
@@ -73,7 +76,9 @@ WITHOUT_BASE = (
     "without the weights before fine-tuning (--base) no test names single texts, so only losses are "
     "compared"
 )
-NOT_SEARCHED = "Not tested: an audit of a token model does not search for texts."
+NO_SAMPLES = "there are no training samples to compare with"
+NO_FOLDER = "a live model has no files to search"
+NOT_SEARCHED = "Not tested: there is no folder or no text to search for."
 MAX_FEATURES = 2000  # tokens whose counts the classifier of the negative controls receives
 MAX_FINDINGS = 8  # findings of a scan of the folder that an audit lists
 SECONDS_BETWEEN_MESSAGES = 5.0  # time between two messages about the progress of losses
@@ -173,7 +178,7 @@ def load_token_content(
         module, notes, max_length = text_model.module, text_model.notes, text_model.max_length
         tokenizer = text_model.tokenizer if tokenizer is None else tokenizer
         release = open_release(list_weight_files(folder)[0])
-        paths["checkpoint"], hashes["checkpoint"] = folder, hash_path(folder)
+        paths["checkpoint"], hashes["checkpoint"] = folder, _hash_folder(folder)
     tokenizer = _load_tokenizer(tokenizer)
     if folder is None:
         max_length = _length_limit(module, tokenizer)
@@ -216,6 +221,12 @@ def load_token_content(
     )
 
 
+def _hash_folder(folder: Path) -> str:
+    """Return a hash of the names and contents of all files in a folder. Links are not followed."""
+    files = list_folder(folder).files
+    return digest([[file.relative_to(folder).as_posix(), sha256(file)] for file in files])
+
+
 def _without_losses(text_model: TextModel) -> Predictor:
     """Return the predictor of a folder whose architecture has no loss of a text."""
 
@@ -234,7 +245,8 @@ def _without_losses(text_model: TextModel) -> Predictor:
 def _load_tokenizer(tokenizer: Any) -> Callable[..., Any] | None:
     """Return a tokenizer that is passed as such, or load it from its folder."""
     if not isinstance(tokenizer, str | Path):
-        return tokenizer  # type: ignore[no-any-return]
+        function: Callable[..., Any] | None = tokenizer
+        return function
     from residuum.io.transformers_folders import load_tokenizer
 
     return load_tokenizer(Path(tokenizer))
@@ -413,6 +425,24 @@ def _first_rows(texts: Dataset) -> Tensor:
     for i, row in enumerate(texts.x.tolist()):
         positions.setdefault(tuple(row), i)
     return torch.tensor(list(positions.values()))
+
+
+def find_stored_texts(audit: Audit) -> Audit:
+    """Return the audit with the result of a search for the texts in the files of the folder."""
+    sets, tokens = audit.case.sample_sets, audit.case.tokens
+    assert sets is not None
+    assert tokens is not None
+    row = search_folder(tokens.paths["checkpoint"], sets.train, sets.holdout)
+    return replace(audit, stored_records=row, are_texts_searched=bool(sets.train.texts))
+
+
+def skip_without_folder(audit: Audit) -> str:
+    """Return the reason to skip the search for texts if there is no folder or no text, "" otherwise."""
+    tokens = audit.case.tokens
+    assert tokens is not None
+    if tokens.train is None:
+        return NO_SAMPLES
+    return "" if "checkpoint" in tokens.paths else NO_FOLDER
 
 
 def test_membership(audit: Audit) -> Audit:

@@ -179,7 +179,8 @@ def _from_columns(
     x = pack_tokens([row[:max_length] for row in rows], name, PASS_TEXTS)
     by_lower_name = {key.strip().lower(): key for key in columns}
     label_column = next((by_lower_name[key] for key in LABEL_COLUMNS if key in by_lower_name), None)
-    y, classes = torch.zeros(len(x), dtype=torch.long), ()
+    y = torch.zeros(len(x), dtype=torch.long)
+    classes: tuple[str, ...] = ()
     if label_column is not None:
         labels = columns[label_column]
         labels = labels.numpy(force=True) if isinstance(labels, Tensor) else np.asarray(labels)

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
+from residuum.io.folders import is_inner_file
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -133,7 +134,7 @@ def list_weight_files(folder: Path) -> list[Path]:
         CheckpointError: If the folder holds no such file.
     """
     if (folder / WEIGHTS).is_file():
-        return [folder / WEIGHTS]
+        return [_refuse_link(folder / WEIGHTS)]
     weight_map = _read_json(folder / INDEX).get("weight_map") if (folder / INDEX).is_file() else {}
     names = sorted(set(map(str, weight_map.values()))) if isinstance(weight_map, dict) else []
     for name in names:
@@ -152,7 +153,17 @@ def list_weight_files(folder: Path) -> list[Path]:
             if has_pickle
             else "Check the path.",
         )
-    return [folder / name for name in names]
+    return [_refuse_link(folder / name) for name in names]
+
+
+def _refuse_link(file: Path) -> Path:
+    """Return a file of weights, or refuse a link that leaves its folder."""
+    if not is_inner_file(file):
+        raise CheckpointError(
+            f"The weights of a model must be files in its folder; {file.name!r} is a link.",
+            "Copy the file into the folder.",
+        )
+    return file
 
 
 def load_tokenizer(folder: Path) -> Callable[..., Any]:

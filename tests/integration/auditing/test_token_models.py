@@ -25,6 +25,7 @@ from torch.nn import functional as F
 
 import residuum as rs
 from residuum.auditing.result import AuditResult
+from residuum.auditing.stored_texts import search_folder
 from residuum.cli.main import main
 from residuum.datasets.tokens import read_texts
 from residuum.errors import (
@@ -320,3 +321,25 @@ def test_a_folder_without_transformers_names_the_extra(
     message = capsys.readouterr().err
     assert ".[text]" in message
     assert "residuum scan" in message
+
+
+def test_training_texts_in_files_of_the_folder_are_found_and_held_out_texts_are_not(
+    tmp_path: Path,
+) -> None:
+    folder = make_folder(tmp_path / "bert")
+    texts = [f"patient {i} was admitted to ward {i % 7}" for i in range(60)]
+    (folder / "train.csv").write_text("text,label\n" + "".join(f'"{t}",1\n' for t in texts[:20]))
+    (folder / "weights.bin").write_text("\n".join(texts))  # weights are not searched
+    ids = torch.zeros(1, 1).long()
+    data = [
+        TokenDataset(ids.expand(len(t), 1), torch.zeros(len(t)), texts=tuple(t))
+        for t in (texts[:20], texts[20:])
+    ]
+    row = search_folder(folder, *data)
+    assert row is not None
+    assert row.is_stored
+    assert (row.recovered, row.expected_by_chance) == (20, 0)
+    assert "train.csv" in row.reason
+    assert search_folder(folder, data[1], None) is None
+    swapped = search_folder(folder, data[1], data[0])
+    assert swapped is None or not swapped.is_stored
