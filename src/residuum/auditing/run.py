@@ -77,9 +77,8 @@ class Audit:
     )
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
-    are_texts_searched: bool = (
-        False  # whether the files of a folder were searched for training texts
-    )
+    # whether the files of a folder were searched for training texts
+    are_texts_searched: bool = False
     membership: MembershipTest | None = None
     table: RecoveredTable | None = None  # the training table that the attack on a forest recovered
     # test whether the targets that an attack recovered from a forest are those of the training samples
@@ -180,7 +179,9 @@ class Audit:
             assumed=(*assumed, *unconfirmed_notes),
             targets=self.targets,
             moved_rows=self.moved_rows,
-            why_not_searched="" if self.case.tokens is None else self.case.tokens.why_not_searched,
+            why_not_searched=""
+            if self.case.tokens is None or self.are_texts_searched
+            else self.case.tokens.why_not_searched,
         )
 
 

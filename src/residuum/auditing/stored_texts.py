@@ -47,8 +47,8 @@ def search_folder(folder: Path, train: Dataset, holdout: Dataset | None) -> Atta
         return None
     holdout_texts = () if holdout is None else holdout.texts
     matches_by_file = dict(_search_files(folder, (*train.texts, *holdout_texts)))
-    n, found = len(train), set[int]().union(*matches_by_file.values())
-    matched = sum(number < n for number in found)
+    n, stored_numbers = len(train), set[int]().union(*matches_by_file.values())
+    matched = sum(number < n for number in stored_numbers)
     if not matched:
         return None
     largest_first = sorted(matches_by_file, key=lambda name: -len(matches_by_file[name]))
@@ -66,8 +66,8 @@ def search_folder(folder: Path, train: Dataset, holdout: Dataset | None) -> Atta
     ).replace(rule="stored in the folder")
     if not holdout_texts:
         return row
-    held_out_matched, held_out = len(found) - matched, len(holdout_texts)
-    p_value = float(hypergeom.sf(matched - 1, n + held_out, len(found), n))
+    held_out_matched, held_out = len(stored_numbers) - matched, len(holdout_texts)
+    p_value = float(hypergeom.sf(matched - 1, n + held_out, len(stored_numbers), n))
     return row.replace(
         decides=p_value <= SIGNIFICANCE,
         reason=f"{reason}; {held_out_matched} of {held_out} held-out texts are stored there",

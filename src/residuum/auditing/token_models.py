@@ -122,10 +122,10 @@ class TokenContent:
         if self.findings is None:
             return NOT_SEARCHED
         count = len(self.findings)
-        found = f"has {count} finding{'' if count == 1 else 's'}" if count else "has no finding"
-        return (
-            f"{NOT_SEARCHED} A scan of the folder {found}{', listed as warnings' if count else ''}."
-        )
+        if not count:
+            return f"{NOT_SEARCHED} A scan of the folder has no finding."
+        finding_text = f"{count} finding{'' if count == 1 else 's'}"
+        return f"{NOT_SEARCHED} A scan of the folder has {finding_text}, listed as warnings."
 
 
 def is_token_model(model: Any, data: Any = None) -> bool:
@@ -352,14 +352,14 @@ def find_embedding(module: nn.Module) -> tuple[str, Tensor]:
     module = unwrap(module)
     get_embedding = getattr(module, "get_input_embeddings", None)
     embedding = get_embedding() if callable(get_embedding) else None
-    for name, part in module.named_modules():
+    for name, submodule in module.named_modules():
         is_embedding = (
-            part is embedding
+            submodule is embedding
             if embedding is not None
-            else isinstance(part, nn.Embedding | nn.EmbeddingBag)
+            else isinstance(submodule, nn.Embedding | nn.EmbeddingBag)
         )
-        if is_embedding and isinstance(getattr(part, "weight", None), Tensor):
-            return f"{name}.weight" if name else "weight", part.weight.detach()
+        if is_embedding and isinstance(getattr(submodule, "weight", None), Tensor):
+            return f"{name}.weight" if name else "weight", submodule.weight.detach()
     raise CheckpointError(
         "A token model must have an embedding; this one has none.", "Omit --base."
     )
