@@ -179,6 +179,8 @@ def load_token_content(
         tokenizer = text_model.tokenizer if tokenizer is None else tokenizer
         release = open_release(list_weight_files(folder)[0])
         paths["checkpoint"], hashes["checkpoint"] = folder, _hash_folder(folder)
+    if isinstance(tokenizer, str | Path):
+        paths["tokenizer"] = Path(tokenizer)
     tokenizer = _load_tokenizer(tokenizer)
     if folder is None:
         max_length = _length_limit(module, tokenizer)

@@ -22,12 +22,22 @@ from torch import nn
 
 from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
 from residuum.io.folders import is_inner_file
+from residuum.io.release import ADAPTER_CONFIG
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_CONFIG_BYTES = 16 << 20  # largest configuration or index of shards
-# Largest number of layers of a model, so that building it takes seconds. The largest public model has 126.
-MAX_LAYERS = 1000
+# Largest numbers in a configuration, by a word in their name, so that building the model takes seconds. A
+# model has a module for each layer and expert, and a name for each label.
+MAX_COUNTS = {
+    "layer": 1000,
+    "expert": 1000,
+    "block": 1000,
+    "head": 1000,
+    "stage": 1000,
+    "label": 100_000,
+}
+MAX_NUMBER = 10**10  # largest other number in a configuration
 # Largest number of values of weights that the configuration describes and the files lack, such as a new head.
 MAX_MISSING_VALUES = 16_000_000
 DEFAULT_LENGTH = 512  # texts are cut after this number of tokens if the model states no limit
@@ -93,9 +103,17 @@ def load_text_folder(folder: Path) -> TextModel:
 
     Returns:
         The model.
+
+    Raises:
+        CheckpointError: If the folder holds an adapter as well.
     """
     config = _read_json(folder / CONFIG)
-    _refuse_custom_code(folder)
+    _check_configuration(folder)
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise CheckpointError(
+            f"A model folder must not hold an adapter as well; {folder.name!r} holds {ADAPTER_CONFIG}.",
+            "Move the adapter to a folder of its own, and pass this folder with --adapter.",
+        )
     weights = list_weight_files(folder)[0]
     architectures = config.get("architectures")
     name = str(architectures[0])[:80] if isinstance(architectures, list) and architectures else ""
@@ -179,7 +197,7 @@ def load_tokenizer(folder: Path) -> Callable[..., Any]:
         CheckpointError: If the folder holds no tokenizer that can be read.
     """
     transformers = _import_transformers()
-    _refuse_custom_code(folder)
+    _check_configuration(folder)
     with _quiet(transformers):
         tokenizer, notes = _load_tokenizer(transformers, folder)
     if tokenizer is None:
@@ -199,8 +217,10 @@ def _import_transformers() -> Any:
         ) from None
 
 
-def _refuse_custom_code(folder: Path) -> None:
-    """Refuse a folder whose configuration names code of its own."""
+def _check_configuration(folder: Path) -> None:
+    """Refuse a folder whose configuration names code of its own, or asks for much memory or time."""
+    if (folder / CONFIG).is_file():
+        _check_numbers(_read_json(folder / CONFIG))
     for name in (CONFIG, TOKENIZER_CONFIG):
         if (folder / name).is_file() and "auto_map" in _read_json(folder / name):
             raise UnsafeFileError(
@@ -226,14 +246,18 @@ def _load_tokenizer(
 def _load_module(transformers: Any, folder: Path, loader: str) -> nn.Module:
     """Load the model with a class of transformers, after checking what its configuration describes."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    # A configuration can name another implementation of attention, whose code would be downloaded.
+    options_of_model = {**options, "attn_implementation": "eager"}
     try:
         config = transformers.AutoConfig.from_pretrained(str(folder), **options)
         _check_numbers(config.to_dict())
         with torch.device("meta"):
-            described = getattr(transformers, loader).from_config(config, trust_remote_code=False)
+            described = getattr(transformers, loader).from_config(
+                config, trust_remote_code=False, attn_implementation="eager"
+            )
         _check_weights(described, _stored_shapes(folder))
         module, loading = getattr(transformers, loader).from_pretrained(
-            str(folder), use_safetensors=True, output_loading_info=True, **options
+            str(folder), use_safetensors=True, output_loading_info=True, **options_of_model
         )
     except (UnsafeFileError, CheckpointError):
         raise
@@ -254,11 +278,12 @@ def _load_module(transformers: Any, folder: Path, loader: str) -> nn.Module:
 
 
 def _check_numbers(config: Mapping[str, Any]) -> None:
-    """Check that a configuration describes a model that can be built in seconds."""
+    """Check that a configuration describes a model that can be built in seconds and in little memory."""
     for name, value in _numbers(config, depth=0):
-        if "layer" in name and value > MAX_LAYERS:
+        limit = next((MAX_COUNTS[word] for word in MAX_COUNTS if word in name.lower()), MAX_NUMBER)
+        if value > limit:
             raise UnsafeFileError(
-                f"A model may have at most {MAX_LAYERS} layers; {name} in config.json is {value:g}.",
+                f"In the configuration of a model {name[:40]} may be at most {limit:g}; it is {value:g}.",
                 "Check where this folder is from.",
             )
 

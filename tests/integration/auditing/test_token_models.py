@@ -343,3 +343,20 @@ def test_training_texts_in_files_of_the_folder_are_found_and_held_out_texts_are_
     assert search_folder(folder, data[1], None) is None
     swapped = search_folder(folder, data[1], data[0])
     assert swapped is None or not swapped.is_stored
+
+
+@pytest.mark.parametrize("number", [{"num_labels": 10**9}, {"num_hidden_layers": 10**6}])
+def test_a_configuration_that_asks_for_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: dict[str, int]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)  # it is not reached
+    with pytest.raises(UnsafeFileError, match=next(iter(number))):
+        rs.audit(make_folder(tmp_path / "bert", **number))
+
+
+def test_weights_behind_a_link_are_refused(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "bert")
+    save_file({"weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
+    (folder / "model.safetensors").symlink_to(tmp_path / "other.safetensors")
+    with pytest.raises(CheckpointError, match="is a link"):
+        rs.audit(folder)
