@@ -62,6 +62,7 @@ from residuum.io.predictors import (
 )
 from residuum.io.release import Release, open_release, pickle_in_memory
 from residuum.io.release_knowledge import add_stored_knowledge
+from residuum.io.transformers_folders import find_transformers_folder, is_adapter_folder
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -315,6 +316,8 @@ def load_case(
     """
     request = request or AuditRequest()
     attempt = (obstacles or StopAtFirst()).attempt
+    if is_adapter_folder(model) and find_transformers_folder(base) is not None:
+        model, base, adapter = base, None, model
     if request.model_code is None and is_token_model(model, data):
         return attempt(_token_case, model, data, holdout, tokenizer, base, adapter)
     train, contained = attempt(read_train_and_holdout, data, None) or (None, None)

@@ -392,11 +392,14 @@ def _base_tensors(base: Any) -> list[tuple[str, Any]]:
 
 
 def list_findings(folder: Path) -> tuple[str, ...]:
-    """Return what a scan finds in a folder, one sentence per finding, the most severe first."""
+    """Return what a scan finds in a folder, one sentence per finding, the most severe first.
+
+    The reasons of the findings are left out, because they can name words of the training texts. A report
+    without samples must not hold such words.
+    """
     findings = sorted(scan(folder).findings, key=lambda finding: SEVERITIES.index(finding.severity))
     return tuple(
-        f"the folder holds {finding.what} ({finding.severity}, at {finding.where}): {finding.reason}. "
-        f"{finding.remedy}"
+        f"the folder holds {finding.what} ({finding.severity}, at {finding.where}). {finding.remedy}"
         for finding in findings[:MAX_FINDINGS]
     )
 

@@ -95,6 +95,14 @@ def find_transformers_folder(path: Any) -> Path | None:
     return folder if is_transformers else None
 
 
+def is_adapter_folder(path: Any) -> bool:
+    """Return True if a path names a folder with an adapter of PEFT and without a whole model."""
+    if not isinstance(path, str | Path):
+        return False
+    folder = Path(path).expanduser()
+    return (folder / ADAPTER_CONFIG).is_file() and not (folder / CONFIG).is_file()
+
+
 def load_text_folder(folder: Path) -> TextModel:
     """Load the model and the tokenizer of a folder. No code from the folder is run.
 
@@ -221,6 +229,16 @@ def _check_configuration(folder: Path) -> None:
     """Refuse a folder whose configuration names code of its own, or asks for much memory or time."""
     if (folder / CONFIG).is_file():
         _check_numbers(_read_json(folder / CONFIG))
+        implementations = [
+            value
+            for name, value in _read_json(folder / CONFIG).items()
+            if "attn_implementation" in name and "/" in str(value)
+        ]
+        if implementations:
+            raise UnsafeFileError(
+                f"A model folder must not need code of others; {CONFIG} names {implementations[0]!r}.",
+                NO_CUSTOM_CODE,
+            )
     for name in (CONFIG, TOKENIZER_CONFIG):
         if (folder / name).is_file() and "auto_map" in _read_json(folder / name):
             raise UnsafeFileError(
