@@ -289,12 +289,9 @@ def add_adapter(module: nn.Module, adapter: str | Path) -> None:
     }
     for name, values in {**updates, **whole_tensors}.items():
         target = None if name not in names else state[names[name]]
-        if (
-            name in updates
-            and target is not None
-            and values.shape == target.T.shape != target.shape
-        ):
-            values = values.T  # Conv1D of GPT-2 stores its weights as (inputs, outputs)
+        # Conv1D of GPT-2 stores its weights as (inputs, outputs).
+        if name in updates and release.config.get("fan_in_fan_out") is True:
+            values = values.T
         if target is None or values.shape != target.shape:
             raise CheckpointError(
                 f"An adapter must fit its base; the base has no layer {name[:80]!r} of the shape "

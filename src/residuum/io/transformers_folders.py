@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,11 @@ from residuum.io.release import ADAPTER_CONFIG
 
 CONFIG, TOKENIZER_CONFIG = "config.json", "tokenizer_config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Names of files of weights in a folder of transformers.
+SAFETENSORS, PICKLED = (
+    re.compile(r"model(-[\w-]+)?\.safetensors"),
+    re.compile(r"pytorch_model.*\.bin"),
+)
 MAX_CONFIG_BYTES = 16 << 20  # largest configuration or index of shards
 # Largest numbers in a configuration, by a word in their name, so that building the model takes seconds. A
 # model has a module for each layer and expert, and a name for each label.
@@ -88,10 +94,14 @@ def find_transformers_folder(path: Any) -> Path | None:
     if not isinstance(path, str | Path):
         return None
     folder = Path(path).expanduser()
-    if folder.is_file() and (folder.name == INDEX or folder.name.startswith("model")):
+    is_weights = (
+        folder.name == INDEX or PICKLED.fullmatch(folder.name) or SAFETENSORS.fullmatch(folder.name)
+    )
+    if is_weights and folder.is_file():
         folder = folder.parent
     config = _read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-    is_transformers = "model_type" in config and "architectures" in config
+    # Only models of tokens have a vocabulary. Models of images have a configuration, too.
+    is_transformers = {"model_type", "architectures", "vocab_size"} <= config.keys()
     return folder if is_transformers else None
 
 

@@ -293,7 +293,11 @@ def test_which_modules_take_tokens(fine_tuned: Any) -> None:
 
 def make_folder(path: Path, **config: Any) -> Path:
     path.mkdir()
-    defaults = {"model_type": "bert", "architectures": ["BertForSequenceClassification"]}
+    defaults = {
+        "model_type": "bert",
+        "architectures": ["BertForSequenceClassification"],
+        "vocab_size": 9,
+    }
     (path / "config.json").write_text(json.dumps({**defaults, **config}))
     return path
 
