@@ -216,6 +216,7 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
         controls=audit.negative_controls,
         checks=audit.checks,
         membership=audit.membership,
+        moved_rows=audit.moved_rows,
         table=table,
         targets=audit.targets,
         applies=(
@@ -224,12 +225,13 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
             describe_losses(case),
         ),
         suite=SUITE,
-        warnings=(*case.warnings, *(case.train.notes if case.train is not None else ())),
+        warnings=tuple(dict.fromkeys((*case.warnings, *(case.train.notes if case.train else ())))),
         notes=(
             *audit.negative_controls.notes,
             *(() if scores_of_strongest_attack is None else scores_of_strongest_attack.notes),
             *(() if table is None else (*table.lines, *table.notes)),
             *stored_record_remedies,
+            *(() if audit.moved_rows is None else (audit.moved_rows.line,)),
         ),
         files=_files(audit),
     )
@@ -241,6 +243,8 @@ def describe_predictor(case: Case) -> tuple[Applies, ...]:
     source = (
         "the live model" if case.predictor.model is not None else "the file, without running it"
     )
+    if case.tokens is not None and case.release is not None:
+        source = "the folder, with transformers and without code from the folder"
     model_text = (
         f"{case.predictor.name}, which predicts {case.predictor.kind}, evaluated from {source}"
     )

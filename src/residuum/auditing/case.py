@@ -34,6 +34,13 @@ from residuum.auditing.inputs import (
 from residuum.auditing.questions import NOTHING_STORED
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import StoredRecords, find_records, wrap_tensors
+from residuum.auditing.token_models import (
+    NO_ATTACK,
+    TokenContent,
+    is_token_model,
+    load_token_content,
+    set_aside_repeated_texts,
+)
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import InputError, ResiduumError
 from residuum.io.attacker_knowledge import (
@@ -56,10 +63,12 @@ from residuum.io.predictors import (
 )
 from residuum.io.release import Release, open_release, pickle_in_memory
 from residuum.io.release_knowledge import add_stored_knowledge
+from residuum.io.transformers_folders import find_transformers_folder, is_adapter_folder
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
+from residuum.records.tokens import TokenDataset
 from residuum.scanning.findings import STORED, findings
 from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
@@ -128,6 +137,7 @@ class Case:
         head: The trained layers above the frozen layers, None if no layers were cut off.
         warnings: Contradictions between the inputs.
         sources: Files and hashes of the inputs.
+        tokens: What was read of a token model, None for other models.
     """
 
     network: Network | None
@@ -142,6 +152,7 @@ class Case:
     head: Head | None = None
     warnings: tuple[str, ...] = ()
     sources: Sources = Sources()
+    tokens: TokenContent | None = None
 
     @property
     def audited(self) -> Network:
@@ -154,6 +165,8 @@ class Case:
         """Why residuum has no attack on a model that is no network, "" if residuum has an attack."""
         if self.predictor is None:
             return ""
+        if self.tokens is not None:
+            return NO_ATTACK
         reason = "" if self.forest is None else why_not_attacked(self.forest.forest)
         if self.forest is not None and not reason:
             return ""
@@ -240,6 +253,9 @@ class Case:
     @cached_property
     def sample_sets(self) -> SampleSets | None:
         """Training and held-out samples without repeated samples, None if there are no training samples."""
+        if isinstance(self.train, TokenDataset):
+            held_out = self.holdout if isinstance(self.holdout, TokenDataset) else None
+            return set_aside_repeated_texts(self.train, held_out)
         return None if self.train is None else set_aside_repeats(self.train, self.holdout)
 
 
@@ -296,6 +312,7 @@ def load_case(
     *,
     base: str | Path | None = None,
     adapter: str | Path | None = None,
+    tokenizer: Any = None,
     trust_code: bool = False,
     obstacles: Obstacles | None = None,
 ) -> Case | None:
@@ -311,6 +328,7 @@ def load_case(
         request: Settings of the audit.
         base: File of the weights before fine-tuning.
         adapter: File of an adapter (LoRA). ``model`` is then the base network.
+        tokenizer: Tokenizer of a token model.
         trust_code: Allow running the code that the setting ``model_code`` of ``request`` names.
         obstacles: Collects the problems in a dry run. By default the first problem is raised as an error.
 
@@ -319,6 +337,10 @@ def load_case(
     """
     request = request or AuditRequest()
     attempt = (obstacles or StopAtFirst()).attempt
+    if is_adapter_folder(model) and find_transformers_folder(base) is not None:
+        model, base, adapter = base, None, model
+    if request.model_code is None and is_token_model(model, data):
+        return attempt(_token_case, model, data, holdout, tokenizer, base, adapter)
     train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
     _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
     held_out = contained if separate is None else separate
@@ -364,6 +386,33 @@ def load_case(
     attempt(_check_surface, request, attacker_knowledge)
     warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
+
+
+def _token_case(
+    model: Any, data: Any, holdout: Any, tokenizer: Any, base: Any, adapter: Any
+) -> Case:
+    """Return the case of a token model, a network whose inputs are token ids."""
+    content = load_token_content(
+        model,
+        data,
+        holdout,
+        tokenizer,
+        base=model if adapter is not None else base,
+        adapter=adapter,
+    )
+    samples = (content.train, content.holdout)
+    notes = tuple(note for texts in samples if texts is not None for note in texts.notes)
+    return Case(
+        None,
+        Knowledge(),
+        content.train,
+        content.holdout,
+        content.release,
+        predictor=content.predictor,
+        warnings=(*content.notes, *notes, *(content.findings or ())),
+        sources=Sources(content.paths, content.hashes, content.digests),
+        tokens=content,
+    )
 
 
 def _case_without_network(

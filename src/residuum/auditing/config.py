@@ -17,7 +17,7 @@ from residuum.auditing.request import AuditRequest
 from residuum.errors import InputError, OutputError
 
 MAX_BYTES = 1 << 20  # largest size of a configuration file, far more than its fields need
-INPUTS = ("checkpoint", "data", "holdout", "base", "adapter", "knowledge")
+INPUTS = ("checkpoint", "data", "holdout", "base", "adapter", "tokenizer", "knowledge")
 FACTS = (
     *("shape", "value_range", "mean", "mean_provenance", "sample_count", "label_balance"),
     *("init", "loss", "weight_decay", "columns", "column_ranges"),
@@ -38,6 +38,7 @@ class AuditConfig(AuditRequest):
     holdout: str | None = None
     base: str | None = None
     adapter: str | None = None
+    tokenizer: str | None = None
     knowledge: str | None = None
     shape: str | None = None
     value_range: str | None = None

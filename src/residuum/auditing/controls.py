@@ -184,7 +184,23 @@ def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
     if holdout is None or holdout.shape != train.shape:
         return SampleSets(train, holdout)
     is_repeat = _find_repeats(train.x.double(), holdout.x.double())
-    in_holdout, in_train = is_repeat.any(1), is_repeat.any(0)
+    return describe_repeats(train, holdout, is_repeat.any(1), is_repeat.any(0))
+
+
+def describe_repeats(
+    train: Dataset, holdout: Dataset, in_holdout: Tensor, in_train: Tensor
+) -> SampleSets:
+    """Remove repeated samples, or explain that there are too many.
+
+    Args:
+        train: The training set under test.
+        holdout: The held-out set.
+        in_holdout: (n,) whether each training sample also occurs in the held-out set.
+        in_train: (N,) whether each held-out sample also occurs in the training set.
+
+    Returns:
+        The samples that remain. If too many are repeats, all samples remain and ``failure`` says so.
+    """
     if not bool(in_holdout.any()):
         return SampleSets(train, holdout)
     repeat_count = int(in_holdout.sum())

@@ -59,8 +59,9 @@ def dry_run(
     data: Any = None,
     holdout: Any = None,
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
-    base: str | Path | None = None,
+    base: Any = None,
     adapter: str | Path | None = None,
+    tokenizer: Any = None,
     trust_code: bool = False,
     **options: Unpack[AuditOptions],
 ) -> DryRun:
@@ -75,6 +76,7 @@ def dry_run(
         knowledge: What the attacker knows.
         base: File of the weights before fine-tuning.
         adapter: File of an adapter (LoRA) of ``model``.
+        tokenizer: Tokenizer of a token model.
         trust_code: Allow running the code that ``model_code`` names.
         **options: Fields of :class:`~residuum.auditing.request.AuditRequest`.
 
@@ -91,6 +93,7 @@ def dry_run(
         request,
         base=base,
         adapter=adapter,
+        tokenizer=tokenizer,
         trust_code=trust_code,
         obstacles=obstacles,
     )
@@ -192,7 +195,9 @@ def _plan_without_network(case: Case, request: AuditRequest, obstacles: Obstacle
     reasons_against_leak, reasons_against_no_leak = (
         _conditions(case, request, attack_outcomes) if has_no_obstacle else ([], [])
     )
-    if case.why_no_attack:
+    if case.tokens is not None and case.tokens.touched is not None:
+        reasons_against_no_leak = [case.why_no_attack]
+    elif case.why_no_attack:
         reasons_against_leak.append(f"{case.why_no_attack}, and losses alone do not show a leak")
     elif (reason := why_no_controls(case, request)) and not reasons_against_leak:
         reasons_against_no_leak.append(f"positive controls: {reason}")
@@ -252,6 +257,8 @@ def _conditions(
     balanced_sets = case.balanced_sets
     assert balanced_sets is not None
     assert balanced_sets.holdout is not None
+    if case.tokens is not None:
+        return [], [case.why_no_attack]
     reasons_against_leak = [*run_controls(balanced_sets, case.knowledge, 0).failures]
     if case.fit is not None and case.fit.is_doubtful:
         reasons_against_leak.append(

@@ -11,6 +11,7 @@ from torch import Tensor
 from residuum import similarity
 from residuum.auditing.controls import SampleSets
 from residuum.auditing.result import Evidence
+from residuum.evaluation.embeddings import are_embeddings, match_embeddings
 from residuum.evaluation.matching import match_greedily_in_sets
 from residuum.evaluation.null import draw_sets
 from residuum.evaluation.scoring import label_name, margins
@@ -26,7 +27,12 @@ MAX_DISPLAYED = 300  # largest number of samples that are stored for display. A 
 
 
 def collect_evidence(
-    sets: SampleSets, scores: Scores, outputs: Tensor, test: AttackTest | None, seed: int
+    sets: SampleSets,
+    scores: Scores,
+    candidates: Tensor,
+    outputs: Tensor,
+    test: AttackTest | None,
+    seed: int,
 ) -> Evidence:
     """Collect the training samples with the best matches, and the scores that the report plots.
 
@@ -35,6 +41,7 @@ def collect_evidence(
     Args:
         sets: Training and held-out samples.
         scores: Scores of the strongest attack.
+        candidates: (m, *shape) all candidates of the strongest attack.
         outputs: (n, C) outputs of the network on the training samples.
         test: Test of the strongest attack, None if no attack could be tested.
         seed: Seed of the held-out subsets.
@@ -60,6 +67,13 @@ def collect_evidence(
             flat_samples[displayed_positions], sets.holdout.x.flatten(1).double()
         )
         nearest_holdout = sets.holdout.x[holdout_similarities.argmax(1)]
+    embeddings = None
+    if are_embeddings(train) and len(candidates):
+        matched = [
+            scores.per_sample[i].matches[scores.deciding].candidate
+            for i in displayed_positions.tolist()
+        ]
+        embeddings = match_embeddings(candidates, matched, train, displayed_positions, sets.holdout)
     return Evidence(
         index=displayed_positions,
         x=train.x[displayed_positions],
@@ -78,6 +92,7 @@ def collect_evidence(
         scale=train.scale,
         offset=train.offset,
         spread=value_spread if train.x.ndim == 2 else None,
+        embeddings=embeddings,
     )
 
 

@@ -18,10 +18,11 @@ from residuum.auditing.outcomes import MEMBERSHIP
 from residuum.auditing.plan import limit_of
 from residuum.auditing.power import BUDGET
 from residuum.auditing.request import AuditRequest
+from residuum.auditing.token_models import NO_ATTACK
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
 from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.records import Record
-from residuum.risk.membership import SHOWN
+from residuum.risk.membership import MOVED_ROWS, SHOWN
 
 if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
@@ -179,7 +180,8 @@ def _needs_few_held_out(result: AuditResult) -> bool:
     """Return True if the tests work with fewer held-out samples than training samples."""
     # The test of losses works with any number of held-out samples. The rows that are recovered from a forest
     # are compared with a subset of the training samples, which is no larger than the held-out set.
-    return result.table is not None or bool(result.checks.why_no_attack)
+    has_only_losses = bool(result.checks.why_no_attack) and result.moved_rows is None
+    return result.table is not None or has_only_losses
 
 
 def _holdout_count(result: AuditResult) -> int:
@@ -264,6 +266,12 @@ LEAK_ROWS = (
         (strip_file, redacted_report),
     ),
     Row(
+        lambda result: bool(result.verdict.stored) and result.checks.why_no_attack == NO_ATTACK,
+        "Do not release this folder, because its files hold training texts. Delete these files, or remove "
+        "the texts from them. Then audit the folder again.",
+        (scan_file, redacted_report),
+    ),
+    Row(
         lambda result: bool(result.verdict.stored),
         f"{HOLDS_RECORDS} If the model is made of its records, such as nearest neighbors, it cannot work "
         "without them. Train another kind of model, or save the model without the records, and audit it "
@@ -274,6 +282,17 @@ LEAK_ROWS = (
         lambda result: result.verdict.is_below_limit,
         "The findings are weaker than your limit (--fail-on). Decide whether you accept this leak before "
         "you release this file.",
+        (redacted_report,),
+    ),
+    Row(
+        lambda result: (
+            result.membership is not None
+            and result.membership.is_finding
+            and result.membership.signal == MOVED_ROWS
+        ),
+        "Do not release this model if the words of its training texts must stay secret. Everyone with the "
+        "base can read these words from the rows of the embedding that moved. Train again with a frozen "
+        "embedding, or with differential privacy (DP-SGD), which moves all rows. Then audit the new model.",
         (redacted_report,),
     ),
     Row(
@@ -341,6 +360,14 @@ INCONCLUSIVE_ROWS = (
         "with more regularization, so that training and held-out samples have the same losses. Then audit "
         "the new model.",
         (redacted_report,),
+    ),
+    Row(
+        lambda result: result.checks.why_no_attack == NO_ATTACK,
+        "No audit by residuum can rule out a leak of a token model. Pass the weights before fine-tuning "
+        "(--base), because moved rows of the embedding name words of the training texts. If only a head was "
+        "trained on frozen embeddings, audit the head with these embeddings as samples. An attacker with "
+        "shadow models may find more members.",
+        (scan_file, redacted_report),
     ),
     Row(
         lambda result: bool(result.checks.why_no_attack),

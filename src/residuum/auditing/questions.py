@@ -17,7 +17,15 @@ from residuum.auditing.power import PositiveControls
 from residuum.evaluation.null import format_p
 from residuum.evaluation.targets import TargetTest
 from residuum.records import Record
-from residuum.risk.membership import MIN_SHARE, SHOWN, MembershipTest, min_named
+from residuum.risk.membership import (
+    BOUNDARIES,
+    MIN_SHARE,
+    MOVED_ROWS,
+    SHOWN,
+    MembershipTest,
+    min_named,
+)
+from residuum.risk.moved_rows import MovedRows
 
 STORED, RECONSTRUCTION, MEMBERSHIP = "stored", "reconstruction", "membership"
 NOTHING_STORED = "No array in the file is known to hold training records."
@@ -30,6 +38,10 @@ QUESTIONS = {
 # even if there are no samples to compare with.
 TREES = "trees"
 YES, NO, UNKNOWN = "yes", "no", "unknown"
+WHY_NAMED = {
+    BOUNDARIES: "activation boundaries pass through them",
+    MOVED_ROWS: "training moved the embedding rows of all their tokens",
+}
 # Statistical tests answer two of the questions: reconstruction and membership. Each test uses half of the
 # significance level (Bonferroni).
 QUESTIONS_OF_TESTS = 2
@@ -75,6 +87,8 @@ def answer_questions(
     targets: TargetTest | None = None,
     is_target_finding: bool = False,
     nothing_stored: str = NOTHING_STORED,
+    moved_rows: MovedRows | None = None,
+    why_not_searched: str = "",
 ) -> tuple[Answer, ...]:
     """Answer the three questions of an audit: stored records, reconstruction and membership.
 
@@ -91,6 +105,8 @@ def answer_questions(
         targets: The test of recovered targets, None if the release holds no forest.
         is_target_finding: Whether more targets were recovered than expected by chance.
         nothing_stored: The evidence for the first question if ``stored`` is None.
+        moved_rows: The embedding rows that training moved, None without a base.
+        why_not_searched: Why stored records were not searched for, "" if they were.
 
     Returns:
         Three answers, in the order of ``QUESTIONS``.
@@ -100,8 +116,13 @@ def answer_questions(
     if targets is not None and not why_not_compared:
         reconstruction_answer = _with_targets(reconstruction_answer, targets, is_target_finding)
     membership_answer = _membership(membership, is_member_finding, why_not_compared)
+    if moved_rows is not None:
+        evidence = f"{membership_answer.evidence} {moved_rows.line}"
+        membership_answer = membership_answer.replace(evidence=evidence)
     return (
-        _stored(stored, nothing_stored),
+        _answer(STORED, UNKNOWN, why_not_searched)
+        if why_not_searched
+        else _stored(stored, nothing_stored),
         _judged(reconstruction_answer, controls_by_question.get(RECONSTRUCTION), has_failures),
         _judged(membership_answer, controls_by_question.get(MEMBERSHIP), has_failures),
     )
@@ -233,7 +254,7 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
     if is_finding:
         evidence = (
             f"{len(test.named)} of {test.records} training samples are named, at a false discovery rate of "
-            f"5%, because activation boundaries pass through them ({format_p(test.adjusted_p)})."
+            f"5%, because {WHY_NAMED[test.signal]} ({format_p(test.adjusted_p)})."
         )
         return _answer(MEMBERSHIP, YES, evidence + loss_text, **count_fields)
     if test.reason:

@@ -18,6 +18,7 @@ from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.plan import Batch
 from residuum.auditing.summary import Screen, summarize
 from residuum.auditing.verdict import Checks, Verdict
+from residuum.evaluation.embeddings import EmbeddingMatches
 from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
 from residuum.records import (
@@ -33,6 +34,7 @@ from residuum.records import (
 )
 from residuum.records.scores import MetricScore
 from residuum.risk.membership import MembershipTest
+from residuum.risk.moved_rows import MovedRows
 from residuum.surfaces.inspection import Inspection
 
 # Version of the set of attacks. If an attack becomes stronger or is added, the version grows.
@@ -61,6 +63,7 @@ class Evidence(Record):
         scale: Factor by which each column of a table was divided.
         offset: Number that was subtracted from each column of a table.
         spread: (*shape) difference between the 95th and the 5th percentile of each column of a table.
+        embeddings: The cosines of the displayed samples if these are embeddings.
     """
 
     index: Tensor
@@ -78,6 +81,7 @@ class Evidence(Record):
     scale: Tensor | None = None
     offset: Tensor | None = None
     spread: Tensor | None = None
+    embeddings: EmbeddingMatches | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +120,7 @@ class AuditResult(Record):
         controls: The negative controls.
         checks: Checks that decide whether an audit without a finding can rule out a leak.
         membership: The test of membership, None if it was not run.
+        moved_rows: The embedding rows that training moved, compared with the tokens of the texts.
         table: The training table that the attack on a forest recovered.
         targets: The test whether recovered targets are those of the training samples.
         exposure: The ranking of the samples by risk. It does not enter the verdict.
@@ -155,6 +160,7 @@ class AuditResult(Record):
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
     membership: MembershipTest | None = None
+    moved_rows: MovedRows | None = None
     table: RecoveredTable | None = None
     targets: TargetTest | None = None
     exposure: Exposure | None = None

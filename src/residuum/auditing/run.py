@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from residuum import plugins
-from residuum.auditing import forests, losses, stages
+from residuum.auditing import forests, losses, stages, token_models
 from residuum.auditing.assembling import assemble_result
 from residuum.auditing.case import Case, Model, check_hashes, load_case
 from residuum.auditing.certificates import Certificates
@@ -55,6 +55,7 @@ from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.evaluation.targets import TargetTest
 from residuum.records import Exposure, Knowledge, RecoveredTable
 from residuum.risk.membership import MembershipTest
+from residuum.risk.moved_rows import MovedRows
 
 STOPPED = "the time limit stopped the audit after {} before all planned work was done"
 QUICK = "the effort quick can show a leak and cannot rule one out"
@@ -76,12 +77,16 @@ class Audit:
     )
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
+    # whether the files of a folder were searched for training texts
+    are_texts_searched: bool = False
     membership: MembershipTest | None = None
     table: RecoveredTable | None = None  # the training table that the attack on a forest recovered
     # test whether the targets that an attack recovered from a forest are those of the training samples
     targets: TargetTest | None = None
     # p-value of the test whether the losses of training and held-out samples differ
     p_value_of_losses: float | None = None
+    # comparison of the embedding rows that training moved with the tokens of the texts
+    moved_rows: MovedRows | None = None
     attacks: AttackResults = field(default_factory=AttackResults)
     negative_controls: Controls = field(default_factory=Controls)
     scores: AttackScores | None = None
@@ -174,6 +179,10 @@ class Audit:
             assumed=(*assumed, *unconfirmed_notes),
             targets=self.targets,
             nothing_stored=self.case.nothing_stored,
+            moved_rows=self.moved_rows,
+            why_not_searched=""
+            if self.case.tokens is None or self.are_texts_searched
+            else self.case.tokens.why_not_searched,
         )
 
 
@@ -193,7 +202,9 @@ class Stage:
     skip_reason: Callable[[Audit], str]
 
 
-STAGES = (  # for each stage: name, function to run, function that returns the reason to skip the stage
+STAGES: tuple[
+    Stage, ...
+] = (  # for each stage: name, function to run, function that returns the reason to skip the stage
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", stages.test_membership, stages.skip_without_samples),
     Stage("attacks", run_attacks, stages.skip_without_network),
@@ -205,13 +216,20 @@ STAGES = (  # for each stage: name, function to run, function that returns the r
 )
 
 # The stages of an audit of a forest or of any other model that is no network.
-PREDICTOR_STAGES = (
+PREDICTOR_STAGES: tuple[Stage, ...] = (
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", losses.measure_losses, stages.skip_without_predictions),
     Stage("attacks", forests.recover_tables, stages.skip_without_forest),
     Stage("negative controls", forests.run_negative_controls, stages.skip_without_predictions),
     Stage("scores", forests.score_table, stages.skip_without_table),
     Stage("positive controls", forests.test_positive_controls, stages.skip_if_decided),
+)
+
+# The stages of an audit of a token model, a network whose inputs are token ids.
+TOKEN_STAGES: tuple[Stage, ...] = (
+    Stage("stored records", token_models.find_stored_texts, token_models.skip_without_folder),
+    Stage("membership", token_models.test_membership, stages.skip_without_texts_and_base),
+    Stage("negative controls", token_models.run_negative_controls, stages.skip_without_predictions),
 )
 
 
@@ -222,8 +240,9 @@ def audit(
     holdout: Any = None,
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
     out: str | Path | None = None,
-    base: str | Path | None = None,
+    base: Any = None,
     adapter: str | Path | None = None,
+    tokenizer: Any = None,
     trust_code: bool = False,
     blur: bool = False,
     expected_hashes: Mapping[str, str] | None = None,
@@ -248,8 +267,10 @@ def audit(
             as ``{"value_range": (0, 1)}``, or the path of a saved Knowledge.
         out: Folder for the report and all other files. If the folder holds an unfinished audit, this audit
             continues. If it holds a finished audit, its result is returned.
-        base: File of the weights before fine-tuning.
+        base: File of the weights before fine-tuning. For a token model also a folder or a live module.
         adapter: File of an adapter (LoRA). ``model`` is then the network on which the adapter was trained.
+        tokenizer: Tokenizer of a token model, as in transformers, or its folder. Then ``data`` and
+            ``holdout`` are texts with labels. Without a tokenizer they are token ids.
         trust_code: Allow running the code that the setting ``model_code`` names.
         blur: Blur the images of the report until the reader asks for them.
         expected_hashes: SHA-256 of checkpoint, data and holdout. Files with other hashes are refused.
@@ -270,7 +291,15 @@ def audit(
     request = AuditRequest(**options)
     deadline = Deadline.for_request(request)
     case = load_case(
-        model, data, holdout, knowledge, request, base=base, adapter=adapter, trust_code=trust_code
+        model,
+        data,
+        holdout,
+        knowledge,
+        request,
+        base=base,
+        adapter=adapter,
+        tokenizer=tokenizer,
+        trust_code=trust_code,
     )
     assert case is not None
     check_hashes(case, expected_hashes or {})
@@ -280,6 +309,7 @@ def audit(
         for line in opening(case.network, case.fit) if case.network is not None else ():
             listener.message(line)
         stage_list = PREDICTOR_STAGES if case.network is None else STAGES
+        stage_list = stage_list if case.tokens is None else TOKEN_STAGES
         finished_audit = run_stages(Audit(case, request, deadline, store, listener), stage_list)
         result = assemble_result(finished_audit)
         store.write(result, blur=blur)

@@ -340,7 +340,9 @@ def score_attacks(
         scores = scored(pools[reconstructions[0].attack], seconds=remaining())
         scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
         untested_findings = Findings(len(train), reason=scores.reason, metric=DECIDING)
-        evidence = collect_evidence(sets, scores, outputs, None, seed)
+        evidence = collect_evidence(
+            sets, scores, pools[reconstructions[0].attack].x, outputs, None, seed
+        )
         return AttackScores(
             outcomes_with_counts,
             untested_findings,
@@ -354,7 +356,9 @@ def score_attacks(
         pools[strongest_attack], calibration=tests[strongest_attack].control, seconds=remaining()
     )
     scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
-    evidence = collect_evidence(sets, scores, outputs, tests[strongest_attack], seed)
+    evidence = collect_evidence(
+        sets, scores, pools[strongest_attack].x, outputs, tests[strongest_attack], seed
+    )
     combined_findings = findings(tests, len(train), _strongest_grades(tests), train.rows)
     set_aside_matches = match_set_aside(sets.set_aside, pools, tests)
     combined_findings = combined_findings.replace(set_aside_matches=set_aside_matches)

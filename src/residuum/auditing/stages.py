@@ -65,6 +65,13 @@ def skip_without_predictions(audit: Audit) -> str:
     return NO_PREDICTIONS if audit.case.predictor is None else skip_without_train(audit)
 
 
+def skip_without_texts_and_base(audit: Audit) -> str:
+    """Return the reason to skip a stage if there are no training texts and no moved rows, "" otherwise."""
+    tokens = audit.case.tokens
+    has_moved_rows = tokens is not None and tokens.touched is not None
+    return "" if has_moved_rows else skip_without_train(audit)
+
+
 def skip_without_forest(audit: Audit) -> str:
     """Return the reason to skip a stage if there is no forest, "" otherwise."""
     if audit.case.forest is not None:

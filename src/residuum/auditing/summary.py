@@ -121,8 +121,9 @@ def summarize(result: AuditResult) -> Screen:
     verdict = result.verdict
     release_text = "model" if result.checks.why_no_attack else "weights"
     no_knowledge_text = f"nothing but the {'file' if verdict.stored else release_text}"
+    known_base_text = "" if result.moved_rows is None else "the weights before fine-tuning"
     line_texts = (
-        _knowledge(result.knowledge) or no_knowledge_text,
+        _knowledge(result.knowledge) or known_base_text or no_knowledge_text,
         _attacked_surfaces(result),
         "" if result.fit is None else result.fit.line,
         _unproven_assumption(result),

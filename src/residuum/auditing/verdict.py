@@ -41,6 +41,7 @@ from residuum.networks.network import Network
 from residuum.records import Knowledge, Record, Scores
 from residuum.records.published import SchemaRule, Share
 from residuum.risk.membership import ABSENT, SHOWN, MembershipTest
+from residuum.risk.moved_rows import MovedRows
 from residuum.surfaces.inspection import Inspection
 
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
@@ -266,6 +267,8 @@ def decide(
     assumed: tuple[str, ...] = (),
     targets: TargetTest | None = None,
     nothing_stored: str = NOTHING_STORED,
+    moved_rows: MovedRows | None = None,
+    why_not_searched: str = "",
 ) -> Verdict:
     """Decide the outcome of an audit by the table at the top of this file.
 
@@ -281,6 +284,8 @@ def decide(
         assumed: Assumptions about network and samples, which are added to the reasons.
         targets: The test of recovered targets, None if the release holds no forest.
         nothing_stored: What the search for stored records found if ``attacks`` has no row about it.
+        moved_rows: The embedding rows that training moved, None without a base.
+        why_not_searched: Why stored records were not searched for, "" if they were.
 
     Returns:
         The verdict with its reasons.
@@ -302,6 +307,8 @@ def decide(
         targets=targets,
         is_target_finding=target_finding is not None,
         nothing_stored=nothing_stored,
+        moved_rows=moved_rows,
+        why_not_searched=why_not_searched,
     )
     significant_membership = membership if is_member_finding else None
     grades = _grades(stored_row, findings, significant_membership, target_finding)

@@ -15,6 +15,7 @@ residuum audit --config a/config.toml --out again
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
 
 # Names of the lines of the summary that are printed before the attacks begin. They are not printed again.
 ALREADY_PRINTED = ("network",)
+INPUTS = (
+    "data",
+    "holdout",
+    "base",
+    "adapter",
+    "tokenizer",
+)  # inputs of an audit other than the model
 STAGE_MESSAGES = {
     "negative controls": "running negative controls",
     "scores": "scoring against held-out samples",
@@ -86,7 +94,7 @@ def _command(
         str | None,
         Parameter(
             help="Training samples: an .npz, a .csv with a header, a folder of images or a training "
-            "directory.",
+            "directory. For a token model: texts as .csv, .jsonl or .txt, or token ids as .npz.",
             metavar="DATA",
         ),
     ] = None,
@@ -154,6 +162,13 @@ def _command(
             group=options.EXPERT,
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        Parameter(
+            help="Folder of the tokenizer of a token model. By default the folder of the model.",
+            metavar="DIR",
+        ),
+    ] = None,
     trust_code: options.TrustCode = False,
     # This function ignores the option. ``main`` reads it earlier. It is listed here only for the help text.
     no_plugins: options.NoPlugins = False,
@@ -168,6 +183,7 @@ def _command(
     grade, comparisons = read_conditions(fail_on or [])
     passed_settings: dict[str, Any] = {
         **{"checkpoint": checkpoint and str(checkpoint), "data": data, "holdout": holdout},
+        "tokenizer": tokenizer,
         **{
             **vars(knowledge_options),
             **vars(fine_tuning),
@@ -184,7 +200,7 @@ def _command(
     if audit_request.checkpoint is None:
         raise InputError("An audit needs a checkpoint.", "Run residuum audit model.safetensors.")
     inputs: dict[str, Any] = {
-        **{name: getattr(audit_request, name) for name in ("data", "holdout", "base", "adapter")},
+        **{name: getattr(audit_request, name) for name in INPUTS},
         "knowledge": audit_request.knowledge_or_facts(),
         "trust_code": trust_code,
     }
@@ -195,6 +211,8 @@ def _command(
     if out is None:
         raise InputError("An audit needs a folder to write.", "Pass --out runs/a.")
     options.check_device(audit_request.device)
+    # The hub of Hugging Face reads this variable when it is imported. An audit needs no network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with listener_for(output.visible) as listener:
         audit_result = audit(
             audit_request.checkpoint,

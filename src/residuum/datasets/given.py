@@ -39,6 +39,8 @@ UNIT = re.compile(r"\s*[\[(]([^\])]*)[\])]\s*$")
 # The output folder of ``residuum train`` has a subfolder ``private``. These are the names of the files in
 # this subfolder that hold the training samples and the held-out samples.
 PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}
+# Arrays that a data file may hold separately for training and held-out samples, such as x_train.
+SPLIT_ARRAYS = ("x", "y", "id", "text")
 KINDS = (
     "(x, y), a Dataset, a DataFrame, a DataLoader, a dataset with items, or the path of an .npz, a .csv "
     "or a folder"
@@ -59,13 +61,13 @@ def read_samples(path: str | Path) -> tuple[Dataset, Dataset | None]:
     if "x" in arrays or "x_train" not in arrays:
         return Dataset.from_npz(source_path), None
     # Arrays without one of these prefixes, such as the names of the classes, belong to training and test set.
-    split_prefixes = ("x_", "y_", "id_")
+    split_prefixes = tuple(f"{name}_" for name in SPLIT_ARRAYS)
     shared_arrays = {
         name: array for name, array in arrays.items() if not name.startswith(split_prefixes)
     }
 
     def read_set(suffix: str) -> Dataset:
-        array_names = [name for name in ("x", "y", "id") if f"{name}_{suffix}" in arrays]
+        array_names = [name for name in SPLIT_ARRAYS if f"{name}_{suffix}" in arrays]
         split_arrays = {name: arrays[f"{name}_{suffix}"] for name in array_names}
         if "y" not in split_arrays:
             raise DataError(
@@ -314,7 +316,7 @@ def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
             f"A table must not have missing or infinite values; {name!r} has some.",
             "Fill in these values, or remove their rows.",
         )
-    y, classes = _convert_labels(columns[label_column])
+    y, classes = convert_labels(columns[label_column])
     unit_matches = [UNIT.search(feature) for feature in features]
     units = tuple(match[1].strip() if match else "" for match in unit_matches)
     feature_names = tuple(UNIT.sub("", feature).strip() for feature in features)
@@ -336,7 +338,7 @@ def _identifies_rows(name: str, values: np.ndarray) -> bool:
     )
 
 
-def _convert_labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
+def convert_labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
     """Convert a column of labels: whole numbers and text become classes, other numbers become targets."""
     if _is_numeric(values):
         numeric_labels = values.astype(np.float64)

@@ -14,6 +14,7 @@ a live object with     predicts                            the loss of a sample
 =====================  ==================================  ==========================================
 
 The first row that applies is used. ``decision_function`` is used only if the object also has ``classes_``.
+Models whose inputs are token ids are read by :mod:`.token_models`.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from residuum.trees.forest import BOOSTING, ISOLATION, Forest
 from residuum.trees.predict import predict
 
 SHARES, SCORES, NUMBERS = "class shares", "class scores", "numbers"
+NEXT_TOKENS = "the next token"  # a causal language model, whose outputs are the losses of texts
 # Largest difference between 1 and the sum of the shares of all classes, as with float16.
 ROUNDING = 1e-3
 PASS_AS_TRAINED = (
@@ -48,7 +50,7 @@ class Predictor:
 
     Attributes:
         name: Class of the model, such as "LogisticRegression".
-        kind: What the model predicts: "class shares", "class scores" or "numbers".
+        kind: What the model predicts: "class shares", "class scores", "numbers" or "the next token".
         function: Function that returns the predictions for the samples of a dataset.
         classes: The classes in the order of the predictions, () if the classes are 0, 1, 2 and so on.
         columns: Number of values of a sample, None if it is unknown.
@@ -67,7 +69,7 @@ class Predictor:
     @property
     def is_classifier(self) -> bool:
         """Whether the model predicts classes."""
-        return self.kind != NUMBERS
+        return self.kind in (SHARES, SCORES)
 
     def outputs(self, samples: Dataset) -> Array:
         """Return the predictions for samples, and check these predictions.

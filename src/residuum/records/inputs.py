@@ -77,6 +77,7 @@ class Dataset(Record):
         row_numbers: Row of each sample in the file or array of the user, counted from 0, (n,), or None if the
             dataset contains all rows in order.
         record_ids: Identifier of each sample from an ID column, or () without such a column.
+        texts: The text from which each sample was made, such as the sentence of an embedding, or ().
     """
 
     x: Tensor
@@ -91,6 +92,7 @@ class Dataset(Record):
     notes: tuple[str, ...] = ()
     row_numbers: Tensor | None = None
     record_ids: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -107,6 +109,7 @@ class Dataset(Record):
         for name, sizes, rule, remedy in (
             ("row_numbers", (0, len(self)), *ONE_PER_SAMPLE),
             ("record_ids", (0, len(self)), *ONE_PER_SAMPLE),
+            ("texts", (0, len(self)), *ONE_PER_SAMPLE),
             ("features", (0, column_count), *ONE_PER_COLUMN),
             ("units", (0, column_count), *ONE_PER_COLUMN),
             ("scale", (1, column_count), *ONE_OR_ONE_PER_COLUMN),
@@ -138,11 +141,16 @@ class Dataset(Record):
         """Return the samples at ``rows`` (positions or a mask), with their row numbers and IDs."""
         positions = torch.arange(len(self))[rows]
         row_numbers = torch.tensor(self.rows)[positions]
-        record_ids = (
-            tuple(self.record_ids[i] for i in positions.tolist()) if self.record_ids else ()
+        record_ids, texts = (
+            tuple(values[i] for i in positions.tolist()) if values else ()
+            for values in (self.record_ids, self.texts)
         )
         return self.replace(
-            x=self.x[positions], y=self.y[positions], row_numbers=row_numbers, record_ids=record_ids
+            x=self.x[positions],
+            y=self.y[positions],
+            row_numbers=row_numbers,
+            record_ids=record_ids,
+            texts=texts,
         )
 
     @property
@@ -153,7 +161,8 @@ class Dataset(Record):
     def to_npz(self, path: str | Path) -> Path:
         """Write the dataset to an .npz archive and return the path."""
         tensors = {name: getattr(self, name) for name in NUMBERS}
-        texts = {name: getattr(self, name) for name in TEXTS} | {"id": self.record_ids}
+        texts = {name: getattr(self, name) for name in TEXTS}
+        texts |= {"id": self.record_ids, "text": self.texts}
         arrays = {name: t.numpy(force=True) for name, t in tensors.items() if t is not None}
         return write_npz(path, arrays | {name: np.array(t) for name, t in texts.items() if t})
 
@@ -219,8 +228,9 @@ class Dataset(Record):
             fields[name] = tuple(map(str, arrays[name].ravel()))
         for name in filter(arrays.__contains__, ("scale", "offset")):
             fields[name] = torch.from_numpy(arrays[name]).to(x.dtype)
-        if "id" in arrays:
-            fields["record_ids"] = tuple(map(str, arrays["id"].ravel()))
+        for name, array_name in (("record_ids", "id"), ("texts", "text")):
+            if array_name in arrays:
+                fields[name] = tuple(map(str, arrays[array_name].ravel()))
         return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, **fields)
 
 

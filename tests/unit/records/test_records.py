@@ -74,6 +74,7 @@ from residuum.records.knowledge import Fact
 from residuum.records.published import Tool
 from residuum.records.rundir import digest, environment, sha256
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
+from residuum.records.tokens import TokenDataset
 from residuum.scanning.findings import Finding
 from residuum.scanning.scan import Scan, ScannedFile, UnreadFile
 from residuum.scanning.stripped import Stripped
@@ -181,6 +182,9 @@ RECORDS: dict[str, Callable[[], Record]] = {
         {"layers.0.weight": "fc"},
     ),
     "Dataset": dataset,
+    "TokenDataset": lambda: TokenDataset(
+        torch.tensor([[4, 7], [5, -1]]), torch.tensor([0, 1]), texts=("a b", "c")
+    ),
     "Split": lambda: Split(dataset(), dataset("held-out")),
     "Knowledge": lambda: Knowledge(
         shape=(1, 8, 8),
