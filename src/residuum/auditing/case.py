@@ -33,8 +33,9 @@ from residuum.auditing.inputs import (
 )
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import StoredRecords, find_records
+from residuum.datasets.columns import check_columns, fit_columns
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
-from residuum.errors import InputError, ResiduumError
+from residuum.errors import DataError, InputError, ResiduumError
 from residuum.io.attacker_knowledge import (
     build_knowledge,
     parse_shape,
@@ -57,6 +58,7 @@ from residuum.io.release import Release, open_release, pickle_in_memory
 from residuum.io.release_knowledge import add_stored_knowledge
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
+from residuum.networks.probing import first_layer_inputs
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
 from residuum.surfaces.head import Head, extract_head
@@ -298,9 +300,11 @@ def load_case(
     """
     request = request or AuditRequest()
     attempt = (obstacles or StopAtFirst()).attempt
-    train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
-    _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
+    roles = {"label": request.label, "drop": request.drop}
+    train, contained = attempt(read_train_and_holdout, data, None, **roles) or (None, None)
+    _, separate = attempt(read_train_and_holdout, None, holdout, **roles) or (None, None)
     held_out = contained if separate is None else separate
+    train, held_out = fit_columns(train, held_out, first_layer_inputs(model))
     if isinstance(model, str | Path):
         model, base = resolve_trained_and_base(
             model, None if base is None else str(base), _text(adapter)
@@ -311,6 +315,10 @@ def load_case(
     sample_shape = _sample_shape(model, train, held_out, knowledge)
     reader = _Reader(release, request, sample_shape, _text(base), trust_code)
     content = attempt(reader.read, model)
+    if content is None:
+        return None
+    train, held_out = fit_columns(train, held_out, content.input_count)
+    content = attempt(_check_table, content, train, held_out)
     if content is None:
         return None
     sources = _sources(release, content, model, data, holdout, base, (train, held_out))
@@ -583,6 +591,46 @@ class Content:
     scaler: Wrapped | None = None
     warnings: tuple[str, ...] = ()
     pickle_hash: str = ""
+
+    @property
+    def input_count(self) -> int | None:
+        """Number of values of a sample, None if it is unknown."""
+        if self.network is not None:
+            return self.network.architecture.inputs
+        if self.forest is not None:
+            return self.forest.forest.columns
+        if self.predictor is not None:
+            return self.predictor.columns
+        return None if self.stored is None else self.stored.values_per_record
+
+
+def _check_table(content: Content, train: Dataset | None, holdout: Dataset | None) -> Content:
+    """Check that a model can receive the samples of a table.
+
+    If the model cannot receive them, only the records that its release stores are searched for the samples.
+
+    Args:
+        content: What the model consists of.
+        train: The training samples.
+        holdout: The held-out samples.
+
+    Returns:
+        What the audit can test: ``content``, or its stored records alone.
+
+    Raises:
+        DataError: If the model cannot receive the samples, and the release stores no records.
+    """
+    if content.network is None and content.predictor is None and content.forest is None:
+        return content
+    try:
+        check_columns(train, holdout, content.input_count)
+    except DataError as problem:
+        if content.stored is None:
+            raise
+        return Content(
+            stored=replace(content.stored, notes=(f"only stored records were searched: {problem}",))
+        )
+    return content
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,12 @@ class StoredRecords:
         return self.is_certain or self.inputs in values_per_record
 
     @property
+    def values_per_record(self) -> int | None:
+        """Number of values of a record in the first array of records, None if no array holds numbers."""
+        sizes = (a.records.shape[1] for a in self.arrays if a.records is not None)
+        return next(sizes, None)
+
+    @property
     def count(self) -> int:
         """Number of stored records. If two arrays hold the same records, these records count once.
 

@@ -72,6 +72,8 @@ app = options.command_app("audit", __doc__)
             "attacks": Annotated[
                 list[str], Parameter(metavar="NAME", completer=lambda _: tuple(MODELS))
             ],
+            "label": Annotated[str, Parameter(metavar="COLUMN")],
+            "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
             "arch": Annotated[str, Parameter(metavar="ARCH")],
             "model_code": Annotated[str, Parameter(metavar="CODE")],
             "recipe": Annotated[str, Parameter(metavar="KEY=VALUE,...")],
@@ -85,8 +87,8 @@ def _command(
     data: Annotated[
         str | None,
         Parameter(
-            help="Training samples: an .npz, a .csv with a header, a folder of images or a training "
-            "directory.",
+            help="Training samples: an .npz, a table with a header (.csv, .tsv, .jsonl or .parquet), a folder "
+            "of images or a training directory.",
             metavar="DATA",
         ),
     ] = None,

@@ -41,22 +41,35 @@ app = options.command_app("exposure", __doc__)
 
 
 @app.default
-@with_options(settings=options_from(ExposureRequest, skip=("grouped_by",)))
+@with_options(
+    settings=options_from(
+        ExposureRequest,
+        skip=("grouped_by",),
+        changes={
+            "label": Annotated[str, Parameter(metavar="COLUMN")],
+            "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
+            "model_code": Annotated[str, Parameter(metavar="CODE")],
+        },
+    )
+)
 def _command(
     checkpoint: options.CheckpointPath,
     /,
     *,
     data: Annotated[
-        Path,
+        str,
         Parameter(
-            help="Training records: an .npz with x and y, a .csv with a header, or a training directory."
+            help="Training records: an .npz with x and y, a table with a header (.csv, .tsv, .jsonl or "
+            ".parquet), a folder of images or a training directory.",
+            metavar="DATA",
         ),
     ],
     holdout: Annotated[
-        Path | None,
+        str | None,
         Parameter(
             help="At least 100 records that the network never saw, in a form that --data takes. The "
-            "p-values of the tests need these records."
+            "p-values of the tests need these records.",
+            metavar="DATA",
         ),
     ] = None,
     out: Annotated[
@@ -67,8 +80,8 @@ def _command(
     group_by: Annotated[
         str | None,
         Parameter(
-            help="Name of the array in the data file that holds the group of each record. By default the "
-            "group of a record is its class.",
+            help="Name of the array or column in the data file that holds the group of each record. By "
+            "default the group of a record is its class.",
             metavar="NAME",
         ),
     ] = None,
@@ -109,14 +122,20 @@ def _command(
     weight_decay: Annotated[
         float | None, Parameter(help="Weight decay that the training used.", group=options.ATTACKER)
     ] = None,
+    base: Annotated[
+        Path | None,
+        Parameter(
+            help="File of the weights before fine-tuning. CKPT can be an adapter (LoRA) of these weights.",
+            metavar="FILE",
+            group=options.ATTACKER,
+        ),
+    ] = None,
+    trust_code: options.TrustCode = False,
 ) -> int:
     """Rank training records by their risk of being recovered from the weights, without an attack."""
-    from residuum.datasets.given import locate_samples, read_samples
-    from residuum.io.attacker_knowledge import build_knowledge
-    from residuum.io.checkpoints import load_checkpoint
     from residuum.io.forests import read_forests
     from residuum.io.release import open_release
-    from residuum.verbs.exposing import exposure, read_groups
+    from residuum.verbs.exposing import exposure
     from residuum.verbs.forests import forest_exposure
 
     settings = settings or {}
@@ -132,25 +151,22 @@ def _command(
         )
     release = open_release(checkpoint)
     if read_forests(release):
-        ranking = forest_exposure(release, data, out)
+        ranking = forest_exposure(release, data, out, request.label, request.drop)
         output.print_result(ranking.to_json(), lambda: show_forest(ranking, request.top, out))
         return 0
-    network = load_checkpoint(release, request.arch)
-    data_file = locate_samples(data, "data")
-    records, _ = read_samples(data_file)
-    held_out = read_samples(locate_samples(holdout, "holdout"))[0] if holdout else None
-    knowledge = build_knowledge(release, network, init=init, weight_decay=weight_decay)
+    facts = {"init": init, "weight_decay": weight_decay}
     with exposure_progress(output.visible) as watch:
         record_risks = exposure(
-            network,
-            records,
-            held_out,
-            knowledge=knowledge,
-            groups=read_groups(data_file, group_by, len(records)) if group_by else (),
+            release,
+            data,
+            holdout,
+            knowledge={name: value for name, value in facts.items() if value is not None},
             grouped_by=group_by or "",
             reconstruction=attack,
             canaries=canaries,
             out=out,
+            base=None if base is None else str(base),
+            trust_code=trust_code,
             watch=watch,
             **settings,
         )

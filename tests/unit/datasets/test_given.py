@@ -73,8 +73,6 @@ def test_a_csv_has_names_units_and_a_label(tmp_path: Path) -> None:
         ("", "header"),
         ("a,b\n1,2,3\n", "as many values"),
         ("1,2\n3,4\n", "must name the columns"),
-        ("a,b,y\nred,1,0\n", "must hold numbers"),
-        ("a,b,y\nnan,1,0\n", "must not have missing or infinite values"),
         ("a,a,y\n1,1,0\n", "different names"),
     ],
 )
@@ -171,7 +169,7 @@ def test_a_data_frame_of_pandas_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [7, object(), (X, Y, Y), [("a", 1)], Frame({"a": np.array(["b"])})]
+    "source", [7, object(), (X, Y, Y), [("a", 1)], Frame({"y": np.array([1.0])})]
 )
 def test_anything_else_is_refused_with_what_would_do(source: Any) -> None:
     with pytest.raises(DataError):
