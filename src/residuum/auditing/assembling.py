@@ -176,6 +176,7 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
         limitations=limitations(verdict, None, case.knowledge)[:1],
         applies=list_attacks((row,)),
         suite=SUITE,
+        warnings=case.train.notes if case.train is not None else (),
         notes=(*case.stored.notes, case.stored.arrays[0].finding.remedy),
         files=_files(audit),
     )

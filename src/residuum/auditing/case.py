@@ -317,7 +317,8 @@ def load_case(
     content = attempt(reader.read, model)
     if content is None:
         return None
-    train, held_out = fit_columns(train, held_out, content.input_count)
+    input_names = content.input_names(train)
+    train, held_out = fit_columns(train, held_out, content.input_count, input_names)
     content = attempt(_check_table, content, train, held_out)
     if content is None:
         return None
@@ -597,11 +598,25 @@ class Content:
         """Number of values of a sample, None if it is unknown."""
         if self.network is not None:
             return self.network.architecture.inputs
-        if self.forest is not None:
-            return self.forest.forest.columns
         if self.predictor is not None:
             return self.predictor.columns
+        if self.forest is not None:
+            return self.forest.forest.columns
         return None if self.stored is None else self.stored.values_per_record
+
+    def input_names(self, train: Dataset | None) -> tuple[str, ...]:
+        """Return the names of the columns that a model in memory takes, () if they are unknown.
+
+        A model without names of columns can take a single text, such as a pipeline with a ``TfidfVectorizer``.
+        If the table of the training samples holds a single column of texts and no numbers, this is the text.
+        """
+        if self.predictor is None or self.predictor.model is None:
+            return ()
+        if self.predictor.column_names or self.predictor.columns is not None:
+            return self.predictor.column_names
+        table = None if train is None else train.table
+        has_one_text = table is not None and not table.inputs and len(table.input_texts) == 1
+        return table.input_texts if table is not None and has_one_text else ()
 
 
 def _check_table(content: Content, train: Dataset | None, holdout: Dataset | None) -> Content:

@@ -10,7 +10,9 @@ If the number of inputs of the model is known, :func:`fit_columns` uses it to de
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shlex
 from collections.abc import Sequence
 
 import torch
@@ -71,18 +73,23 @@ def read_columns(
 
 
 def fit_columns(
-    train: Dataset | None, holdout: Dataset | None, input_count: int | None = None
+    train: Dataset | None,
+    holdout: Dataset | None,
+    input_count: int | None = None,
+    input_names: Sequence[str] = (),
 ) -> tuple[Dataset | None, Dataset | None]:
     """Choose the columns that are inputs of a model, and use the same columns of the held-out table.
 
-    If the model has as many inputs as the table has columns of numbers with its record IDs, the record IDs
-    are inputs. If the model has fewer inputs, columns that count the rows are not inputs. Datasets that were
-    not read from a table are returned unchanged.
+    If the names of the inputs are known, these columns are used. If the model has as many inputs as the table
+    has columns of numbers with its record IDs, the record IDs are inputs. If the model has fewer inputs,
+    columns that count the rows are not inputs. Datasets that were not read from a table are returned
+    unchanged.
 
     Args:
         train: The training samples.
         holdout: The held-out samples.
         input_count: Number of inputs of the model, None if it is unknown.
+        input_names: Names of the inputs of the model, which can be columns of texts, () if they are unknown.
 
     Returns:
         The training and the held-out samples.
@@ -91,16 +98,23 @@ def fit_columns(
     if samples is None or samples.table is None or samples.x.ndim != 2:
         return train, holdout
     table = samples.table
-    inputs = _choose_inputs(table, samples.shape[0], input_count)
+    inputs = _choose_inputs(table, input_count, input_names)
+    # Numbers that stand for texts spread as widely as the widest column of numbers.
+    deviations = [float(v.nan_to_num().std()) for c, v in table.numbers.items() if c in inputs]
+    scale = max((d for d in deviations if d > 0), default=1.0)
     if train is not None:
-        train = _rebuild(train, table, inputs)
+        train = _rebuild(train, table, inputs, scale)
     if holdout is not None and holdout.table is not None:
         held_out = holdout.table
-        inputs = [column for column in inputs if isinstance(held_out.columns.get(column), Tensor)]
+        shared = [c for c in inputs if _is_same_kind(table.columns[c], held_out.columns.get(c))]
         label = table.label if table.label in held_out.columns else ""
         table = held_out.replace(label=label, dropped=table.dropped)
-        holdout = _rebuild(holdout, table, inputs, () if train is None else train.classes)
+        holdout = _rebuild(holdout, table, shared, scale, () if train is None else train.classes)
     return train, holdout
+
+
+def _is_same_kind(column: Column, other: Column | None) -> bool:
+    return isinstance(other, type(column))
 
 
 def check_columns(
@@ -187,8 +201,6 @@ def _check_missing(samples: Dataset, table: Table) -> None:
 
 def drop_options(columns: Sequence[str]) -> str:
     """Return the options of the command line that exclude columns, as text of a message."""
-    import shlex
-
     options = [f"--drop {shlex.quote(column)}" for column in columns[:MAX_NAMED]]
     return " ".join(options) + (" ..." if len(columns) > MAX_NAMED else "")
 
@@ -222,6 +234,11 @@ def _identifies_rows(name: str, values: Column) -> bool:
     return has_name_of_ids(name) and len(set(_as_texts(values))) == len(values)
 
 
+def is_identifier(name: str, values: Column) -> bool:
+    """Return True if a column says which row a sample is, by its name or because it counts the rows."""
+    return _identifies_rows(name, values) or counts_rows(values)
+
+
 def counts_rows(values: Column) -> bool:
     """Return True if a column holds integers that rise in every row, such as row numbers."""
     if not isinstance(values, Tensor) or not bool(values.isfinite().all()):
@@ -235,9 +252,11 @@ def _as_texts(values: Column) -> tuple[str, ...]:
     return tuple(f"{v:.0f}" if v == round(v) else f"{v:g}" for v in values.nan_to_num().tolist())
 
 
-def _choose_inputs(table: Table, usual_count: int, input_count: int | None) -> list[str]:
-    """Return the names of the columns of numbers that are inputs of a model with ``input_count`` inputs."""
+def _choose_inputs(table: Table, input_count: int | None, input_names: Sequence[str]) -> list[str]:
+    """Return the names of the columns that are inputs of a model, see :func:`fit_columns`."""
     numbers = table.numbers
+    if input_names and all(name in table.columns for name in input_names):
+        return list(input_names)
     usual = [c for c, values in numbers.items() if not _identifies_rows(c, values)]
     if input_count is None or len(usual) == input_count:
         return usual
@@ -250,19 +269,33 @@ def _choose_inputs(table: Table, usual_count: int, input_count: int | None) -> l
 
 
 def _rebuild(
-    dataset: Dataset, table: Table, inputs: Sequence[str], classes: Sequence[str] = ()
+    dataset: Dataset,
+    table: Table,
+    inputs: Sequence[str],
+    scale: float,
+    classes: Sequence[str] = (),
 ) -> Dataset:
     """Return a dataset with other columns of its table as inputs."""
-    rebuilt = _build(table, inputs, dataset.name, classes)
+    rebuilt = _build(table, inputs, dataset.name, classes, scale)
     return rebuilt if dataset.row_numbers is None else rebuilt.take(dataset.row_numbers)
 
 
 def _build(
-    table: Table, inputs: Sequence[str], name: str, known_classes: Sequence[str] = ()
+    table: Table,
+    inputs: Sequence[str],
+    name: str,
+    known_classes: Sequence[str] = (),
+    scale: float = 1.0,
 ) -> Dataset:
-    columns = [table.columns[column] for column in inputs]
-    tensors = [column for column in columns if isinstance(column, Tensor)]
-    x = torch.stack(tensors, 1) if tensors else torch.zeros(len(table), 0, dtype=torch.float64)
+    has_texts = any(column in table.texts for column in inputs)
+    columns = [_as_numbers(table.columns[column], scale) for column in inputs]
+    if has_texts:
+        columns = [
+            torch.zeros_like(x) if c == table.label or is_identifier(c, table.columns[c]) else x
+            for c, x in zip(inputs, columns, strict=True)
+        ]
+    x = torch.stack(columns, 1) if columns else torch.zeros(len(table), 0, dtype=torch.float64)
+    x = x.nan_to_num() if has_texts else x  # a model that takes texts can take missing values
     y, classes = torch.zeros(len(table), dtype=torch.long), tuple[str, ...]()
     if table.label:
         y, classes = _convert_labels(table.columns[table.label], known_classes)
@@ -288,6 +321,21 @@ def _build(
         record_ids=record_ids,
         table=table,
     )
+
+
+def _as_numbers(column: Column, scale: float) -> Tensor:
+    """Return a column of numbers unchanged, and a number from 0 to ``scale`` for every text.
+
+    Equal texts have equal numbers. The numbers only serve to compare samples. A model that takes texts
+    receives the texts.
+    """
+    if isinstance(column, Tensor):
+        return column
+    largest_hash = float(2**64)
+    hashes = [
+        int.from_bytes(hashlib.sha256(t.encode()).digest()[:8]) / largest_hash for t in column
+    ]
+    return torch.tensor(hashes, dtype=torch.float64) * scale
 
 
 def _describe(table: Table, name: str) -> tuple[str, ...]:

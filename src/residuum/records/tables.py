@@ -22,7 +22,8 @@ class Table(Record):
         columns: The columns by name, in the order of the file.
         label: Name of the column with the labels, "" if the table has none.
         dropped: Names of the columns that the user excluded from the inputs of the model.
-        inputs: Names of the columns that are read as inputs of the model.
+        inputs: Names of the columns that are read as inputs of the model. They hold numbers, unless the model
+            takes texts.
         identifiers: Names of the columns that identify the rows and are not inputs.
     """
 
@@ -60,6 +61,6 @@ class Table(Record):
 
     @property
     def input_texts(self) -> tuple[str, ...]:
-        """Names of the columns of texts that may be inputs of the model."""
-        excluded = (*self.dropped, *self.identifiers)
+        """Names of the columns of texts that may be inputs of the model, but are not read as such."""
+        excluded = (*self.dropped, *self.identifiers, *self.inputs)
         return tuple(name for name in self.texts if name not in excluded)
