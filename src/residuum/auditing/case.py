@@ -607,8 +607,9 @@ class Content:
     def input_names(self, train: Dataset | None) -> tuple[str, ...]:
         """Return the names of the columns that a model in memory takes, () if they are unknown.
 
-        A model without names of columns can take a single text, such as a pipeline with a ``TfidfVectorizer``.
-        If the table of the training samples holds a single column of texts and no numbers, this is the text.
+        A model without names of columns can take a single text, such as a pipeline with a
+        ``TfidfVectorizer``. If the table of the training samples holds a single column of texts and no
+        numbers, this is the text.
         """
         if self.predictor is None or self.predictor.model is None:
             return ()

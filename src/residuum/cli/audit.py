@@ -87,8 +87,8 @@ def _command(
     data: Annotated[
         str | None,
         Parameter(
-            help="Training samples: an .npz, a table with a header (.csv, .tsv, .jsonl or .parquet), a folder "
-            "of images or a training directory.",
+            help="Training samples: an .npz, a table with a header (.csv, .tsv, .jsonl or .parquet), a "
+            "folder of images or a training directory.",
             metavar="DATA",
         ),
     ] = None,

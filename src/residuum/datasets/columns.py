@@ -38,8 +38,8 @@ def read_columns(
 ) -> Dataset:
     """Make a dataset from the named columns of a table.
 
-    Units in brackets after a column name are stored, so that reports can show them. ``x`` holds the columns of
-    numbers, with NaN for missing values. The dataset also holds the whole table.
+    Units in brackets after a column name are stored, so that reports can show them. ``x`` holds the columns
+    of numbers, with NaN for missing values. The dataset also holds the whole table.
 
     Args:
         columns: The columns by name.
@@ -128,7 +128,8 @@ def check_columns(
         input_count: Number of inputs of the model, None if it is unknown.
 
     Raises:
-        DataError: If the number of columns is wrong, a column of texts may be an input, or a value is missing.
+        DataError: If the number of columns is wrong, a column of texts may be an input, or a value is
+            missing.
     """
     for samples in (train, holdout):
         if samples is not None and samples.table is not None and samples.x.ndim == 2:
@@ -192,7 +193,7 @@ def _check_missing(samples: Dataset, table: Table) -> None:
     columns = [table.inputs[i] for i in counts.nonzero().flatten().tolist()]
     first_row = int(is_missing.any(1).nonzero()[0])
     raise DataError(
-        f"A table must not have missing or infinite values; {int(counts.sum())} values of {samples.name!r} are, "
+        f"A table must not have missing or infinite values; {samples.name!r} has {int(counts.sum())} of them "
         f"in {_names(columns)}, the first in row {first_row} (counted from 0, without the header).",
         "Fill in these values as in the training, or remove their rows, or exclude the columns with "
         f"{drop_options(columns)}.",

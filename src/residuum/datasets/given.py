@@ -58,6 +58,7 @@ def read_samples(
 
     Raises:
         DataError: If the file is missing or cannot be read.
+        InputError: If ``label`` or ``drop`` is passed and the file is no table.
     """
     source_path = Path(path).expanduser()
     if is_table(source_path):
@@ -183,6 +184,9 @@ def as_dataset(
 
     Returns:
         The dataset.
+
+    Raises:
+        InputError: If ``label`` or ``drop`` is passed and the samples have no named columns.
     """
     if isinstance(samples, Dataset):
         return samples

@@ -83,7 +83,7 @@ def refuse_other_format(path: Path) -> None:
         path: The file.
 
     Raises:
-        DataError: If the name of the file has a suffix of such a format. The error has the line of Python that
+        DataError: If the name of the file has a suffix of such a format. The error has the command that
             converts the file.
     """
     suffix = table_format(path)
@@ -111,9 +111,10 @@ def read_table(path: Path) -> dict[str, Column]:
     Returns:
         The columns by name, in the order of the file.
 
+    A table that is too large raises an ``UnsafeFileError``.
+
     Raises:
         DataError: If the file is missing or is not a table with named columns.
-        UnsafeFileError: If the table is too large.
     """
     if not path.is_file():
         raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
@@ -197,7 +198,7 @@ def _read_separated(path: Path) -> dict[str, Column]:
                 "Save one row per sample, with the label in a separate column.",
             )
         if len(rows) * len(names) > MAX_VALUES:
-            raise _too_large(path, f"{MAX_VALUES:,} values")
+            raise UnsafeFileError(*_too_large(path, f"{MAX_VALUES:,} values"))
     if not rows:
         raise DataError(
             f"A table must have a header and at least one row; {str(path)!r} has no rows.",
@@ -230,7 +231,7 @@ def _from_objects(objects: Any, path: Path) -> dict[str, Column]:
         )
     names = list(dict.fromkeys(name for row in objects for name in row))
     if len(names) * len(objects) > MAX_VALUES:
-        raise _too_large(path, f"{MAX_VALUES:,} values")
+        raise UnsafeFileError(*_too_large(path, f"{MAX_VALUES:,} values"))
     for row in objects:
         for name, value in row.items():
             if isinstance(value, dict | list):
@@ -260,12 +261,14 @@ def _read_parquet(path: Path) -> dict[str, Column]:
         row_groups = (facts.row_group(i) for i in range(facts.num_row_groups))
         byte_count = sum(group.total_byte_size for group in row_groups)
         if facts.num_rows * max(facts.num_columns, 1) > MAX_VALUES or byte_count > MAX_TABLE:
-            raise _too_large(path, f"{MAX_VALUES:,} values and {MAX_TABLE:,} bytes")
+            raise UnsafeFileError(
+                *_too_large(path, f"{MAX_VALUES:,} values and {MAX_TABLE:,} bytes")
+            )
         values: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
         for batch in file.iter_batches(batch_size=1024):
             byte_count += batch.nbytes  # values that repeat take little space only in the file
             if byte_count > 2 * MAX_TABLE:
-                raise _too_large(path, f"{MAX_TABLE:,} bytes")
+                raise UnsafeFileError(*_too_large(path, f"{MAX_TABLE:,} bytes"))
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
                 values[name] += column.to_pylist()
     except ArrowException as problem:
@@ -282,19 +285,17 @@ def _read_parquet(path: Path) -> dict[str, Column]:
 
 
 def _read_text(path: Path) -> str:
-    """Return the text of a file, which may be compressed with gzip.
-
-    A file that is too large raises an ``UnsafeFileError``.
-    """
+    """Return the text of a file, which may be compressed with gzip. The size of the text is limited."""
     with gzip.open(path) if path.suffix.lower() == GZIP else path.open("rb") as stream:
         content = stream.read(MAX_TABLE + 1)
     if len(content) > MAX_TABLE:
-        raise _too_large(path, f"{MAX_TABLE:,} bytes")
+        raise UnsafeFileError(*_too_large(path, f"{MAX_TABLE:,} bytes"))
     return content.decode("utf-8-sig")
 
 
-def _too_large(path: Path, limit: str) -> UnsafeFileError:
-    return UnsafeFileError(
+def _too_large(path: Path, limit: str) -> tuple[str, str]:
+    """Return the message of an error and its remedy."""
+    return (
         f"A table must have at most {limit}; {str(path)!r} has more.",
         "Save it with numpy.savez(path, x=..., y=...).",
     )

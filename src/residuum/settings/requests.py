@@ -24,8 +24,8 @@ class TableSettings(Settings):
 
     label: str = Field(
         default="",
-        description="Column of a table that holds the labels. By default the column named label, target, class "
-        "or y, or else the last column.",
+        description="Column of a table that holds the labels. By default the column named label, target, "
+        "class or y, or else the last column.",
     )
     drop: Sequence[str] = Field(
         default=(),
