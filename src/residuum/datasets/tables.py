@@ -32,6 +32,7 @@ from residuum.records.tables import Column
 MAX_TABLE = 256 << 20  # largest table in bytes, after it is decompressed
 # Largest number of values in a table. The training images of MNIST as a table have 47 million values.
 MAX_VALUES = 60_000_000
+MAX_BATCH = 1024  # rows of a .parquet file that are read together
 DELIMITERS = ",;\t|"
 # Values that stand for a missing value in a column of numbers, in lower case.
 MISSING = frozenset({"", "na", "n/a", "#n/a", "nan", "null", "none", "?", "<na>", "-"})
@@ -256,7 +257,9 @@ def _read_parquet(path: Path) -> dict[str, Column]:
             f"Run pip install pyarrow, or convert the file: {_conversion(path, expression)}",
         ) from None
     try:
-        file = parquet.ParquetFile(path)
+        names = parquet.read_schema(path).names
+        # A short file can repeat a long text often. With ``read_dictionary``, the text is read once.
+        file = parquet.ParquetFile(path, read_dictionary=names)
         facts = file.metadata
         row_groups = (facts.row_group(i) for i in range(facts.num_row_groups))
         byte_count = sum(group.total_byte_size for group in row_groups)
@@ -264,13 +267,15 @@ def _read_parquet(path: Path) -> dict[str, Column]:
             raise UnsafeFileError(
                 *_too_large(path, f"{MAX_VALUES:,} values and {MAX_TABLE:,} bytes")
             )
-        values: dict[str, list[Any]] = {name: [] for name in file.schema_arrow.names}
-        for batch in file.iter_batches(batch_size=1024):
-            byte_count += batch.nbytes  # values that repeat take little space only in the file
-            if byte_count > 2 * MAX_TABLE:
-                raise UnsafeFileError(*_too_large(path, f"{MAX_TABLE:,} bytes"))
+        values: dict[str, list[Any]] = {name: [] for name in names}
+        text_length = 0
+        for batch in file.iter_batches(batch_size=MAX_BATCH):
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                values[name] += column.to_pylist()
+                batch_values = _parquet_values(column)
+                text_length += sum(len(value) for value in batch_values if isinstance(value, str))
+                values[name] += batch_values
+            if text_length > MAX_TABLE:
+                raise UnsafeFileError(*_too_large(path, f"{MAX_TABLE:,} bytes"))
     except ArrowException as problem:
         raise ValueError(str(problem)) from problem
     if not values or not any(values.values()):
@@ -282,6 +287,14 @@ def _read_parquet(path: Path) -> dict[str, Column]:
                 "Save each value of them in a separate column.",
             )
     return {name: make_column(name, column) for name, column in values.items()}
+
+
+def _parquet_values(column: Any) -> list[Any]:
+    """Return the values of an array of pyarrow. Equal texts of a dictionary are one Python object."""
+    if not hasattr(column, "dictionary"):
+        return list(column.to_pylist())
+    entries = column.dictionary.to_pylist()
+    return [None if i is None else entries[i] for i in column.indices.to_pylist()]
 
 
 def _read_text(path: Path) -> str:
