@@ -32,7 +32,7 @@ from residuum.auditing.inputs import (
     resolve_task,
 )
 from residuum.auditing.request import AuditRequest
-from residuum.auditing.stored_records import StoredRecords, find_records
+from residuum.auditing.stored_records import ONLY_STORED, StoredRecords, find_records
 from residuum.datasets.columns import check_columns, fit_columns
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import DataError, InputError, ResiduumError
@@ -147,6 +147,12 @@ class Case:
         """The audited network, with its weights as they were read. The case must hold a network."""
         assert self.network is not None
         return self.network
+
+    @property
+    def why_not_tested(self) -> str:
+        """Why the model cannot receive the samples, "" if it can. Only stored records were searched then."""
+        notes = () if self.stored is None or self.network is not None else self.stored.notes
+        return next((note for note in notes if note.startswith(ONLY_STORED)), "")
 
     @property
     def why_no_attack(self) -> str:
@@ -322,6 +328,8 @@ def load_case(
     content = attempt(_check_table, content, train, held_out)
     if content is None:
         return None
+    if content.network is None and content.predictor is None:
+        train, held_out = fit_columns(train, held_out, content.input_count)
     sources = _sources(release, content, model, data, holdout, base, (train, held_out))
     if (network := content.network) is None:
         return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
@@ -644,7 +652,7 @@ def _check_table(content: Content, train: Dataset | None, holdout: Dataset | Non
         if content.stored is None:
             raise
         return Content(
-            stored=replace(content.stored, notes=(f"only stored records were searched: {problem}",))
+            stored=replace(content.stored, notes=(f"{ONLY_STORED}. {problem}".rstrip("."),))
         )
     return content
 

@@ -26,6 +26,8 @@ from residuum.networks.network import Network
 from residuum.records import Dataset
 from residuum.scanning.findings import RecordArray, records_in
 
+# Start of the note that says why the other tests did not run.
+ONLY_STORED = "only stored records were searched, because the model cannot receive the samples"
 NAME = "stored outright"  # name of this search in the table of attacks
 # A sample and a record match if their values differ by at most this share of the largest value of the sample.
 ROUNDING = 16 * torch.finfo(torch.float32).eps
@@ -44,7 +46,8 @@ class StoredRecords:
         arrays: The arrays that hold records.
         scalings: Factor and shift of every scaler in the release.
         inputs: Number of inputs of the network in the same release.
-        notes: Why the network cannot be read, () if the release holds a network.
+        notes: Why nothing else was tested: why the network cannot be read, or why it cannot receive the
+            samples. () if the network was tested.
     """
 
     model: str

@@ -168,10 +168,9 @@ def _check_count(samples: Dataset, table: Table, input_count: int | None) -> Non
             "--label COLUMN."
         )
     elif texts:
-        remedy = (
-            "Encode the columns of text as in the training and save the result, or exclude them with "
-            f"{drop_options(texts)}."
-        )
+        remedy = "Encode the columns of text as in the training and save the result"
+        is_enough_without = number_count and input_count is None
+        remedy += f", or exclude them with {drop_options(texts)}." if is_enough_without else "."
     else:
         remedy = "Save the columns that the model receives, after the steps of the training."
     raise DataError(f"{rule}; {holds}.", remedy)

@@ -99,8 +99,10 @@ def test_held_out_tables_have_the_columns_and_classes_of_the_training_samples() 
     assert holdout.y.tolist() == [1, 1, 1]  # "well" is class 1, although "ill" does not occur
     check_columns(train, holdout, 3)
     without_weight = as_dataset(held_out.drop(columns="weight"), "holdout")
-    with pytest.raises(DataError, match="must have one column of numbers|'weight'"):
+    with pytest.raises(DataError, match="'holdout' has 2 columns of numbers"):
         check_columns(*fit_columns(people(), without_weight, 3), 3)
+    with pytest.raises(DataError, match=r"'weight' of 'people' is missing in 'holdout'"):
+        check_columns(*fit_columns(people(drop=("city",)), without_weight))
 
 
 def test_row_numbers_are_kept() -> None:

@@ -102,7 +102,7 @@ def test_a_column_holds_numbers_or_texts(
         assert column == tuple("" if value is pandas.NaT else value for value in values)
     else:
         assert isinstance(column, torch.Tensor)
-        assert [None if v != v else v for v in column.tolist()] == numbers  # noqa: PLR0124
+        assert [None if v != v else v for v in column.tolist()] == numbers
 
 
 @pytest.mark.parametrize(
