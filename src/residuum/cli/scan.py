@@ -15,19 +15,12 @@ residuum scan model.joblib --json --sarif scan.sarif
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.output import format_number, print_line, print_notes, print_wrapped, scan_progress
-
-if TYPE_CHECKING:
-    from residuum.scanning.scan import Scan
-    from residuum.surfaces.inspection import Inspection
-
-INDENT, NETWORK = 10 * " ", "  network "
-
+from residuum.cli.output import scan_progress
 
 app = options.command_app("scan", __doc__)
 
@@ -84,63 +77,5 @@ def _command(
         from residuum.report.sarif import scan_sarif
 
         write_json(sarif, scan_sarif(scan_result.to_json()))
-    output.print_result(scan_result.to_json(), lambda: show(scan_result))
+    output.print_result(scan_result.to_json(), scan_result.show)
     return scan_result.exit_code
-
-
-def show(result: Scan) -> None:
-    """Print every finding of a scan with its place, its reason and its remedy."""
-    for file in result.files:
-        file_line = f"{file.file} ({file.kind}, {file.bytes} bytes)"
-        print_wrapped(
-            file_line if file.findings else f"{file_line}: no finding, apart from the weights"
-        )
-        for finding in file.findings:
-            count_text = "" if finding.count is None else f", {finding.count} in total"
-            more_places = f" and {finding.places - 1} more places" if finding.places > 1 else ""
-            reason = f"{finding.reason[:1].upper()}{finding.reason[1:]}"
-            print_wrapped(
-                f"{finding.kind}: {finding.what}{count_text}", f"  {finding.severity:<7} "
-            )
-            print_wrapped(f"at {finding.where or 'the top level'}{more_places}", INDENT)
-            print_wrapped(f"{reason}. {finding.remedy}", INDENT)
-        if file.network is None:
-            print_wrapped(f"not measured: {file.network_reason}", NETWORK, INDENT)
-        else:
-            show_network(file.network)
-    for unread in result.unread:
-        print_wrapped(f"not read: {unread.file}: {unread.reason}", later_indent="  ")
-    print_notes(result.notes)
-    if result.failed:
-        print_line(f"exit code 1: kinds of findings in --fail-on: {', '.join(result.failed)}")
-    print_wrapped(
-        "The weights of a network can reveal training data too. residuum audit tests PyTorch networks and "
-        "the MLPs of scikit-learn. With --dry-run it lists the attacks that apply."
-    )
-
-
-def show_network(network: Inspection) -> None:
-    """Print the measurements of a network that a scan has read."""
-    homogeneity_order = network.homogeneity_order
-    rank_texts = (f"{rank} above {100 * float(share):g}%" for share, rank in network.ranks.items())
-    direction_count = "unknown" if network.directions is None else str(network.directions)
-    balance_text = (
-        "" if network.balance is None else f", balance gap {format_number(network.balance)}"
-    )
-    lines = [
-        f"inputs: {network.inputs}, outputs: {network.outputs}, weights: {network.parameters} "
-        f"({network.dtype})",
-        (
-            "not homogeneous"
-            if homogeneity_order is None
-            else f"homogeneous of order {homogeneity_order:g}"
-        )
-        + balance_text,
-        f"directions that training left in the first layer: {direction_count} ({network.directions_of})",
-        "number of singular values of the first layer, relative to the largest: "
-        + ", ".join(rank_texts),
-        *(f"assumed: {sentence}" for sentence in network.assumptions),
-    ]
-    print_wrapped(network.arch, NETWORK)
-    for line in lines:
-        print_wrapped(line, INDENT)

@@ -206,8 +206,10 @@ def drop_options(columns: Sequence[str]) -> str:
 
 
 def _names(columns: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, columns[:MAX_NAMED]))
-    return shown + (f" and {len(columns) - MAX_NAMED} more" if len(columns) > MAX_NAMED else "")
+    listed_names = ", ".join(map(repr, columns[:MAX_NAMED]))
+    return listed_names + (
+        f" and {len(columns) - MAX_NAMED} more" if len(columns) > MAX_NAMED else ""
+    )
 
 
 def _find_label(columns: dict[str, Column], drop: Sequence[str]) -> str:
@@ -235,7 +237,15 @@ def _identifies_rows(name: str, values: Column) -> bool:
 
 
 def is_identifier(name: str, values: Column) -> bool:
-    """Return True if a column says which row a sample is, by its name or because it counts the rows."""
+    """Return True if a column says which row a sample is, by its name or because it counts the rows.
+
+    Args:
+        name: Name of the column.
+        values: The column.
+
+    Returns:
+        Whether the column identifies the rows.
+    """
     return _identifies_rows(name, values) or counts_rows(values)
 
 

@@ -260,10 +260,10 @@ def _read_parquet(path: Path) -> dict[str, Column]:
         names = parquet.read_schema(path).names
         # A short file can repeat a long text often. With ``read_dictionary``, the text is read once.
         file = parquet.ParquetFile(path, read_dictionary=names)
-        facts = file.metadata
-        row_groups = (facts.row_group(i) for i in range(facts.num_row_groups))
+        metadata = file.metadata
+        row_groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
         byte_count = sum(group.total_byte_size for group in row_groups)
-        if facts.num_rows * max(facts.num_columns, 1) > MAX_VALUES or byte_count > MAX_TABLE:
+        if metadata.num_rows * max(metadata.num_columns, 1) > MAX_VALUES or byte_count > MAX_TABLE:
             raise UnsafeFileError(
                 *_too_large(path, f"{MAX_VALUES:,} values and {MAX_TABLE:,} bytes")
             )

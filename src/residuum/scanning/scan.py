@@ -31,6 +31,7 @@ from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.tree import walk
 from residuum.records import Record
 from residuum.records.published import Count, SchemaRule, Tool, this_tool
+from residuum.scanning import showing
 from residuum.scanning.base_comparison import compare_with_base
 from residuum.scanning.findings import CODE, KINDS, STORED, Finding, Kind, findings, printable, rank
 from residuum.surfaces.inspection import Inspection, inspect_network
@@ -133,6 +134,13 @@ class Scan(Record):
     def tool(self) -> Tool:
         """The program that ran the scan."""
         return this_tool()
+
+    def show(self) -> None:
+        """Print the findings, as the command ``residuum scan`` does."""
+        showing.show(self)
+
+    def _repr_html_(self) -> str:
+        return showing.render(self)
 
 
 def scan(

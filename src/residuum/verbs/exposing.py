@@ -166,8 +166,10 @@ def exposure(
     data, holdout = fit_columns(data, holdout, network.architecture.inputs)
     check_columns(data, holdout, network.architecture.inputs)
     if not isinstance(knowledge, Knowledge):
-        facts = {**(knowledge or {}), "base": base}
-        knowledge = Knowledge() if release is None else build_knowledge(release, network, **facts)
+        attacker_facts = {**(knowledge or {}), "base": base}
+        knowledge = (
+            Knowledge() if release is None else build_knowledge(release, network, **attacker_facts)
+        )
     elif release is not None:
         knowledge = add_stored_knowledge(release, network, knowledge)
     if isinstance(reconstruction, str | Path):

@@ -101,8 +101,8 @@ def test_stored_records_are_searched_before_a_table_is_refused(files: Path, caps
     stored = result_of(files)
     assert stored["attacks"][0]["recovered"] == len(TRAIN)
     assert any("the 9 inputs of the model" in note for note in stored["notes"])
-    others = torch.tensor(people(30, 5)[NUMBERS].to_numpy())
-    torch.save({"model": weights, "x_train": others}, files / "others.pt")
+    other_rows = torch.tensor(people(30, 5)[NUMBERS].to_numpy())
+    torch.save({"model": weights, "x_train": other_rows}, files / "others.pt")
     arguments = command(files, "others.pt", "--out", str(files / "other"))
     assert main(arguments) == 3
     output = " ".join(capsys.readouterr().out.split())
@@ -121,8 +121,8 @@ def test_label_and_drop_are_settings(files: Path, capsys: Any) -> None:
     roles = {"label": "row", "drop": ["weight", "diagnosis"]}
     words = ["--label", "row", "--drop", "weight", "--drop", "diagnosis"]
     assert main(command(files, "knn.pkl", *words, "--quiet")) == 1
-    again = ["--config", str(files / "out" / "config.toml"), "--out", str(files / "again")]
-    assert main(["audit", *again, "--quiet"]) == 1
+    repeat = ["--config", str(files / "out" / "config.toml"), "--out", str(files / "again")]
+    assert main(["audit", *repeat, "--quiet"]) == 1
     for folder in ("out", "again"):
         result = json.loads((files / folder / "result.json").read_text())
         assert result["settings"]["requested"] == roles

@@ -106,8 +106,8 @@ def test_held_out_tables_have_the_columns_and_classes_of_the_training_samples() 
 
 
 def test_row_numbers_are_kept() -> None:
-    part = people().take(torch.tensor([4, 1]))
-    fitted = fit_columns(part, None, 2)[0]
+    subset = people().take(torch.tensor([4, 1]))
+    fitted = fit_columns(subset, None, 2)[0]
     assert fitted is not None
     assert fitted.rows == [4, 1]
     assert fitted.x.tolist() == [[60, 71], [41, 81]]
