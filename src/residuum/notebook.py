@@ -23,7 +23,10 @@ BOX = (
 )
 TABLE = "border-collapse:collapse;margin:.6em 0"
 CAPTION = "text-align:left;font-weight:600;padding:.2em 0"
-CELL = "text-align:left;vertical-align:top;padding:.25em .8em .25em 0;border-top:1px solid #9996"
+CELL = (
+    "text-align:left;vertical-align:top;padding:.25em .8em .25em 0;border-top:1px solid #9996;"
+    "min-width:7em;overflow-wrap:anywhere;white-space:normal"
+)
 LINE = "margin:.3em 0"
 
 
