@@ -21,21 +21,18 @@ from torch import Tensor, nn
 from residuum.attacks.trees.forest import why_not as why_not_attacked
 from residuum.auditing.controls import SampleSets, set_aside_repeats
 from residuum.auditing.inputs import (
-    Fit,
-    adapt_samples,
     as_knowledge,
     check_inputs,
     check_scales,
     infer_sample_shape,
-    measure_fit,
     name_source_of_mean,
-    resolve_task,
 )
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import ONLY_STORED, StoredRecords, find_records
 from residuum.datasets.columns import check_columns, fit_columns
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import DataError, InputError, ResiduumError
+from residuum.evaluation.adapting import Fit, adapt_samples, measure_fit, resolve_task
 from residuum.io.attacker_knowledge import (
     build_knowledge,
     parse_shape,

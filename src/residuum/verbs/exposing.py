@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from residuum.datasets.columns import check_columns, fit_columns
 from residuum.datasets.given import locate_samples, read_train_and_holdout
 from residuum.errors import DataError, InputError, require_known
+from residuum.evaluation.adapting import adapt_samples
 from residuum.evaluation.scoring import all_candidates
 from residuum.io.attacker_knowledge import build_knowledge
 from residuum.io.checkpoints import as_network
@@ -172,6 +173,8 @@ def exposure(
         )
     elif release is not None:
         knowledge = add_stored_knowledge(release, network, knowledge)
+    data, holdout = adapt_samples(network, data, holdout, knowledge, request.task)
+    assert data is not None
     if isinstance(reconstruction, str | Path):
         reconstruction = load_run(Path(reconstruction))
     candidates = None if reconstruction is None else all_candidates(reconstruction).x
@@ -213,6 +216,7 @@ def exposure(
             work=None if run is None else run.path / WORK,
             watch=watch,
         )
+        record_risks = record_risks.replace(notes=(*record_risks.notes, *data.notes))
         if run is not None:
             run.finish(record_risks, data, identity, request.device)
     return record_risks

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from residuum.auditing.applicability import NOT_TRIED, Applies
-from residuum.auditing.inputs import Fit
 from residuum.auditing.next_steps import TABLE
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.power import BUDGET, PositiveControls
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import COMMANDS
+from residuum.evaluation.adapting import Fit
 from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
 from residuum.records import RecoveredTable

@@ -15,10 +15,11 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import residuum as rs
-from residuum.auditing.inputs import adapt_samples, as_knowledge, check_inputs, check_scales
+from residuum.auditing.inputs import as_knowledge, check_inputs, check_scales
 from residuum.cli.main import main
 from residuum.datasets.given import as_dataset, hash_path, read_samples, read_train_and_holdout
 from residuum.errors import DataError, InputError
+from residuum.evaluation.adapting import adapt_samples
 from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
