@@ -14,6 +14,7 @@ from residuum.auditing.next_steps import TABLE
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.power import BUDGET, PositiveControls
 from residuum.auditing.result import AuditResult
+from residuum.auditing.stored_records import ONLY_STORED
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import COMMANDS
 from residuum.evaluation.adapting import Fit
@@ -106,6 +107,12 @@ NEXT = [
         leaked("near-copy", (SURVIVES,)),
         "Retrain with differential privacy",
         "report runs/a --redact",
+    ),
+    (
+        "samples of another form",
+        audit(Verdict(INCONCLUSIVE, ("no test",)), (), notes=(f"{ONLY_STORED}. Encode them",)),
+        "Pass samples that the model can receive",
+        "",
     ),
     ("no data", audit(Verdict(INCONCLUSIVE, ("no data",)), ()), "Pass the training samples", ""),
     (
