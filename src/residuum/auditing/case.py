@@ -303,7 +303,7 @@ def load_case(
     """
     request = request or AuditRequest()
     attempt = (obstacles or StopAtFirst()).attempt
-    roles = {"label": request.label, "drop": request.drop}
+    roles: dict[str, Any] = {"label": request.label, "drop": request.drop}
     train, contained = attempt(read_train_and_holdout, data, None, **roles) or (None, None)
     _, separate = attempt(read_train_and_holdout, None, holdout, **roles) or (None, None)
     held_out = contained if separate is None else separate

@@ -246,7 +246,7 @@ def _as_argument(model: Any, samples: Dataset) -> Any:
         columns = {name: _values(table.columns[name], samples.rows) for name in table.inputs}
         if _attribute(model, "feature_names_in_") is None and len(columns) == 1:
             return ["" if text is None else text for text in columns[table.inputs[0]]]
-        import pandas as pd
+        import pandas as pd  # type: ignore[import-untyped]
 
         return pd.DataFrame(columns)
     sample_values = samples.x.numpy().copy()
@@ -256,7 +256,7 @@ def _as_argument(model: Any, samples: Dataset) -> Any:
     names = _attribute(model, "feature_names_in_")
     if names is None or len(names) != sample_values.shape[1]:
         return sample_values
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     return pd.DataFrame(sample_values, columns=list(samples.features or names))
 

@@ -95,7 +95,7 @@ class ExposureOptions(TypedDict, total=False):
 
 
 def exposure(
-    model: Network | nn.Module | str | Path,
+    model: Network | nn.Module | Release | str | Path,
     data: Any,
     holdout: Any = None,
     *,
@@ -112,7 +112,7 @@ def exposure(
     """Rank training records by their risk of being recovered, without an attack.
 
     Args:
-        model: The released network, or the file of its weights.
+        model: The released network, or the file of its weights, or this file as it was opened.
         data: The training records as the network receives them: (x, y), a Dataset, a DataFrame, a
             DataLoader, or the path of an .npz, a table such as a .csv, or a folder.
         holdout: At least 100 records that the network never saw, in a form that is also allowed for ``data``.
