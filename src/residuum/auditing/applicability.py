@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from residuum.attacks.unmixing.backbone import find_dense_layer
 from residuum.attacks.unmixing.layers import find_input_layer
-from residuum.auditing.inputs import Fit
 from residuum.auditing.outcomes import AttackOutcome
+from residuum.evaluation.adapting import Fit
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Record
 from residuum.stationarity import by_layer, moved_layers

@@ -157,7 +157,6 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
     records = [array.records for array in case.stored.arrays if array.records is not None]
     record_shape = _record_shape(records[0].shape[1], case.knowledge, case.train) if records else ()
     model_name = case.stored.model or "records"
-    assert case.release is not None
     return AuditResult(
         subject=_subject(audit, model_name),
         created=_now(),
@@ -171,12 +170,13 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
         else (),
         certificate_of=NO_NETWORK,
         uniqueness_reason=NO_NETWORK,
-        settings={**_settings(audit), "file": str(case.release.path.resolve())},
+        settings={**_settings(audit), "file": _release_path(case)},
         environment=environment(audit.request.device),
         hashes=dict(case.sources.hashes),
         limitations=limitations(verdict, None, case.knowledge)[:1],
         applies=list_attacks((row,)),
         suite=SUITE,
+        warnings=case.train.notes if case.train is not None else (),
         notes=(*case.stored.notes, case.stored.remedy),
         files=_files(audit),
     )

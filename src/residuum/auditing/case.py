@@ -21,19 +21,20 @@ from torch import Tensor, nn
 from residuum.attacks.trees.forest import why_not as why_not_attacked
 from residuum.auditing.controls import SampleSets, set_aside_repeats
 from residuum.auditing.inputs import (
-    Fit,
-    adapt_samples,
     as_knowledge,
     check_inputs,
     check_scales,
     infer_sample_shape,
-    measure_fit,
     name_source_of_mean,
-    resolve_task,
 )
 from residuum.auditing.questions import NOTHING_STORED
 from residuum.auditing.request import AuditRequest
-from residuum.auditing.stored_records import StoredRecords, find_records, wrap_tensors
+from residuum.auditing.stored_records import (
+    ONLY_STORED,
+    StoredRecords,
+    find_records,
+    wrap_tensors,
+)
 from residuum.auditing.token_models import (
     NO_ATTACK,
     TokenContent,
@@ -41,8 +42,10 @@ from residuum.auditing.token_models import (
     load_token_content,
     set_aside_repeated_texts,
 )
+from residuum.datasets.columns import check_columns, fit_columns
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
-from residuum.errors import InputError, ResiduumError
+from residuum.errors import DataError, InputError, ResiduumError
+from residuum.evaluation.adapting import Fit, adapt_samples, measure_fit, resolve_task
 from residuum.io.attacker_knowledge import (
     build_knowledge,
     parse_shape,
@@ -66,6 +69,7 @@ from residuum.io.release_knowledge import add_stored_knowledge
 from residuum.io.transformers_folders import find_transformers_folder, is_adapter_folder
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
+from residuum.networks.probing import first_layer_inputs
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
 from residuum.records.tokens import TokenDataset
@@ -159,6 +163,12 @@ class Case:
         """The audited network, with its weights as they were read. The case must hold a network."""
         assert self.network is not None
         return self.network
+
+    @property
+    def why_not_tested(self) -> str:
+        """Why the model cannot receive the samples, "" if it can. Only stored records were searched then."""
+        notes = () if self.stored is None or self.network is not None else self.stored.notes
+        return next((note for note in notes if note.startswith(ONLY_STORED)), "")
 
     @property
     def why_no_attack(self) -> str:
@@ -341,9 +351,11 @@ def load_case(
         model, base, adapter = base, None, model
     if request.model_code is None and is_token_model(model, data):
         return attempt(_token_case, model, data, holdout, tokenizer, base, adapter)
-    train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
-    _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
+    roles: dict[str, Any] = {"label": request.label, "drop": request.drop}
+    train, contained = attempt(read_train_and_holdout, data, None, **roles) or (None, None)
+    _, separate = attempt(read_train_and_holdout, None, holdout, **roles) or (None, None)
     held_out = contained if separate is None else separate
+    train, held_out = fit_columns(train, held_out, first_layer_inputs(model))
     if isinstance(model, str | Path):
         model, base = resolve_trained_and_base(
             model, None if base is None else str(base), _text(adapter)
@@ -356,6 +368,13 @@ def load_case(
     content = attempt(reader.read, model)
     if content is None:
         return None
+    input_names = content.input_names(train)
+    train, held_out = fit_columns(train, held_out, content.input_count, input_names)
+    content = attempt(_check_table, content, train, held_out)
+    if content is None:
+        return None
+    if content.network is None and content.predictor is None:
+        train, held_out = fit_columns(train, held_out, content.input_count)
     sources = _sources(release, content, model, data, holdout, base, (train, held_out))
     if (network := content.network) is None:
         return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
@@ -653,6 +672,61 @@ class Content:
     scaler: Wrapped | None = None
     warnings: tuple[str, ...] = ()
     pickle_hash: str = ""
+
+    @property
+    def input_count(self) -> int | None:
+        """Number of values of a sample, None if it is unknown."""
+        if self.network is not None:
+            return self.network.architecture.inputs
+        if self.predictor is not None:
+            return self.predictor.columns
+        if self.forest is not None:
+            return self.forest.forest.columns
+        return None if self.stored is None else self.stored.values_per_record
+
+    def input_names(self, train: Dataset | None) -> tuple[str, ...]:
+        """Return the names of the columns that a model in memory takes, () if they are unknown.
+
+        A model without names of columns can take a single text, such as a pipeline with a
+        ``TfidfVectorizer``. If the table of the training samples holds a single column of texts and no
+        numbers, this is the text.
+        """
+        if self.predictor is None or self.predictor.model is None:
+            return ()
+        if self.predictor.column_names or self.predictor.columns is not None:
+            return self.predictor.column_names
+        table = None if train is None else train.table
+        has_one_text = table is not None and not table.inputs and len(table.input_texts) == 1
+        return table.input_texts if table is not None and has_one_text else ()
+
+
+def _check_table(content: Content, train: Dataset | None, holdout: Dataset | None) -> Content:
+    """Check that a model can receive the samples of a table.
+
+    If the model cannot receive them, only the records that its release stores are searched for the samples.
+
+    Args:
+        content: What the model consists of.
+        train: The training samples.
+        holdout: The held-out samples.
+
+    Returns:
+        What the audit can test: ``content``, or its stored records alone.
+
+    Raises:
+        DataError: If the model cannot receive the samples, and the release stores no records.
+    """
+    if content.network is None and content.predictor is None and content.forest is None:
+        return content
+    try:
+        check_columns(train, holdout, content.input_count)
+    except DataError as problem:
+        if content.stored is None:
+            raise
+        return Content(
+            stored=replace(content.stored, notes=(f"{ONLY_STORED}. {problem}".rstrip("."),))
+        )
+    return content
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from residuum.auditing.outcomes import MEMBERSHIP
 from residuum.auditing.plan import limit_of
 from residuum.auditing.power import BUDGET
 from residuum.auditing.request import AuditRequest
+from residuum.auditing.stored_records import ONLY_STORED
 from residuum.auditing.token_models import NO_ATTACK
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
 from residuum.evaluation.matching import MIN_HOLDOUT
@@ -331,6 +332,11 @@ LEAK_ROWS = (
 )
 # Rows about wrong inputs come first. If the inputs are wrong, a larger budget would not help.
 INCONCLUSIVE_ROWS = (
+    Row(
+        lambda result: any(note.startswith(ONLY_STORED) for note in result.notes),
+        "Pass samples that the model can receive, with the columns encoded as in the training, or pass the "
+        "model in memory to rs.audit. Until then, only stored records were searched.",
+    ),
     Row(
         lambda result: result.verdict.n is None and result.membership is None,
         "Pass the training samples (--data) and samples that the network never saw (--holdout). Without "

@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 from residuum.auditing.applicability import Applies
 from residuum.auditing.controls import Controls
-from residuum.auditing.inputs import Fit
 from residuum.auditing.next_steps import NextStep
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.plan import Batch
 from residuum.auditing.power import PositiveControls
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import Verdict
+from residuum.evaluation.adapting import Fit
 from residuum.evaluation.targets import TargetTest
 from residuum.records import Exposure, Record, Scores
 from residuum.records.base import plain

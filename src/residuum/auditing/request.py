@@ -17,14 +17,14 @@ from pydantic import Field, InstanceOf, field_validator
 from residuum.auditing.durations import seconds_of
 from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.errors import require_known
-from residuum.settings import EXPERT, AttackSettings, Settings
+from residuum.settings import EXPERT, AttackSettings, TableSettings
 from residuum.settings.presets import PRESETS
 
 MAX_COUNT = 10**9  # largest number of steps or restarts, because more would take years
 MAX_SEED = 2**31 - 1  # largest seed that all random generators accept
 
 
-class AuditRequest(Settings):
+class AuditRequest(TableSettings):
     """The settings of an audit, as the user chooses them.
 
     The inputs (model, samples, attacker knowledge) and the output folder are not part of the request.
@@ -178,6 +178,8 @@ class AuditRequest(Settings):
 class AuditOptions(TypedDict, total=False):
     """The fields of :class:`AuditRequest`, for editors and type checkers."""
 
+    label: str
+    drop: Sequence[str]
     effort: Literal["quick", "standard", "thorough"]
     budget: str | float | None
     fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"]

@@ -13,11 +13,11 @@ from torch import Tensor
 from residuum.attacks import every_attack
 from residuum.auditing.applicability import Applies
 from residuum.auditing.controls import Controls
-from residuum.auditing.inputs import Fit
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.plan import Batch
 from residuum.auditing.summary import Screen, summarize
 from residuum.auditing.verdict import Checks, Verdict
+from residuum.evaluation.adapting import Fit
 from residuum.evaluation.embeddings import EmbeddingMatches
 from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network

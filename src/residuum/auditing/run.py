@@ -148,6 +148,8 @@ class Audit:
     @property
     def why_not_compared(self) -> str:
         """The reason why training and held-out samples cannot be compared, "" if they can."""
+        if self.case.why_not_tested:
+            return self.case.why_not_tested
         sample_sets = self.case.sample_sets
         if sample_sets is None:
             return NO_SAMPLES
@@ -259,7 +261,8 @@ def audit(
             (``docs/networks.md``). MLPs and trees of scikit-learn are attacked. For other models, stored
             records are searched and losses are compared.
         data: The training samples: (x, y), a Dataset, a DataFrame, a DataLoader, a map-style dataset of
-            PyTorch, or the path of an .npz, a .csv or a folder. The attacks never see them.
+            PyTorch, or the path of an .npz, a table (.csv, .tsv, .jsonl or .parquet) or a folder. The attacks
+            never see them. A pipeline in memory receives the columns of a table that it was fitted to.
         holdout: At least 100 samples that the network never saw, in the same forms as ``data``. One
             file can hold training and held-out samples. If either is missing, the verdict is at best
             inconclusive.
@@ -276,7 +279,8 @@ def audit(
         expected_hashes: SHA-256 of checkpoint, data and holdout. Files with other hashes are refused.
         listener: Receives messages, stage names and the progress of attacks.
         **options: Fields of :class:`~residuum.auditing.request.AuditRequest`, such as
-            ``effort="quick"``, ``budget="10min"``, ``seed`` or ``attacks``.
+            ``effort="quick"``, ``budget="10min"``, ``seed``, ``attacks``, or ``label`` and ``drop`` for
+            the columns of a table.
 
     Returns:
         AuditResult: The verdict and the evidence for it.

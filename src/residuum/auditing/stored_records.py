@@ -26,6 +26,8 @@ from residuum.scanning.content import REMOVE_ROWS, ContentSearch, Queries, RowPl
 from residuum.scanning.findings import RecordArray, records_in
 from residuum.scanning.number_sources import read_tensor
 
+# Start of the note that says why the other tests did not run.
+ONLY_STORED = "only stored records were searched, because the model cannot receive the samples"
 NAME = "stored outright"  # name of this search in the table of attacks
 
 
@@ -38,7 +40,8 @@ class StoredRecords:
         arrays: The arrays that hold records, which are known from their names or from their library.
         search: The search for the user's samples in all arrays, None without samples.
         inputs: Number of inputs of the network in the same release.
-        notes: Why the network cannot be read, () if the release holds a network.
+        notes: Why nothing else was tested: why the network cannot be read, or why it cannot receive the
+            samples. () if the network was tested.
     """
 
     model: str
@@ -63,6 +66,12 @@ class StoredRecords:
             array.records.shape[1] for array in self.arrays if array.records is not None
         }
         return self.is_certain or self.inputs in values_per_record
+
+    @property
+    def values_per_record(self) -> int | None:
+        """Number of values of a record in the first array of records, None if no array holds numbers."""
+        sizes = (a.records.shape[1] for a in self.arrays if a.records is not None)
+        return next(sizes, None)
 
     @property
     def count(self) -> int:

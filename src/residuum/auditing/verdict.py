@@ -23,7 +23,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from residuum.auditing.inputs import Fit
 from residuum.auditing.outcomes import (
     ATTRIBUTE,
     GRADES,
@@ -34,6 +33,7 @@ from residuum.auditing.outcomes import (
 )
 from residuum.auditing.power import PositiveControls, covered_samples
 from residuum.auditing.questions import NOTHING_STORED, Answer, answer_questions, plural
+from residuum.evaluation.adapting import Fit
 from residuum.evaluation.null import SIGNIFICANCE, format_p
 from residuum.evaluation.targets import TargetTest
 from residuum.io.metadata import METADATA_SAYS

@@ -80,6 +80,8 @@ app = options.command_app("audit", __doc__)
             "attacks": Annotated[
                 list[str], Parameter(metavar="NAME", completer=lambda _: tuple(MODELS))
             ],
+            "label": Annotated[str, Parameter(metavar="COLUMN")],
+            "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
             "arch": Annotated[str, Parameter(metavar="ARCH")],
             "model_code": Annotated[str, Parameter(metavar="CODE")],
             "recipe": Annotated[str, Parameter(metavar="KEY=VALUE,...")],
@@ -93,8 +95,9 @@ def _command(
     data: Annotated[
         str | None,
         Parameter(
-            help="Training samples: an .npz, a .csv with a header, a folder of images or a training "
-            "directory. For a token model: texts as .csv, .jsonl or .txt, or token ids as .npz.",
+            help="Training samples: an .npz, a table with a header (.csv, .tsv, .jsonl or .parquet), a "
+            "folder of images or a training directory. For a token model: texts as .csv, .jsonl or .txt, or "
+            "token ids as .npz.",
             metavar="DATA",
         ),
     ] = None,

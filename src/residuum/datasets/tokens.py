@@ -24,7 +24,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.datasets.given import LABELS, MAX_TABLE, convert_labels, locate_samples
+from residuum.datasets.columns import LABELS, convert_labels
+from residuum.datasets.given import locate_samples
+from residuum.datasets.tables import MAX_TABLE, make_column
 from residuum.errors import DataError, InputError, UnsafeFileError
 from residuum.records import Dataset, read_npz
 from residuum.records.tokens import PADDING, TokenDataset, pack_tokens
@@ -185,7 +187,7 @@ def _from_columns(
         labels = columns[label_column]
         labels = labels.numpy(force=True) if isinstance(labels, Tensor) else np.asarray(labels)
         if labels.ndim == 1:  # the labels of language models are token ids, (n, length)
-            y, classes = convert_labels(labels)
+            y, classes = convert_labels(make_column(label_column, labels.tolist()))
     cut = sum(len(row) > max_length for row in rows)
     notes = (f"{cut} texts of {name!r} were cut after {max_length} tokens",) if cut else ()
     return TokenDataset(x, y, name=name, classes=classes, notes=notes, texts=texts)

@@ -376,3 +376,20 @@ def balance(model: nn.Module) -> float | None:
         gap += float((squared_incoming - squared_outgoing).abs().sum())
         total += float(torch.maximum(squared_incoming, squared_outgoing).sum())
     return gap / total if 0 < total < math.inf else None
+
+
+def first_layer_inputs(model: Any) -> int | None:
+    """Return the number of inputs of a live module whose first layer is dense, None for other models.
+
+    A live module must be called to be read. This number says which columns of a table the module receives.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The number of inputs.
+    """
+    if not isinstance(model, nn.Module):
+        return None
+    layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    return layers[0].in_features if layers and isinstance(layers[0], nn.Linear) else None

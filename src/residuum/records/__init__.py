@@ -9,4 +9,5 @@ from residuum.records.reconstruction import Reconstruction, Selection
 from residuum.records.recovered_table import RecoveredTable
 from residuum.records.rundir import make_directory, read_json, write_atomic, write_json
 from residuum.records.scores import Scores
+from residuum.records.tables import Table
 from residuum.records.uniqueness import Sums, Uniqueness

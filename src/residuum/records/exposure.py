@@ -14,8 +14,11 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from residuum import notebook
 from residuum.records.base import Record, plain, table_rows
+from residuum.records.exposure_tables import tables_of
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
+from residuum.terminal import print_line, print_notes, print_table
 
 HALF = 0.5  # share of the expected number of recovered records that the property ``carry_half`` refers to
 SCHEMA_VERSION = "2.0"  # version of exposure.json
@@ -423,6 +426,19 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object of ``exposure.json`` (:class:`PublishedExposure`), without images."""
         return {**self.summary().to_json(), "per_record": self.rows()}
+
+    def show(self) -> None:
+        """Print the most exposed records and the groups, as the command ``residuum exposure`` does."""
+        for table in tables_of(self):
+            print_table(*table)
+        for line in self.lines:
+            print_line(line)
+        print_notes(self.notes)
+
+    def _repr_html_(self) -> str:
+        records = f"{len(self)} record" if len(self) == 1 else f"{len(self)} records"
+        lines = (*self.lines, *(f"note: {note}" for note in self.notes))
+        return notebook.render(f"exposure of {records}, {self.arch}", tables_of(self), lines)
 
     def to_csv(self) -> str:
         """Return a CSV text with a row per record, most exposed first. Cells that do not apply are empty."""

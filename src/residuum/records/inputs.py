@@ -26,6 +26,7 @@ from torch import Tensor
 from residuum.errors import DataError, UnsafeFileError
 from residuum.records.base import Record
 from residuum.records.rundir import write_atomic
+from residuum.records.tables import Table
 
 MAX_BYTES = 4 << 30  # largest size of an unpacked data file, in bytes
 # If the arrays of a data file take at most this many bytes of memory, any compression ratio is accepted.
@@ -78,6 +79,8 @@ class Dataset(Record):
             dataset contains all rows in order.
         record_ids: Identifier of each sample from an ID column, or () without such a column.
         texts: The text from which each sample was made, such as the sentence of an embedding, or ().
+        table: The table from which the samples were read, with all rows and columns, or None if they were not
+            read from a table. The row of a sample is its row number.
     """
 
     x: Tensor
@@ -93,6 +96,7 @@ class Dataset(Record):
     row_numbers: Tensor | None = None
     record_ids: tuple[str, ...] = ()
     texts: tuple[str, ...] = ()
+    table: Table | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -105,7 +109,7 @@ class Dataset(Record):
                 f"'x' and 'y' must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
                 "Save one label per sample.",
             )
-        column_count = self.x[0].numel()
+        column_count = self.x[0].numel()  # 0 for a table that holds only texts
         for name, sizes, rule, remedy in (
             ("row_numbers", (0, len(self)), *ONE_PER_SAMPLE),
             ("record_ids", (0, len(self)), *ONE_PER_SAMPLE),

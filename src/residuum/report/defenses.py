@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from residuum.defenses import Attacked, Outcome
+from residuum.notebook import escape_invisible
 from residuum.report import drawing, html
-from residuum.report.html import escape_invisible
 from residuum.theory.uniqueness import SHARE
 
 HEADER = ["defense", "unaware", "adaptive", "strongest", "chance unaware / adaptive"]

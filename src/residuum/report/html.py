@@ -18,7 +18,6 @@ import hashlib
 import math
 import re
 import textwrap
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -32,6 +31,7 @@ from torch import Tensor
 
 from residuum.evaluation.null import format_p
 from residuum.evaluation.scoring import all_candidates, join_pools
+from residuum.notebook import escape_invisible
 from residuum.records.inputs import add_mean
 from residuum.report import charts, drawing
 from residuum.report.drawing import Array
@@ -52,10 +52,6 @@ HERE = Path(__file__).parent
 # Icon and style of each answer.
 SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}
 MAX_LENGTH = 600  # characters of a name or sentence from a file; the rest is cut off
-# Unicode categories of characters that are made visible. Cc: control characters; Cf: direction marks and
-# characters without width; Cs: surrogates; Co, Cn: private use and unassigned; Zl, Zp: separators of lines
-# and paragraphs.
-INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a meaning in Markdown
 MAX_COLUMNS = 12  # columns of a table row that a card shows, the most unusual first
 # A value of a table counts as reconstructed if its error is at most this share of the spread of its column.
@@ -429,15 +425,6 @@ def _environment() -> Environment:
     environment.globals |= {"STATUS": STATUS, "CAVEAT": CARD_CAVEAT, "SYMBOLS": SYMBOLS}
     environment.globals |= {"WIDTH": charts.WIDTH, "HEIGHT": charts.HEIGHT}
     return environment
-
-
-def escape_invisible(text: str) -> str:
-    """Replace every invisible character of a text by its code point, such as ‹U+200B›."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        f"‹U+{ord(c):04X}›" if unicodedata.category(c) in INVISIBLE_CATEGORIES else c for c in text
-    )
 
 
 def isolate(value: object) -> Markup:

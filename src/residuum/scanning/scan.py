@@ -32,6 +32,7 @@ from residuum.io.tree import walk
 from residuum.io.vocabularies import Vocabulary, find_vocabulary
 from residuum.records import Record
 from residuum.records.published import Count, SchemaRule, Tool, this_tool
+from residuum.scanning import showing
 from residuum.scanning.base_comparison import compare_with_base
 from residuum.scanning.content import ContentSearch, Queries, read_queries, search_content
 from residuum.scanning.fail_on import HIGH, check_limits, select_failing
@@ -201,6 +202,13 @@ class Scan(Record):
     def tool(self) -> Tool:
         """The program that ran the scan."""
         return this_tool()
+
+    def show(self) -> None:
+        """Print the findings, as the command ``residuum scan`` does."""
+        showing.show(self)
+
+    def _repr_html_(self) -> str:
+        return showing.render(self)
 
 
 def scan(

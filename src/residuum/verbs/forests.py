@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from residuum.attacks.trees.forest import NAME, ForestAttack, read_forest
+from residuum.datasets.columns import check_columns, fit_columns
 from residuum.datasets.given import locate_samples, read_samples
 from residuum.evaluation.tables import column_ranges
 from residuum.io.release import Release
@@ -57,7 +58,13 @@ def attack_forest(
     return table
 
 
-def forest_exposure(release: Release, data: Path, out: Path | None) -> ForestExposure:
+def forest_exposure(
+    release: Release,
+    data: str | Path,
+    out: Path | None,
+    label: str = "",
+    drop: Sequence[str] = (),
+) -> ForestExposure:
     """Rank the records of a training table by how much of them the trees of a forest determine.
 
     The attacker of this ranking knows the smallest and the largest value of each column.
@@ -66,16 +73,23 @@ def forest_exposure(release: Release, data: Path, out: Path | None) -> ForestExp
         release: The release that holds the forest.
         data: File of the training table.
         out: Folder to write, None to write nothing.
+        label: Name of the column with the targets, "" to find it.
+        drop: Names of columns that are not inputs of the forest.
 
     Returns:
         The ranking.
     """
-    train, _ = read_samples(locate_samples(data, "data"))
+    forest = read_forest(release)
+    train, _ = fit_columns(
+        read_samples(locate_samples(data, "data"), label, drop)[0], None, forest.forest.columns
+    )
+    assert train is not None
+    check_columns(train, None, forest.forest.columns)
     low, width = column_ranges(train.replace(x=train.x.flatten(1)))
     knowledge = Knowledge(
         column_ranges=torch.stack([low, low + width]), provenance={"column_ranges": "train"}
     )
-    ranking = rank_records(ForestAttack(rows=False).run(read_forest(release), knowledge), train)
+    ranking = rank_records(ForestAttack(rows=False).run(forest, knowledge), train)
     if out is not None:
         refuse_foreign(out, "an exposure of a forest", {EXPOSURE})
         write_atomic(out / ".gitignore", "*\n")

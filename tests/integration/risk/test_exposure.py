@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 import residuum as rs
 from papers.points import relu_point
-from residuum.cli.exposure import show
 from residuum.cli.main import main
 from residuum.errors import DataError, InputError
 from residuum.io.modules import checkpoint_from_module
@@ -438,7 +437,7 @@ def test_exposure_of_digits_fits_its_schema_and_its_table(
     assert "expected" not in " ".join(exposure.lines)
     monkeypatch.setenv("COLUMNS", "80")
     many = exposure.replace(kinks=exposure.kinks + 1000, found_ncc=exposure.reach)
-    show(many, None)
+    many.show()
     text = capsys.readouterr().out
     assert all(f" {count} " in text for count in many.kinks.sum(1)[many.order[:4]].tolist())
     assert all(head in text for head in ("record", "informed", "margin"))  # none is broken in two

@@ -10,14 +10,15 @@ import pytest
 import torch
 
 from residuum.auditing.applicability import NOT_TRIED, Applies
-from residuum.auditing.inputs import Fit
 from residuum.auditing.next_steps import TABLE
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.power import BUDGET, PositiveControls
 from residuum.auditing.result import AuditResult
+from residuum.auditing.stored_records import ONLY_STORED
 from residuum.auditing.token_models import NO_ATTACK as NO_ATTACK_ON_TOKENS
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import COMMANDS
+from residuum.evaluation.adapting import Fit
 from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
 from residuum.records import RecoveredTable
@@ -124,6 +125,12 @@ NEXT = [
         leaked("near-copy", (SURVIVES,)),
         "Retrain with differential privacy",
         "report runs/a --redact",
+    ),
+    (
+        "samples of another form",
+        audit(Verdict(INCONCLUSIVE, ("no test",)), (), notes=(f"{ONLY_STORED}. Encode them",)),
+        "Pass samples that the model can receive",
+        "",
     ),
     ("no data", audit(Verdict(INCONCLUSIVE, ("no data",)), ()), "Pass the training samples", ""),
     (
