@@ -35,6 +35,7 @@ from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import StoredRecords, find_records
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import InputError, ResiduumError
+from residuum.io.adapters import find_adapter_pairs
 from residuum.io.attacker_knowledge import (
     build_knowledge,
     parse_shape,
@@ -55,6 +56,7 @@ from residuum.io.predictors import (
 )
 from residuum.io.release import Release, open_release, pickle_in_memory
 from residuum.io.release_knowledge import add_stored_knowledge
+from residuum.io.updates import ALONE, GRADIENT, Update, read_update, recognize_update
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -68,6 +70,11 @@ P = ParamSpec("P")
 # Facts of the attacker's knowledge that the command line passes as text. All other facts are Python values.
 TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
 FILE_FACTS = ("init", "mean_provenance")
+# Why the weights of the network say nothing about the samples, by the kind of an update.
+WHY_NO_WEIGHTS = {
+    ALONE: "the file holds an update, and the weights are not known",
+    GRADIENT: "the file holds a gradient, and the samples did not train the base",
+}
 Model = Network | nn.Module | Mapping[str, Tensor] | str | Path | Release | Any
 
 
@@ -141,6 +148,11 @@ class Case:
     sources: Sources = Sources()
 
     @property
+    def why_no_weights(self) -> str:
+        """Why the samples did not train the weights of the network, "" if the weights are audited."""
+        return WHY_NO_WEIGHTS.get(self.knowledge.update or "", "")
+
+    @property
     def audited(self) -> Network:
         """The audited network, with its weights as they were read. The case must hold a network."""
         assert self.network is not None
@@ -212,7 +224,7 @@ class Case:
     @cached_property
     def fit(self) -> Fit | None:
         """How well the network fits the samples, None if there is no network or no training sample."""
-        if self.network is None:
+        if self.network is None or self.why_no_weights:
             return None
         return measure_fit(self.audited, self.train, self.holdout, self.audited.task)
 
@@ -273,7 +285,7 @@ def load_case(
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
     request: AuditRequest | None = None,
     *,
-    base: str | Path | None = None,
+    base: Model = None,
     adapter: str | Path | None = None,
     trust_code: bool = False,
     obstacles: Obstacles | None = None,
@@ -288,7 +300,7 @@ def load_case(
         holdout: Samples that the network never saw.
         knowledge: What the attacker knows.
         request: Settings of the audit.
-        base: File of the weights before fine-tuning.
+        base: File of the weights before fine-tuning. For an update, the network before the update.
         adapter: File of an adapter (LoRA). ``model`` is then the base network.
         trust_code: Allow running the code that the setting ``model_code`` of ``request`` names.
         obstacles: Collects the problems in a dry run. By default the first problem is raised as an error.
@@ -303,17 +315,25 @@ def load_case(
     held_out = contained if separate is None else separate
     if isinstance(model, str | Path):
         model, base = resolve_trained_and_base(
-            model, None if base is None else str(base), _text(adapter)
+            model, _text(base) if adapter is not None else base, _text(adapter)
         )
     release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
     if release is None and isinstance(model, str | Path):
         return None
     sample_shape = _sample_shape(model, train, held_out, knowledge)
-    reader = _Reader(release, request, sample_shape, _text(base), trust_code)
-    content = attempt(reader.read, model)
+    base_file = base if isinstance(base, str | Path) else None
+    reader = _Reader(release, request, sample_shape, _text(base_file), trust_code)
+    if request.update_kind in ("auto", "none"):
+        content = attempt(reader.read, model)
+    else:
+        content = attempt(reader.read_update, model, base)
+    if content is not None and request.update_kind == "auto":
+        content = attempt(reader.replace_update, content, base)
     if content is None:
         return None
-    sources = _sources(release, content, model, data, holdout, base, (train, held_out))
+    if content.update is not None:
+        base = None  # the update itself is attacked, so nothing is subtracted from it
+    sources = _sources(release, content, model, data, holdout, base_file, (train, held_out))
     if (network := content.network) is None:
         return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
     stored_records = content.stored
@@ -323,6 +343,8 @@ def load_case(
     if loaded_knowledge is None:
         return None
     attacker_knowledge = name_source_of_mean(loaded_knowledge, train)
+    if content.update is not None:
+        attacker_knowledge = content.update.add_to(attacker_knowledge)
     network = network.replace(task=resolve_task(network, request.task).replace("auto", ""))
     samples = attempt(adapt_samples, network, train, held_out, attacker_knowledge, request.task)
     train, held_out = samples or (train, held_out)
@@ -338,7 +360,8 @@ def load_case(
         full_inputs=full_inputs,
         sources=sources,
     )
-    if (head := extract_head(network, attacker_knowledge)) is not None:
+    head = None if content.update is not None else extract_head(network, attacker_knowledge)
+    if head is not None:
         case = _behind_frozen_layers(case, head)
     attempt(_check_surface, request, attacker_knowledge)
     warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
@@ -574,6 +597,7 @@ class Content:
         scaler: The forest with the scalers of its pipeline, None if the forest is a part of another model.
         warnings: Reasons why parts of a live model (an object in memory) could not be read.
         pickle_hash: SHA-256 of the pickle of a live model that predicts, "" for other models.
+        update: The gradient or weight difference that the model is, None for other models.
     """
 
     network: Network | None = None
@@ -583,6 +607,7 @@ class Content:
     scaler: Wrapped | None = None
     warnings: tuple[str, ...] = ()
     pickle_hash: str = ""
+    update: Update | None = None
 
 
 @dataclass(frozen=True)
@@ -606,6 +631,56 @@ class _Reader:
         if is_live_predictor(model):
             return self._read_live(model)
         return Content(as_network(model, self.request.arch, self.shape))
+
+    def read_update(self, source: Model, before: Model) -> Content:
+        """Return the content of a model that is a gradient or a weight difference.
+
+        Args:
+            source: The update: a release or its path, or tensors by name.
+            before: The network before the update, None if it is not known.
+        """
+        kind = self.request.update_kind
+        base = None if before is None else self._read_base(before)
+        update = read_update(
+            source if self.release is None else self.release, base, kind, self.request.arch
+        )
+        stored_records = None if self.release is None else find_records(self.release)
+        return Content(
+            update.network,
+            None if stored_records is None else stored_records.without(update.network),
+            update=update,
+        )
+
+    def replace_update(self, content: Content, before: Model) -> Content:
+        """Return the content of a file as an update, if the file was read as weights and holds an update."""
+        if self.release is None or content.network is None or content.network.live is not None:
+            return content
+        base = None
+        if before is not None and not find_adapter_pairs(self.release.content):
+            base = self._read_base(before).theta
+        file_name = self.release.path.name
+        signs = recognize_update(content.network.theta, file_name, base)
+        if not signs:
+            return content
+        updated = self.read_update(self.release, before)
+        assert updated.network is not None
+        note = (
+            f"{file_name!r} was recognized as a gradient or a weight difference: {'; '.join(signs)}. If it "
+            "holds weights, pass --update-kind none"
+        )
+        network = updated.network
+        return replace(updated, network=network.replace(assumptions=(*network.assumptions, note)))
+
+    def _read_base(self, before: Model) -> Network:
+        if not isinstance(before, str | Path | Release):
+            return as_network(before, self.request.arch, self.shape)
+        return load_network(
+            before,
+            arch=self.request.arch,
+            model=self.request.model_code,
+            trust_code=self.trust_code,
+            shape=self.shape,
+        )
 
     def _read_live(self, model: Any) -> Content:
         """Return the content of an object in memory: its trees, its stored records and its predictions."""
