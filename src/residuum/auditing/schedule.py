@@ -34,7 +34,13 @@ from residuum.errors import InputError, PluginError
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Record
 from residuum.settings import RestartSettings
-from residuum.surfaces.surface import WEIGHTS, Surface, build_surfaces, list_surfaces, resolve_surface
+from residuum.surfaces.surface import (
+    WEIGHTS,
+    Surface,
+    build_surfaces,
+    list_surfaces,
+    resolve_surface,
+)
 
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit

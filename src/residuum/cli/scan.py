@@ -56,7 +56,8 @@ def _command(
         str,
         Parameter(
             help="Exit with code 1 if there is a finding of one of these kinds, separated by commas: stored "
-            "(records or labels in the file), optimizer-state, start (initial weights), touched-rows (rows "
+            "(records or labels in the file), update (a gradient or weight difference in place of weights), "
+            "optimizer-state, start (initial weights), touched-rows (rows "
             "of an embedding that training changed), adapter, statistics (of the training data), paths "
             "(names of files) and classes (Python code of other packages that loading the file imports). "
             "With 'none', no kind leads to code 1. A file that would run code always leads to code 4.",

@@ -46,7 +46,9 @@ AFFIXES = re.compile(
 # The singular value after the last sample is rounding. It is smaller than the one before by this factor.
 RANK_DROP = 1e3
 MAX_RANK_SHARE = 0.75  # largest rank of a sum of few gradients, as a share of the full rank
-SUM_TO_ZERO = 1e-4  # largest sum over classes, as a share of the sum of absolute values, that is rounding
+SUM_TO_ZERO = (
+    1e-4  # largest sum over classes, as a share of the sum of absolute values, that is rounding
+)
 # Weights of a layer with k inputs have a root mean square of about 1 / sqrt(k). If it is smaller than this
 # share of it in every layer, then each layer shrinks its input by this factor, and the outputs do not depend
 # on the input.
@@ -189,7 +191,9 @@ def recognize_update(
     small_text = "all tensors are much smaller than weights, so that the outputs would be constant"
     signs = {
         "rank": low_rank,
-        "sum": "the values of the last layer add up to zero over the classes" if sums_to_zero else "",
+        "sum": "the values of the last layer add up to zero over the classes"
+        if sums_to_zero
+        else "",
         "size": small_text if is_small else "",
         "name": f"the file is called {file_name[:80]!r}" if is_named else "",
     }
@@ -209,9 +213,7 @@ def compare_with_base(theta: Mapping[str, Tensor], base: Mapping[str, Tensor]) -
     Returns:
         The sentence without a period, "" if the tensors may be weights that were trained from the base.
     """
-    names = [
-        n for n in base if n in theta and base[n].ndim > 1 and base[n].shape == theta[n].shape
-    ]
+    names = [n for n in base if n in theta and base[n].ndim > 1 and base[n].shape == theta[n].shape]
     if not names:
         return ""
     values, base_values = (

@@ -9,6 +9,7 @@ kind              what                                                  what it 
 ================  ====================================================  =============================
 code              calls of functions that are not known to be harmless  the file is not safe to load
 stored            records, their values, or targets of single records   records
+update            a gradient or a weight difference, without weights    the samples of one client
 optimizer-state   momentum, Adam's moments, averaged copies             sums of the last gradients
 start             the weights before training, or their seed            W - W0, a sum over samples
 statistics        means, scales, counts, trees, loss curves             moments of the data
@@ -53,12 +54,12 @@ from residuum.trees.forest import Forest
 
 STORED, STATE, START, STATISTICS = "stored", "optimizer-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
-CODE, CLASSES = "code", "classes"
+CODE, CLASSES, UPDATE = "code", "classes", "update"
 # Formats of files, other than pickles, that can hold decision trees.
 KINDS_OF_TREES = ("onnx", "xgboost", "lightgbm", "catboost")
 # The place in findings about code. Other findings name the path of a value in the file.
 PROGRAM = "the pickle"
-KINDS = (CODE, STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
+KINDS = (CODE, STORED, UPDATE, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
 Kind = Annotated[str, SchemaRule(enum=[*KINDS])]
 SEVERITIES = ("high", "medium", "low")
 # Largest number of unsafe calls for which a scan reports one finding each. A hostile file may make any number

@@ -33,6 +33,7 @@ from residuum.records import Record
 from residuum.records.published import Count, SchemaRule, Tool, this_tool
 from residuum.scanning.base_comparison import compare_with_base
 from residuum.scanning.findings import CODE, KINDS, STORED, Finding, Kind, findings, printable, rank
+from residuum.scanning.update_rules import find_updates
 from residuum.surfaces.inspection import Inspection, inspect_network
 
 # Largest number of model files, largest number of files and folders, and largest nesting depth of the folders
@@ -184,7 +185,10 @@ def _scan_file(path: Path, name: str, base: Release | None, weight_budget: int) 
     """Scan one file, and measure its network if the network has at most ``weight_budget`` weights."""
     release = read_release(path)
     file_findings = findings(release)
-    if base is not None:
+    if _count_weights(release) <= weight_budget and (updates := find_updates(release, base)):
+        # Nothing can be subtracted from an update, so the update is not compared with the base.
+        file_findings = sorted([*file_findings, *updates], key=rank)
+    elif base is not None:
         file_findings = sorted([*file_findings, *compare_with_base(release, base)], key=rank)
     network, reason = _measure_network(release, weight_budget)
     return ScannedFile(

@@ -187,7 +187,8 @@ def estimate_signs_and_sizes(
     # The sources are in float32, so singular values below SOUND times the largest one are rounding errors.
     C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
     activation_of_neurons = (C.square() * (layer.weight.double() @ X.T)).sum(0)
-    votes, voters = 1.5 * activation_of_neurons.sign(), ["the network"]
+    votes = 1.5 * activation_of_neurons.sign()
+    voters = ["the network"] if bool(layer.weight.any()) else []
     sizes = torch.ones(len(X), dtype=torch.float64)
     if layer.bias is not None:
         b = layer.bias.double()[:, None]
@@ -196,7 +197,7 @@ def estimate_signs_and_sizes(
         sizes = sizes.clamp(sizes.median() / 3, 3 * sizes.median())
         voters.append("the bias")
     size_note = (
-        f"sizes from {voters[-1]}" if len(voters) > 1 else "sizes not known, set to length 1"
+        "sizes from the bias" if layer.bias is not None else "sizes not known, set to length 1"
     )
     box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
     if box is not None:
@@ -207,7 +208,7 @@ def estimate_signs_and_sizes(
     sign = torch.where(votes < 0, -1.0, 1.0)
     # Every source gets the sign of the first source of its group, times the sign of their inner product.
     sign_to_center = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
-    evidence = f"signs from {', '.join(voters)}; {size_note}"
+    evidence = f"signs from {', '.join(voters) or 'nothing'}; {size_note}"
     return sign_to_center * sign[sources.group], sizes[sources.group], evidence
 
 
@@ -342,9 +343,7 @@ class Unmix(UnmixSettings, OneShotAttack):
         if result is not None and not k:
             return result
         labels = torch.zeros(k)
-        exact = Reconstruction.from_candidates(
-            self.name, samples, labels, torch.ones(k), knowledge
-        )
+        exact = Reconstruction.from_candidates(self.name, samples, labels, torch.ones(k), knowledge)
         confidence = torch.full((k,), torch.nan)
         chosen = Selection.from_candidates(samples, labels, torch.arange(k), confidence)
         note = (

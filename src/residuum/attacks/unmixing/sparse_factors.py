@@ -32,7 +32,11 @@ from residuum.attacks.random_streams import stream
 MIN_DROP = 30.0
 # Largest number of samples. With 256 neurons, all of 8 and most of 16 images were separated, and none of 24.
 MAX_SAMPLES = 24
-STARTS, ROUNDS, STEPS = 256, 12, 120  # random vectors q of a round, number of rounds, steps of a round
+STARTS, ROUNDS, STEPS = (
+    256,
+    12,
+    120,
+)  # random vectors q of a round, number of rounds, steps of a round
 PATIENCE = 3  # the search ends after this number of rounds in which the columns gained no zeros
 DECAY = 0.9  # factor of e in each step
 # A vector with more zeros than this, beyond the r - 1 zeros that any vector can have, is a column of Y.
