@@ -115,8 +115,8 @@ class AuditRequest(Settings):
     )
     update_kind: Literal["auto", "any", "gradient", "difference", "none"] = Field(
         default="auto",
-        description="What the file holds: an update (any), which is a gradient at the base or a difference of "
-        "weights after and before training, or weights (none). With 'auto', residuum recognizes updates.",
+        description="What the file holds: an update (any), which is a gradient at the base or a difference "
+        "of weights after and before training, or weights (none). With 'auto', residuum recognizes updates.",
         json_schema_extra=EXPERT,
     )
 

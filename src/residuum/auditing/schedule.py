@@ -112,6 +112,9 @@ def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Att
         The attacks by name. If several sources set the same setting of an attack, the value that the user
         passed for this attack is used. If there is none, the value in the request is used, then the value in
         the preset.
+
+    Raises:
+        InputError: If none of the attacks applies to an update.
     """
     requested = read_requested_settings(request)
     surface = "" if request.surface == "all" else resolve_surface(request.surface, knowledge)

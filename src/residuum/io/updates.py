@@ -304,6 +304,9 @@ def _choose_kind(source: Any, tensors: Mapping[str, Tensor]) -> str:
     The gradient of the last bias is, for each class, the sum of its probabilities minus the number of its
     samples. Few classes with many samples make a few large negative entries, so the entries are skewed to the
     left. A difference has the opposite sign.
+
+    Returns:
+        "gradient" or "difference".
     """
     if isinstance(source, Release):
         names = [source.path.stem, *_block_names(source)]

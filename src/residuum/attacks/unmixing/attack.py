@@ -347,8 +347,8 @@ class Unmix(UnmixSettings, OneShotAttack):
         confidence = torch.full((k,), torch.nan)
         chosen = Selection.from_candidates(samples, labels, torch.arange(k), confidence)
         note = (
-            f"{self.name}: the first layer is a sum over {k} samples, each with many inactive neurons. It was "
-            "factored exactly"
+            f"{self.name}: the first layer is a sum over {k} samples, each with many inactive neurons. It "
+            "was factored exactly"
         )
         if result is None:
             return exact.replace(selection=chosen, notes=(note,))
