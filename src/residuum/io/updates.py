@@ -94,7 +94,7 @@ class Update:
 
 
 def resolve_update(
-    update: Any, model: Any, base: Any, adapter: Any, kind: str
+    update: Any, model: Any, base: Any, adapter: Any, kind: str = "auto"
 ) -> tuple[Any, Any, str]:
     """Return the model, the base and the setting ``update_kind`` of an audit of an update.
 
@@ -299,11 +299,13 @@ def _gain(weight: Tensor) -> float:
 
 
 def _choose_kind(source: Any, tensors: Mapping[str, Tensor]) -> str:
-    """Choose between gradient and difference by the names in the file, or else by the last bias.
+    """Choose between gradient and difference by the names in the file, or else by the last layer.
 
-    The gradient of the last bias is, for each class, the sum of its probabilities minus the number of its
-    samples. Few classes with many samples make a few large negative entries, so the entries are skewed to the
-    left. A difference has the opposite sign.
+    The gradient of the last weights is, for each class, a sum of hidden activations, which ReLU makes
+    nonnegative. Samples of another class have positive factors, their probabilities of the class. So the row
+    of a class without samples is nonnegative in a gradient, and not positive in a difference. If every class
+    has samples, the last bias decides: it is the sum of the probabilities of a class minus its number of
+    samples. Few classes with many samples skew it to the left in a gradient.
 
     Returns:
         "gradient" or "difference".
@@ -314,6 +316,14 @@ def _choose_kind(source: Any, tensors: Mapping[str, Tensor]) -> str:
             return GRADIENT
         if any(UPDATE_WORDS.search(name) for name in names):
             return DIFFERENCE
+    matrices = [t for t in tensors.values() if t.ndim == 2 and len(t) >= MIN_CLASSES]
+    if matrices:
+        rows = matrices[-1].double()
+        # Sums in float64 are rounded, so that the comparison is not exact.
+        is_one_sign = rows.sum(1).abs() >= (1 - 1e-9) * rows.abs().sum(1)
+        signs = rows[is_one_sign].sum(1).sign().sum()
+        if float(signs) != 0:
+            return GRADIENT if float(signs) > 0 else DIFFERENCE
     vectors = [t for t in tensors.values() if t.ndim == 1 and len(t) >= MIN_CLASSES]
     if vectors:
         last_bias = vectors[-1].double() - vectors[-1].double().mean()
