@@ -50,7 +50,7 @@ def draw(seed: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
     rows = generator.choice(len(arrays["x_train"]), n, replace=False)
     others = generator.choice(len(arrays["x_test"]), HELD_OUT, replace=False)
     x, y, z = arrays["x_train"][rows], arrays["y_train"][rows], arrays["x_test"][others]
-    images = (torch.tensor(part).float().reshape(-1, *SHAPE) / 255 for part in (x, z))
+    images = (torch.tensor(pixels).float().reshape(-1, *SHAPE) / 255 for pixels in (x, z))
     return next(images), torch.tensor(y).long(), next(images)
 
 
@@ -272,22 +272,28 @@ def measure_knowledge(seed: int) -> dict[str, Any]:
             ("base", True, False),
             ("base and range", True, True),
         ):
-            known = Knowledge(shape=SHAPE, value_range=(0.0, 1.0) if has_range else None)
+            knowledge = Knowledge(shape=SHAPE, value_range=(0.0, 1.0) if has_range else None)
             read = read_update(update, base if has_base else None, kind, arch)
             attack = UnmixOptimizerState(seconds=SECONDS)
-            result = attack.run(read.network, read.add_to(known)).x
+            result = attack.run(read.network, read.add_to(knowledge)).x
             chance = n * count(held_out, result) / HELD_OUT
             entry[level] = [count(x, result), round(chance, 2)]
         if steps:
             local = Network({rename[name]: t for name, t in state(model).items()}, arch)
-            known = Knowledge(shape=SHAPE, theta0=base.theta)
-            result = Unmix(seconds=SECONDS).run(local, known).x
+            knowledge = Knowledge(shape=SHAPE, theta0=base.theta)
+            result = Unmix(seconds=SECONDS).run(local, knowledge).x
             entry["local weights and base"] = [
                 count(x, result),
                 round(n * count(held_out, result) / HELD_OUT, 2),
             ]
         rows[case] = {"n": n, **entry}
     return rows
+
+
+def write(result: dict[str, Any], first_seed: int) -> None:
+    """Write the results so far, unless the seeds are those of development."""
+    if first_seed >= 100:
+        RESULT.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
@@ -303,9 +309,12 @@ def main() -> None:
     if options.part == "recognition":
         result["recognition"] = measure_recognition(seeds)
     else:
-        result["knowledge"] = [measure_knowledge(seed) for seed in seeds]
-    if options.first_seed >= 100:
-        RESULT.write_text(json.dumps(result, indent=1) + "\n")
+        rows = {row["seed"]: row for row in result.get("knowledge", [])}
+        for seed in seeds:
+            rows[seed] = rows.get(seed) or measure_knowledge(seed)
+            result["knowledge"] = [*rows.values()]
+            write(result, options.first_seed)
+    write(result, options.first_seed)
     print(json.dumps(result[options.part], indent=1))
 
 

@@ -177,8 +177,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         if is_update:
             update = read_update(release, None if base is None else load(base), arch=arch)
             network = update.network
-            facts = build_knowledge(release, network, **vars(knowledge_options))
-            knowledge = update.add_to(facts)
+            other_knowledge = build_knowledge(release, network, **vars(knowledge_options))
+            knowledge = update.add_to(other_knowledge)
             surface = surface or "moment"  # the attacks on optimizer state also attack updates
         else:
             network = load(release, base=base)

@@ -15,8 +15,8 @@ from residuum.io.updates import recognize_update
 from residuum.scanning.findings import UPDATE, Finding, printable
 
 REASON = (
-    "An update of federated learning is a sum of gradients at the samples of one client. Whoever has the "
-    "update can reconstruct these samples, some of them exactly"
+    "An update of federated learning is a sum of gradients at the samples of one client. Anyone who has "
+    "the update can reconstruct these samples, some of them exactly"
 )
 
 

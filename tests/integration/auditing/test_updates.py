@@ -151,13 +151,13 @@ def test_more_knowledge_recovers_no_less(n: int, steps: int, momentum: float) ->
         counts = []
         for has_base, value_range in ((False, None), (True, None), (True, (0.0, 1.0))):
             read = read_update(update, base if has_base else None, kind)
-            known = read.add_to(Knowledge(shape=(1, 8, 8), value_range=value_range))
-            result = UnmixOptimizerState(seconds=0.2).run(read.network, known)
+            knowledge = read.add_to(Knowledge(shape=(1, 8, 8), value_range=value_range))
+            result = UnmixOptimizerState(seconds=0.2).run(read.network, knowledge)
             counts.append(count_recovered(split, result.x))
         if steps:
             local = as_network({name: before[name] + update[name] for name in before})
-            known = Knowledge(shape=(1, 8, 8), theta0=base.theta)
-            counts.append(count_recovered(split, Unmix(seconds=0.2).run(local, known).x))
+            knowledge = Knowledge(shape=(1, 8, 8), theta0=base.theta)
+            counts.append(count_recovered(split, Unmix(seconds=0.2).run(local, knowledge).x))
         assert min(counts) == counts[0], counts
         assert counts[0] >= 0.5 * n
 

@@ -80,8 +80,8 @@ def test_a_difference_keeps_its_own_precision() -> None:
     update = {name: -1e-6 * t for name, t in gradient.items()}
     base = as_network(before)
     read = read_update(update, base, "difference")
-    own = {base.source_names[name]: t for name, t in read.gradients.items()}
-    assert all(torch.equal(own[name], -update[name]) for name in update)
+    gradients = {base.source_names[name]: t for name, t in read.gradients.items()}
+    assert all(torch.equal(gradients[name], -update[name]) for name in update)
     rounded = (before["0.weight"] + update["0.weight"]) - before["0.weight"]
     error = (rounded - update["0.weight"]).norm() / update["0.weight"].norm()
     assert error > 1e-3  # what a subtraction of the base would have left
