@@ -48,8 +48,8 @@ def draw(seed: int, n: int) -> tuple[Tensor, Tensor, Tensor]:
     arrays = np.load(Path(os.environ["RESIDUUM_DATA"]) / "mnist.npz")
     generator = np.random.default_rng(seed)
     rows = generator.choice(len(arrays["x_train"]), n, replace=False)
-    others = generator.choice(len(arrays["x_test"]), HELD_OUT, replace=False)
-    x, y, z = arrays["x_train"][rows], arrays["y_train"][rows], arrays["x_test"][others]
+    test_rows = generator.choice(len(arrays["x_test"]), HELD_OUT, replace=False)
+    x, y, z = arrays["x_train"][rows], arrays["y_train"][rows], arrays["x_test"][test_rows]
     images = (torch.tensor(pixels).float().reshape(-1, *SHAPE) / 255 for pixels in (x, z))
     return next(images), torch.tensor(y).long(), next(images)
 

@@ -92,20 +92,20 @@ def test_a_repeated_audit_reads_the_update_again(folder: Path, tmp_path: Path) -
     samples = ["--data", str(folder / "train.npz"), "--holdout", str(folder / "test.npz")]
     first, second = tmp_path / "a", tmp_path / "b"
     assert main(["audit", *arguments, *samples, *QUICK, "--out", str(first), "--quiet"]) == 1
-    again = ["audit", "--config", str(first / "config.toml"), "--out", str(second), "--quiet"]
-    assert main(again) == 1
+    command = ["audit", "--config", str(first / "config.toml"), "--out", str(second), "--quiet"]
+    assert main(command) == 1
     verdicts = [json.loads((out / "result.json").read_text())["verdict"] for out in (first, second)]
     assert verdicts[0] == verdicts[1]
 
 
 def test_other_samples_are_not_reported(folder: Path) -> None:
     """The negative control: digits that the client does not have."""
-    others = draw_digits(6, seed=5)
+    strangers = draw_digits(6, seed=5)
     result = rs.audit(
         folder / "base.pt",
         update=folder / "g.pt",
-        data=others.train,
-        holdout=others.holdout,
+        data=strangers.train,
+        holdout=strangers.holdout,
         knowledge={"shape": (1, 8, 8)},
         budget=10,
     )

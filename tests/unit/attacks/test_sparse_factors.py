@@ -49,8 +49,10 @@ def test_single_precision_gives_close_samples() -> None:
     x, y = samples(4)
     candidates = factor_gradient(*gradient_by_sample(x, y, nn.ReLU(), torch.float32))
     assert errors(x, candidates).max() < 1e-3
-    others, _ = samples(50, seed=1)
-    assert errors(others, candidates).min() > 0.1  # samples of others are not among the candidates
+    strangers, _ = samples(50, seed=1)
+    assert (
+        errors(strangers, candidates).min() > 0.1
+    )  # samples of others are not among the candidates
 
 
 def test_a_smooth_activation_has_no_inactive_neurons() -> None:

@@ -46,7 +46,15 @@ DEPENDENT = 1e-4  # a column must have at least this distance from the span of t
 
 
 def count_operations(h: int, r: int) -> float:
-    """Return the number of multiplications of a round with h neurons and r samples."""
+    """Return the number of multiplications of a round.
+
+    Args:
+        h: Number of neurons.
+        r: Number of samples.
+
+    Returns:
+        The number of multiplications.
+    """
     return STARTS * STEPS * (h * (r * r + 2 * r) + r**3)
 
 
@@ -65,20 +73,20 @@ def factor_gradient(
         (r, d) samples in float64, exact up to rounding. There are no samples, (0, d), if the layer is no sum
             over few samples with sparse factors.
     """
-    none = rows.new_zeros(0, rows.shape[1], dtype=torch.float64)
+    no_samples = rows.new_zeros(0, rows.shape[1], dtype=torch.float64)
     gradient = torch.cat([rows, bias[:, None]], 1).double().cpu()
     row_norms = gradient.norm(dim=1)
     gradient = gradient[row_norms > 1e-7 * row_norms.max()]
     if min(gradient.shape) < 3:
-        return none
+        return no_samples
     U, s, _ = torch.linalg.svd(gradient, full_matrices=False)
     r, noise = count_samples(s, gradient.shape)
     if not 0 < r <= MAX_SAMPLES or len(U) < 2 * r:
-        return none
+        return no_samples
     rounds = max(2, min(ROUNDS, int(min(max_operations / count_operations(len(U), r), ROUNDS))))
     Y = U[:, :1] if r == 1 else find_sparse_vectors(U[:, :r], noise, rounds, seed)
     if Y.shape[1] < r:
-        return none
+        return no_samples
     X = torch.linalg.lstsq(Y, gradient, driver="gelsd").solution
     sizes = X[:, -1:]
     is_sound = (sizes.abs() > 1e-6 * sizes.abs().max()).flatten()
