@@ -46,6 +46,7 @@ from residuum.datasets.columns import check_columns, fit_columns
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import DataError, InputError, ResiduumError
 from residuum.evaluation.adapting import Fit, adapt_samples, measure_fit, resolve_task
+from residuum.io.adapters import find_adapter_pairs
 from residuum.io.attacker_knowledge import (
     build_knowledge,
     parse_shape,
@@ -67,6 +68,7 @@ from residuum.io.predictors import (
 from residuum.io.release import Release, open_release, pickle_in_memory
 from residuum.io.release_knowledge import add_stored_knowledge
 from residuum.io.transformers_folders import find_transformers_folder, is_adapter_folder
+from residuum.io.updates import ALONE, GRADIENT, Update, read_update, recognize_update
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.networks.probing import first_layer_inputs
@@ -84,6 +86,11 @@ P = ParamSpec("P")
 TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
 FILE_FACTS = ("init", "mean_provenance")
 MAX_SHOWN = 3  # largest number of findings of a scan that an answer names
+# Why the weights of the network say nothing about the samples, by the kind of an update.
+WHY_NO_WEIGHTS = {
+    ALONE: "the file holds an update, and the weights are not known",
+    GRADIENT: "the file holds a gradient, and the samples did not train the base",
+}
 Model = Network | nn.Module | Mapping[str, Tensor] | str | Path | Release | Any
 
 
@@ -157,6 +164,11 @@ class Case:
     warnings: tuple[str, ...] = ()
     sources: Sources = Sources()
     tokens: TokenContent | None = None
+
+    @property
+    def why_no_weights(self) -> str:
+        """Why the samples did not train the weights of the network, "" if the weights are audited."""
+        return WHY_NO_WEIGHTS.get(self.knowledge.update or "", "")
 
     @property
     def audited(self) -> Network:
@@ -256,7 +268,7 @@ class Case:
     @cached_property
     def fit(self) -> Fit | None:
         """How well the network fits the samples, None if there is no network or no training sample."""
-        if self.network is None:
+        if self.network is None or self.why_no_weights:
             return None
         return measure_fit(self.audited, self.train, self.holdout, self.audited.task)
 
@@ -320,7 +332,7 @@ def load_case(
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
     request: AuditRequest | None = None,
     *,
-    base: str | Path | None = None,
+    base: Model = None,
     adapter: str | Path | None = None,
     tokenizer: Any = None,
     trust_code: bool = False,
@@ -336,7 +348,7 @@ def load_case(
         holdout: Samples that the network never saw.
         knowledge: What the attacker knows.
         request: Settings of the audit.
-        base: File of the weights before fine-tuning.
+        base: File of the weights before fine-tuning. For an update, the network before the update.
         adapter: File of an adapter (LoRA). ``model`` is then the base network.
         tokenizer: Tokenizer of a token model.
         trust_code: Allow running the code that the setting ``model_code`` of ``request`` names.
@@ -358,14 +370,20 @@ def load_case(
     train, held_out = fit_columns(train, held_out, first_layer_inputs(model))
     if isinstance(model, str | Path):
         model, base = resolve_trained_and_base(
-            model, None if base is None else str(base), _text(adapter)
+            model, _text(base) if adapter is not None else base, _text(adapter)
         )
     release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
     if release is None and isinstance(model, str | Path):
         return None
     sample_shape = _sample_shape(model, train, held_out, knowledge)
-    reader = _Reader(release, request, sample_shape, _text(base), trust_code, train, held_out)
-    content = attempt(reader.read, model)
+    base_file = base if isinstance(base, str | Path) else None
+    reader = _Reader(release, request, sample_shape, _text(base_file), trust_code, train, held_out)
+    if request.update_kind in ("auto", "none"):
+        content = attempt(reader.read, model)
+    else:
+        content = attempt(reader.read_update, model, base)
+    if content is not None and request.update_kind == "auto":
+        content = attempt(reader.replace_update, content, base)
     if content is None:
         return None
     input_names = content.input_names(train)
@@ -375,7 +393,9 @@ def load_case(
         return None
     if content.network is None and content.predictor is None:
         train, held_out = fit_columns(train, held_out, content.input_count)
-    sources = _sources(release, content, model, data, holdout, base, (train, held_out))
+    if content.update is not None:
+        base = None  # the update itself is attacked, so nothing is subtracted from it
+    sources = _sources(release, content, model, data, holdout, base_file, (train, held_out))
     if (network := content.network) is None:
         return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
     stored_records = content.stored
@@ -385,6 +405,8 @@ def load_case(
     if loaded_knowledge is None:
         return None
     attacker_knowledge = name_source_of_mean(loaded_knowledge, train)
+    if content.update is not None:
+        attacker_knowledge = content.update.add_to(attacker_knowledge)
     network = network.replace(task=resolve_task(network, request.task).replace("auto", ""))
     samples = attempt(adapt_samples, network, train, held_out, attacker_knowledge, request.task)
     train, held_out = samples or (train, held_out)
@@ -400,7 +422,8 @@ def load_case(
         full_inputs=full_inputs,
         sources=sources,
     )
-    if (head := extract_head(network, attacker_knowledge)) is not None:
+    head = None if content.update is not None else extract_head(network, attacker_knowledge)
+    if head is not None:
         case = _behind_frozen_layers(case, head)
     attempt(_check_surface, request, attacker_knowledge)
     warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
@@ -663,6 +686,7 @@ class Content:
         scaler: The forest with the scalers of its pipeline, None if the forest is a part of another model.
         warnings: Reasons why parts of a live model (an object in memory) could not be read.
         pickle_hash: SHA-256 of the pickle of a live model that predicts, "" for other models.
+        update: The gradient or weight difference that the model is, None for other models.
     """
 
     network: Network | None = None
@@ -672,6 +696,7 @@ class Content:
     scaler: Wrapped | None = None
     warnings: tuple[str, ...] = ()
     pickle_hash: str = ""
+    update: Update | None = None
 
     @property
     def input_count(self) -> int | None:
@@ -763,6 +788,54 @@ class _Reader:
         """Return the records that a release stores in addition to the parameters of its network."""
         stored_records = self._find_records(release)
         return None if stored_records is None else stored_records.without(network)
+
+    def read_update(self, source: Model, before: Model) -> Content:
+        """Return the content of a model that is a gradient or a weight difference.
+
+        Args:
+            source: The update: a release or its path, or tensors by name.
+            before: The network before the update, None if it is not known.
+        """
+        kind = self.request.update_kind
+        base = None if before is None else self._read_base(before)
+        update = read_update(
+            source if self.release is None else self.release, base, kind, self.request.arch
+        )
+        stored_records = None
+        if self.release is not None:
+            stored_records = self._find_records_besides(update.network, self.release)
+        return Content(update.network, stored_records, update=update)
+
+    def replace_update(self, content: Content, before: Model) -> Content:
+        """Return the content of a file as an update, if the file was read as weights and holds an update."""
+        if self.release is None or content.network is None or content.network.live is not None:
+            return content
+        base = None
+        if before is not None and not find_adapter_pairs(self.release.content):
+            base = self._read_base(before).theta
+        file_name = self.release.path.name
+        signs = recognize_update(content.network.theta, file_name, base)
+        if not signs:
+            return content
+        updated = self.read_update(self.release, before)
+        assert updated.network is not None
+        note = (
+            f"{file_name!r} was recognized as a gradient or a weight difference: {'; '.join(signs)}. If it "
+            "holds weights, pass --update-kind none"
+        )
+        network = updated.network
+        return replace(updated, network=network.replace(assumptions=(*network.assumptions, note)))
+
+    def _read_base(self, before: Model) -> Network:
+        if not isinstance(before, str | Path | Release):
+            return as_network(before, self.request.arch, self.shape)
+        return load_network(
+            before,
+            arch=self.request.arch,
+            model=self.request.model_code,
+            trust_code=self.trust_code,
+            shape=self.shape,
+        )
 
     def _read_live(self, model: Any) -> Content:
         """Return the content of an object in memory: its trees, its stored records and its predictions."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
+from torch import Tensor
+
 from residuum import plugins
 from residuum.auditing.applicability import PLANNED, Applies, list_attacks
 from residuum.auditing.assembling import describe_case, describe_losses, describe_predictor
@@ -24,6 +26,7 @@ from residuum.auditing.run import Audit, restriction
 from residuum.auditing.schedule import AttackSchedule, reason_to_run
 from residuum.auditing.stages import SWITCHED_OFF
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
+from residuum.io.updates import resolve_update
 from residuum.records import Knowledge, Record
 from residuum.risk.membership import holdout_needed
 
@@ -62,6 +65,7 @@ def dry_run(
     base: Any = None,
     adapter: str | Path | None = None,
     tokenizer: Any = None,
+    update: str | Path | Mapping[str, Tensor] | None = None,
     trust_code: bool = False,
     **options: Unpack[AuditOptions],
 ) -> DryRun:
@@ -77,6 +81,7 @@ def dry_run(
         base: File of the weights before fine-tuning.
         adapter: File of an adapter (LoRA) of ``model``.
         tokenizer: Tokenizer of a token model.
+        update: A gradient or weight difference, as a file or as tensors by name.
         trust_code: Allow running the code that ``model_code`` names.
         **options: Fields of :class:`~residuum.auditing.request.AuditRequest`.
 
@@ -85,6 +90,9 @@ def dry_run(
     """
     plugins.load()
     request, obstacles = AuditRequest(**options), Obstacles()
+    if update is not None:
+        model, base, kind = resolve_update(update, model, base, adapter, request.update_kind)
+        request = request.model_copy(update={"update_kind": kind})
     case = load_case(
         model,
         data,

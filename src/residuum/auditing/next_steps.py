@@ -255,6 +255,12 @@ FEWER_EPOCHS = (
     "epochs had a membership finding. After 200 epochs all 9 had one. This cost 1 to 14 points of test "
     "accuracy. Rounding the weights, mini-batches and weight decay did not help."
 )
+PROTECT_UPDATE = (
+    "Do not send or store this update in the clear, because anyone who has it can reconstruct training samples. "
+    "Use secure aggregation, so that nobody sees the update of one client, or differential privacy, which "
+    "clips the gradient of every sample and adds noise. Larger batches leave fewer samples to reconstruct, "
+    "but they protect no sample for sure. Then audit an update of the new protocol."
+)
 CHECK_READING = (
     "Check that architecture, preprocessing, labels and samples are those of the training."
 )
@@ -318,6 +324,11 @@ LEAK_ROWS = (
         (redacted_report,),
     ),
     Row(
+        lambda result: result.knowledge.update is not None,
+        PROTECT_UPDATE,
+        (redacted_report,),
+    ),
+    Row(
         lambda result: _leaking_surfaces(result) == {MOMENT} and bool(strip_file(result)),
         "Do not release this file as it is. Its optimizer state leaks training samples and is not needed to "
         "use the network. Strip it and audit what remains.",
@@ -341,6 +352,17 @@ INCONCLUSIVE_ROWS = (
         lambda result: result.verdict.n is None and result.membership is None,
         "Pass the training samples (--data) and samples that the network never saw (--holdout). Without "
         "them only stored records can be found.",
+    ),
+    Row(
+        lambda result: (
+            result.knowledge.update is not None
+            and result.verdict.n is not None
+            and not result.checks.failures
+        ),
+        "Treat this update as if it revealed its samples. Residuum has no positive controls for updates, so "
+        "finding nothing proves nothing. Send updates only with secure aggregation, or clip gradients and "
+        "add noise (differential privacy).",
+        (redacted_report,),
     ),
     Row(
         lambda result: result.membership is not None and not result.membership.holdout,

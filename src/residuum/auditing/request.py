@@ -113,6 +113,12 @@ class AuditRequest(TableSettings):
         "initial weights), moment (optimizer state), or all of them.",
         json_schema_extra=EXPERT,
     )
+    update_kind: Literal["auto", "any", "gradient", "difference", "none"] = Field(
+        default="auto",
+        description="What the file holds: an update (any), which is a gradient at the base or a difference "
+        "of weights after and before training, or weights (none). With 'auto', residuum recognizes updates.",
+        json_schema_extra=EXPERT,
+    )
 
     @field_validator("attacks", mode="before")
     @classmethod
@@ -196,3 +202,4 @@ class AuditOptions(TypedDict, total=False):
     baselines: bool
     recipe: str
     surface: Literal["all", "weights", "change", "moment"]
+    update_kind: Literal["auto", "any", "gradient", "difference", "none"]

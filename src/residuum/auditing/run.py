@@ -33,6 +33,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Unpack
 
+from torch import Tensor
+
 from residuum import plugins
 from residuum.auditing import forests, losses, stages, token_models
 from residuum.auditing.assembling import assemble_result
@@ -53,6 +55,7 @@ from residuum.auditing.stored_records import unconfirmed
 from residuum.auditing.verdict import Checks, Verdict, decide, opening
 from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.evaluation.targets import TargetTest
+from residuum.io.updates import resolve_update
 from residuum.records import Exposure, Knowledge, RecoveredTable
 from residuum.risk.membership import MembershipTest
 from residuum.risk.moved_rows import MovedRows
@@ -208,7 +211,7 @@ STAGES: tuple[
     Stage, ...
 ] = (  # for each stage: name, function to run, function that returns the reason to skip the stage
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
-    Stage("membership", stages.test_membership, stages.skip_without_samples),
+    Stage("membership", stages.test_membership, stages.skip_without_weights),
     Stage("attacks", run_attacks, stages.skip_without_network),
     Stage("negative controls", stages.run_negative_controls, stages.skip_without_samples),
     Stage("scores", stages.score_reconstructions, stages.skip_without_samples),
@@ -245,6 +248,7 @@ def audit(
     base: Any = None,
     adapter: str | Path | None = None,
     tokenizer: Any = None,
+    update: str | Path | Mapping[str, Tensor] | None = None,
     trust_code: bool = False,
     blur: bool = False,
     expected_hashes: Mapping[str, str] | None = None,
@@ -274,6 +278,8 @@ def audit(
         adapter: File of an adapter (LoRA). ``model`` is then the network on which the adapter was trained.
         tokenizer: Tokenizer of a token model, as in transformers, or its folder. Then ``data`` and
             ``holdout`` are texts with labels. Without a tokenizer they are token ids.
+        update: A gradient or weight difference, as a file or as tensors by name. ``model`` or ``base`` is
+            then the network before the update, or None if it is not known.
         trust_code: Allow running the code that the setting ``model_code`` names.
         blur: Blur the images of the report until the reader asks for them.
         expected_hashes: SHA-256 of checkpoint, data and holdout. Files with other hashes are refused.
@@ -293,6 +299,9 @@ def audit(
     """
     plugins.load()
     request = AuditRequest(**options)
+    if update is not None:
+        model, base, kind = resolve_update(update, model, base, adapter, request.update_kind)
+        request = request.model_copy(update={"update_kind": kind})
     deadline = Deadline.for_request(request)
     case = load_case(
         model,
@@ -310,7 +319,9 @@ def audit(
     with open_run(out, case, request) as store:
         if (finished := store.finished()) is not None:
             return finished
-        for line in opening(case.network, case.fit) if case.network is not None else ():
+        opening_lines = () if case.network is None else opening(case.network, case.fit)
+        # The fit of weights says nothing about samples that did not train them.
+        for line in opening_lines[bool(case.why_no_weights) :]:
             listener.message(line)
         stage_list = PREDICTOR_STAGES if case.network is None else STAGES
         stage_list = stage_list if case.tokens is None else TOKEN_STAGES

@@ -34,7 +34,13 @@ from residuum.errors import InputError, PluginError
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Record
 from residuum.settings import RestartSettings
-from residuum.surfaces.surface import WEIGHTS, Surface, build_surfaces, resolve_surface
+from residuum.surfaces.surface import (
+    WEIGHTS,
+    Surface,
+    build_surfaces,
+    list_surfaces,
+    resolve_surface,
+)
 
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
@@ -106,6 +112,9 @@ def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Att
         The attacks by name. If several sources set the same setting of an attack, the value that the user
         passed for this attack is used. If there is none, the value in the request is used, then the value in
         the preset.
+
+    Raises:
+        InputError: If none of the attacks applies to an update.
     """
     requested = read_requested_settings(request)
     surface = "" if request.surface == "all" else resolve_surface(request.surface, knowledge)
@@ -115,7 +124,13 @@ def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Att
         if (request.baselines or not kind.is_baseline)
         and (not requested or name in requested)
         and (not surface or kind.surface == surface)
+        and (knowledge.update is None or kind.surface in list_surfaces(knowledge))
     }
+    if not selected and knowledge.update is not None:
+        raise InputError(
+            f"None of the attacks {', '.join(requested)} applies to an update, because they attack weights.",
+            "Omit --attacks and --surface.",
+        )
     return dict(sorted(selected.items(), key=lambda item: item[1].is_baseline))
 
 
@@ -202,8 +217,9 @@ def find_surfaces(
         The attack surfaces, by name of the attack.
     """
     available_surfaces = build_surfaces(network, knowledge)
+    default_surface = available_surfaces.get(WEIGHTS, next(iter(available_surfaces.values())))
     return {
-        name: available_surfaces.get(attack.surface, available_surfaces[WEIGHTS])
+        name: available_surfaces.get(attack.surface, default_surface)
         for name, attack in attacks.items()
     }
 
@@ -459,7 +475,7 @@ def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> At
         True,
         True,
         reason_to_run(attack, surface),
-        surface=surface.name,
+        surface=surface.label or surface.name,
         restarts=result.restarts,
         steps=int(result.steps[-1]) if len(result.steps) else 0,
         candidates=len(result.x),

@@ -29,6 +29,8 @@ NO_PREDICTIONS = "the file holds no model that residuum evaluates"
 NO_RECORDS = "the release stores no records"
 NO_SAMPLES = "there are no training samples to compare with"
 NO_TRAINING_SAMPLES = "there are no training samples to rank"
+NO_CONTROLS = "there are no positive controls for updates"
+NO_CERTIFICATE = "the file holds an update, which is no result of converged training"
 DECIDED = "positive controls cannot change this verdict"
 SWITCHED_OFF = "switched off with --no-positive-controls"
 OTHER_SHAPE = "training and held-out samples have different shapes"
@@ -53,6 +55,11 @@ def skip_without_network(audit: Audit) -> str:
 def skip_without_samples(audit: Audit) -> str:
     """Return the reason to skip a stage if there is no network or no training sample, "" otherwise."""
     return skip_without_network(audit) or skip_without_train(audit)
+
+
+def skip_without_weights(audit: Audit) -> str:
+    """Return the reason to skip a stage that judges weights, "" if the samples trained the weights."""
+    return skip_without_samples(audit) or audit.case.why_no_weights
 
 
 def skip_without_train(audit: Audit) -> str:
@@ -147,6 +154,8 @@ def skip_if_decided(audit: Audit) -> str:
     """
     if reason := skip_without_train(audit):
         return reason
+    if audit.case.knowledge.update is not None:
+        return NO_CONTROLS
     if audit.case.forest is None and (reason := skip_without_network(audit)):
         return audit.case.why_no_attack or reason
     sample_sets = audit.case.sample_sets
@@ -177,6 +186,8 @@ def run_positive_controls(audit: Audit) -> Audit:
 
 def skip_without_network_and_time(audit: Audit) -> str:
     """Return the reason to skip a stage if there is no network or no time is left, "" otherwise."""
+    if audit.case.knowledge.update is not None:
+        return NO_CERTIFICATE
     return skip_without_network(audit) or (NO_TIME if audit.deadline.is_over else "")
 
 

@@ -27,6 +27,7 @@ SURFACE_WORDS = {
     "weights": "the weights",
     "weights - start": "the weight update from the initial weights",
     "moment": "the optimizer state in this file",
+    "update": "the update",
     "trees": "the trees",
 }
 FACT_TEXTS = {  # facts that the attacker may know, in words. {} is replaced by the value
@@ -120,6 +121,7 @@ def summarize(result: AuditResult) -> Screen:
     """Return the summary of an audit for a reader, with the next step."""
     verdict = result.verdict
     release_text = "model" if result.checks.why_no_attack else "weights"
+    release_text = "update" if result.knowledge.update is not None else release_text
     no_knowledge_text = f"nothing but the {'file' if verdict.stored else release_text}"
     known_base_text = "" if result.moved_rows is None else "the weights before fine-tuning"
     line_texts = (
@@ -148,9 +150,13 @@ def _knowledge(knowledge: Knowledge) -> str:
     """Return what the attacker knows in addition to the release, with the source of each fact."""
     fact_texts = []
     for fact in knowledge.known_facts:
+        if knowledge.update is not None and fact.fact in ("moment", "update", "theta0"):
+            continue
         value_text = fact.value.replace(", ", " to ") if fact.fact == "value_range" else fact.value
         fact_text = FACT_TEXTS.get(fact.fact, fact.fact).format(value_text)
         fact_texts.append(fact_text + SOURCES.get(fact.provenance, ""))
+    if knowledge.update in ("gradient", "difference"):
+        fact_texts.append("the weights before the update")
     return "; ".join(fact_texts)
 
 

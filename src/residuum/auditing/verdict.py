@@ -60,6 +60,10 @@ MOMENT_ATTACKED = (
     "the file holds optimizer state, for which there is no positive control, so finding nothing there "
     "proves nothing"
 )
+UPDATE_ATTACKED = (
+    "the file holds an update, for which there is no positive control, so finding nothing there proves "
+    "nothing"
+)
 CAVEAT = "This is evidence from the tests that ran. It is no guarantee of privacy."
 
 
@@ -452,6 +456,8 @@ def reasons_to_stay_open(
         reasons.append(_matches_among_set_aside(findings, checks))
     if any(attack.ran and attack.surface == "moment" for attack in attacks):
         reasons.append(MOMENT_ATTACKED)
+    if any(attack.ran and attack.surface == "update" for attack in attacks):
+        reasons.append(UPDATE_ATTACKED)
     if membership is not None and membership.neurons and membership.reason:
         reasons.append(f"membership could not be tested: {membership.reason.rstrip('.')}")
     reasons += memorization_reasons

@@ -24,6 +24,7 @@ residuum attack ntk runs/m --init own --priors high-frequency 1e-8 --out runs/n
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -99,7 +100,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
 
     @with_options(settings=options_from(settings_model, group=SETTINGS))
     def command(
-        checkpoint: options.CheckpointPath,
+        checkpoint: options.OptionalCheckpointPath = None,
         /,
         *,
         out: Annotated[
@@ -136,6 +137,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         from residuum.io.forests import read_forests
         from residuum.io.loading import load_network, resolve_trained_and_base
         from residuum.io.release import open_release
+        from residuum.io.updates import read_update, resolve_update
         from residuum.records.rundir import read_json
         from residuum.verbs.attacking import SUMMARY, AttackRun, make_request
 
@@ -148,10 +150,19 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         )
         options.check_device(attack.device)
         shape = None if knowledge_options.shape is None else parse_shape(knowledge_options.shape)
-        checkpoint, base = resolve_trained_and_base(
-            checkpoint, fine_tuning.base, fine_tuning.adapter
-        )
-        release = open_release(checkpoint)
+        is_update = fine_tuning.update is not None
+        if is_update:
+            options_of_update = checkpoint, fine_tuning.base, fine_tuning.adapter
+            attacked_file, base, _ = resolve_update(fine_tuning.update, *options_of_update)
+        elif checkpoint is None:
+            raise InputError(
+                "An attack needs a checkpoint.", "Run residuum attack model.safetensors."
+            )
+        else:
+            attacked_file, base = resolve_trained_and_base(
+                checkpoint, fine_tuning.base, fine_tuning.adapter
+            )
+        release = open_release(attacked_file)
         if name in (AUTO, FOREST) and read_forests(release):
             knowledge_values = {k: v for k, v in vars(knowledge_options).items() if v is not None}
             if dry_run:
@@ -161,11 +172,17 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
             return
         if name == FOREST:
             read_forest(release)  # the release holds no forest here, so this call raises an error
-        network = load_network(
-            release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
-        )
-        knowledge = build_knowledge(release, network, base=base, **vars(knowledge_options))
+        load = partial(load_network, arch=arch, model=model, trust_code=trust_code, shape=shape)
         assert isinstance(attack, Attack)
+        if is_update:
+            update = read_update(release, None if base is None else load(base), arch=arch)
+            network = update.network
+            other_knowledge = build_knowledge(release, network, **vars(knowledge_options))
+            knowledge = update.add_to(other_knowledge)
+            surface = surface or "moment"  # the attacks on optimizer state also attack updates
+        else:
+            network = load(release, base=base)
+            knowledge = build_knowledge(release, network, base=base, **vars(knowledge_options))
         attack = adapt_to_surface(surface or "", knowledge, attack)
         if dry_run:
             cost = estimate(network, knowledge, attack)

@@ -195,6 +195,21 @@ def _command(
         },
         "fail_on": grade or None,
     }
+    if (update := passed_settings.pop("update")) is not None:
+        from residuum.io.updates import resolve_update
+
+        names = ("checkpoint", "base", "update_kind")
+        passed_settings |= zip(
+            names,
+            resolve_update(
+                update,
+                passed_settings["checkpoint"],
+                passed_settings["base"],
+                passed_settings["adapter"],
+                passed_settings.get("update_kind", "auto"),
+            ),
+            strict=True,
+        )
     passed_settings = {name: value for name, value in passed_settings.items() if value is not None}
     if "attacks" in passed_settings:
         passed_settings["attacks"] = [read_attack(text) for text in passed_settings["attacks"]]

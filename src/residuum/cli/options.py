@@ -342,7 +342,7 @@ class KnowledgeOptions:
 @Parameter(name="*", group=ATTACKER)
 @dataclass(frozen=True)
 class FineTuning:
-    """Options that name the weights before fine-tuning, or an adapter."""
+    """Options that name the weights before fine-tuning, an adapter, or an update."""
 
     base: Annotated[
         str | None,
@@ -356,6 +356,14 @@ class FineTuning:
         Parameter(
             help="File of an adapter (LoRA). CKPT then holds the weights before fine-tuning, which the "
             "attacker knows.",
+            metavar="FILE",
+        ),
+    ] = None
+    update: Annotated[
+        str | None,
+        Parameter(
+            help="File of an update, as in federated learning: a gradient, or the weights after training "
+            "minus the weights before. CKPT or --base is then the network before the update, if it is known.",
             metavar="FILE",
         ),
     ] = None

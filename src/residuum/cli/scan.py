@@ -68,7 +68,8 @@ def _command(
         str,
         Parameter(
             help="Exit with code 1 if there is a finding of at least this severity: high, medium or low. Or "
-            "name kinds of findings, separated by commas: stored (records or labels in the file), "
+            "name kinds of findings, separated by commas: stored (records or labels in the file), update "
+            "(a gradient or weight difference in place of weights), "
             "optimizer-state, start (initial weights), touched-rows (rows of an embedding that training "
             "changed), adapter, statistics (of the training data), paths (names of files) and classes "
             "(Python code of other packages that loading the file imports). With 'none', no finding leads to "

@@ -20,14 +20,11 @@ from residuum.errors import DataError, InputError
 from residuum.io.loading import load_initial_weights
 from residuum.io.release import Release
 from residuum.io.release_knowledge import add_stored_knowledge
+from residuum.io.updates import compare_with_base
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, read_npz
 
 Numbers = str | Sequence[float]
-# Weights before and after fine-tuning correlate, and their norms are similar.
-# If the correlation and the ratio of norms are both below these limits, we assume that the file holds
-# a weight difference or a gradient.
-MIN_CORRELATION, MIN_RELATIVE_SIZE = 0.1, 0.5
 
 
 def build_knowledge(
@@ -349,26 +346,12 @@ def _read_npy(path: str) -> np.ndarray[Any, Any]:
 
 def _load_base(file: str | Path, release: Release, network: Network) -> dict[str, Tensor]:
     """Return the weights before fine-tuning. Raise an error if the release holds no fine-tuned weights."""
-    # A weight difference or a gradient is smaller than the base and does not correlate with the base.
-    # Subtracting the base from a weight difference would hide what this difference reveals.
     base = load_initial_weights(file, release, network)
-    matrix_names = [name for name in base if name in network.theta and base[name].ndim > 1]
-    if matrix_names:
-        trained_weights, base_weights = (
-            torch.cat([weights[name].double().flatten() for name in matrix_names])
-            for weights in (network.theta, base)
+    if sign := compare_with_base(network.theta, base):
+        raise InputError(
+            f"--base needs a release with fine-tuned weights; {release.path.name!r} looks like a weight "
+            f"difference or a gradient ({sign}).",
+            "Pass it as --update FILE --base BASE. If training moved the weights this far, use --init "
+            "instead.",
         )
-        norms = trained_weights.norm(), base_weights.norm()
-        correlation = float(
-            trained_weights @ base_weights / (norms[0] * norms[1]).clamp(min=1e-300)
-        )
-        norm_ratio = float(norms[0] / norms[1].clamp(min=1e-300))
-        if abs(correlation) < MIN_CORRELATION and norm_ratio < MIN_RELATIVE_SIZE:
-            raise InputError(
-                f"--base needs a release with fine-tuned weights; {release.path.name!r} looks like a weight "
-                f"difference or a gradient (its correlation with the base is {correlation:.2f}, and its norm "
-                f"is {norm_ratio:.2g} times the norm of the base).",
-                "Omit --base to attack the difference itself. If training moved the weights this far, use "
-                "--init instead.",
-            )
     return base

@@ -14,6 +14,9 @@ from residuum.records.base import Record
 from residuum.records.published import SchemaRule
 from residuum.records.rundir import digest
 
+# What an update file holds: a gradient at known weights, a difference from known weights, or either of them
+# at unknown weights.
+UPDATES = ("gradient", "difference", "alone")
 PROVENANCES = ("user", "train", "holdout", "release")  # possible sources of a known fact
 TENSORS = (
     "mean",
@@ -59,6 +62,8 @@ class Knowledge(Record):
         norms: Norms of the n training samples, (n,).
         moment: Optimizer state by parameter name: a momentum buffer or Adam's first moment
             (``checkpoints.read_moment``).
+        update: If the file holds an update in place of weights, what it is (``UPDATES``). ``moment`` is then
+            the sum of gradients in the update.
         columns: Types of the columns of a table, such as ``0-2:onehot,3:integer/9``. Columns count from 0,
             and the last column is included. A number after a slash is the divisor that was applied before a
             mean was subtracted.
@@ -78,6 +83,7 @@ class Knowledge(Record):
     weight_decay: float | None = None
     norms: Tensor | None = None
     moment: dict[str, Tensor] | None = None
+    update: str | None = None
     columns: str | None = None
     column_ranges: Tensor | None = None
     provenance: dict[str, str] = field(default_factory=dict)
@@ -94,6 +100,12 @@ class Knowledge(Record):
             raise InputError(
                 f"A value range must go from low to high; got {self.value_range}.",
                 "For images in [0, 1], pass value_range=(0, 1).",
+            )
+        if self.update is not None and (self.update not in UPDATES or self.moment is None):
+            raise InputError(
+                f"Knowledge of an update must be one of {UPDATES}, with the gradients as moment; got "
+                f"{self.update!r}.",
+                "Pass the file of the update as rs.audit(base, update=FILE).",
             )
         _ = self.typed_columns  # raises an error if ``columns`` is malformed
         sources = {name: self.provenance.get(name, "user") for name in self.known_names}

@@ -11,8 +11,8 @@ from residuum.records.published import Count, SchemaRule
 
 STORED, STATE, START, STATISTICS = "stored", "optimizer-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
-CODE, CLASSES = "code", "classes"
-KINDS = (CODE, STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
+CODE, CLASSES, UPDATE = "code", "classes", "update"
+KINDS = (CODE, STORED, UPDATE, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
 Kind = Annotated[str, SchemaRule(enum=[*KINDS])]
 SEVERITIES = ("high", "medium", "low")
 

@@ -9,6 +9,7 @@ kind              what                                                  what it 
 ================  ====================================================  =============================
 code              calls of functions that are not known to be harmless  the file is not safe to load
 stored            records, their values, or targets of single records   records
+update            a gradient or a weight difference, without weights    the samples of one client
 optimizer-state   momentum, Adam's moments, averaged copies             sums of the last gradients
 start             the weights before training, or their seed            W - W0, a sum over samples
 statistics        means, scales, counts, trees, loss curves             moments of the data

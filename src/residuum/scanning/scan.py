@@ -56,6 +56,7 @@ from residuum.scanning.folder_files import (
     plan_folder,
 )
 from residuum.scanning.folder_rules import BaseFolder, examine_file, examine_unread_data
+from residuum.scanning.update_rules import find_updates
 from residuum.surfaces.inspection import Inspection, inspect_network
 
 # Largest total number of weights of the networks that a scan measures. Most of the time is for the singular
@@ -248,9 +249,10 @@ def scan(
         return _scan_folder(path, known_base, queries, limits, watch)
     release = read_release(path)
     file = _describe_model(release, str(path), MAX_MEASURED_WEIGHTS)
-    if known_base is not None:
+    changes = _find_updates(release, known_base)
+    if not changes and known_base is not None:
         changes = known_base.compare(release, path)
-        file = file.replace(findings=tuple(sorted([*file.findings, *changes], key=rank)))
+    file = _add_findings(file, changes)
     return Scan(str(path), (_search_file(file, release, queries),), fail_on=limits)
 
 
@@ -261,6 +263,17 @@ def _search_file(file: ScannedFile, release: Release, queries: Queries | None) -
     search = search_content(release, queries)
     file_findings = tuple(sorted([*search.findings(), *file.findings], key=rank))
     return file.replace(findings=file_findings, searched=Searched.from_search(search))
+
+
+def _find_updates(release: Release, base: _Base | None) -> list[Finding]:
+    """Return a finding if a file holds a gradient or a weight difference in place of weights."""
+    if release.unsafe or _count_weights(release) > MAX_MEASURED_WEIGHTS:
+        return []
+    return find_updates(release, None if base is None else base.release)
+
+
+def _add_findings(file: ScannedFile, new_findings: list[Finding]) -> ScannedFile:
+    return file.replace(findings=tuple(sorted([*file.findings, *new_findings], key=rank)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -351,6 +364,9 @@ class _FolderComparison:
 
     def add_changes(self, file: ScannedFile, release: Release, item: FolderItem) -> ScannedFile:
         """Return the file with the findings about the change from the base."""
+        # Nothing can be subtracted from an update, so an update is not compared with the base.
+        if updates := _find_updates(release, self._base):
+            return _add_findings(file, updates)
         if self._base is None or release.unsafe:
             return file
         try:
@@ -359,7 +375,7 @@ class _FolderComparison:
             self._problem = problem
             return file
         self._has_match = True
-        return file.replace(findings=tuple(sorted([*file.findings, *changes], key=rank)))
+        return _add_findings(file, changes)
 
     def check(self) -> None:
         """Raise an error if models were compared and none of them fits the base."""

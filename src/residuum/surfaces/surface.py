@@ -11,10 +11,12 @@ surface          target           why the target is such a sum
 weights          theta            holds in the limit of converged training (KKT, weight decay)
 weights - start  theta - theta0   every training step added gradients at the samples
 moment           mean gradient    momentum and Adam store a mean of recent gradients
+update           gradient         a client of federated learning sends a gradient or a weight difference
 ===============  ===============  =================================================================
 
 ``theta0`` are the initial weights. KKT stands for the optimality conditions that long training approaches.
-"weights - start" is the name of the weight update in result files.
+"weights - start" is the name of the weight update in result files. An update is attacked like a moment, so
+its surface has the name "moment" and the label "update".
 
 If an attack finds nothing, this is evidence of absence only if the attack fits the layers that carry
 information. If the initial weights are known, these are the layers that moved by more than rounding.
@@ -39,6 +41,8 @@ from residuum.records import Knowledge
 from residuum.stationarity import Theta, by_layer, moved_layers
 
 WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
+# The attacks on a moment also attack an update. Results call this attack surface by its own name.
+UPDATE = "update"
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,12 +56,17 @@ class Surface:
             the weights.
         layers: Names of the layers in which the sum of gradients of an attack must equal the target. If an
             attack does not reach this in these layers, its failure does not show that the release is safe.
+        label: Name of the attack surface in results, if it differs from ``name``.
+        has_weights: Whether the weights of ``checkpoint`` are known. If only an update is known, they hold
+            the update itself.
     """
 
     name: str
     checkpoint: Network
     target: Theta
     layers: tuple[str, ...]
+    label: str = ""
+    has_weights: bool = True
 
     @property
     def equations(self) -> tuple[str, ...]:
@@ -143,6 +152,9 @@ def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
             "As --init or --base, pass the weights before training.",
         )
     target = {name: t - theta0[name].to(t) for name, t in surface.target.items()}
+    if knowledge.update is not None and knowledge.moment is not None:
+        # The update itself has no rounding error of the trained weights. A gradient has the opposite sign.
+        target |= {name: -t.to(target[name]) for name, t in knowledge.moment.items()}
     return Surface(CHANGE, checkpoint, target, surface.layers)
 
 
@@ -180,7 +192,11 @@ def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     layers = tuple(layer for layer, names in by_layer(target).items() if {*names} & {*moments})
     # An attack must fit only the first layer with a mean gradient.
     # In a live module, we do not know which layer is the first, so the attack must fit all layers.
-    return Surface(MOMENT, checkpoint, target, layers[: 1 if checkpoint.live is None else None])
+    required_layers = layers[: 1 if checkpoint.live is None else None]
+    label = MOMENT if knowledge.update is None else UPDATE
+    return Surface(
+        MOMENT, checkpoint, target, required_layers, label, has_weights=knowledge.update != "alone"
+    )
 
 
 SURFACES: dict[str, Callable[[Network, Knowledge], Surface]] = {
@@ -228,13 +244,29 @@ def build_surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surfa
     Returns:
         The attack surfaces by name, in the order of ``SURFACES``.
     """
+    return {name: SURFACES[name](checkpoint, knowledge) for name in list_surfaces(knowledge)}
+
+
+def list_surfaces(knowledge: Knowledge) -> tuple[str, ...]:
+    """Return the names of the attack surfaces for which the attacker knows enough.
+
+    Samples of an update did not train the weights at which it was computed, so these weights are no attack
+    surface.
+
+    Args:
+        knowledge: What the attacker knows.
+
+    Returns:
+        The names, in the order of ``SURFACES``.
+    """
+    if knowledge.update is not None:
+        return (CHANGE, MOMENT) if knowledge.update == "difference" else (MOMENT,)
     required_knowledge = {CHANGE: knowledge.theta0, MOMENT: knowledge.moment}
-    names = [
+    return tuple(
         name
         for name in SURFACES
         if name not in required_knowledge or required_knowledge[name] is not None
-    ]
-    return {name: SURFACES[name](checkpoint, knowledge) for name in names}
+    )
 
 
 def _find_moved_layers(checkpoint: Network, theta0: Theta) -> tuple[str, ...]:

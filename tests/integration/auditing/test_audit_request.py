@@ -73,6 +73,7 @@ def test_every_setting_survives_toml() -> None:
         "baselines": False,
         "recipe": "epochs=3",
         "surface": "change",
+        "update_kind": "gradient",
     }
     assert values.keys() == AuditRequest.model_fields.keys()
     defaults = AuditRequest().model_dump()

@@ -149,3 +149,20 @@ def test_a_tensor_that_was_zero_in_the_base_moved_from_zero(tmp_path: Path) -> N
     assert "fc.bias from zero" in finding.reason
     assert "fc.weight by 0.1 of its norm" in finding.reason
     assert "e+" not in finding.reason
+
+
+def test_an_update_is_named_and_not_compared_with_its_base(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 5))
+    torch.save(model.state_dict(), tmp_path / "base.pt")
+    labels = torch.randint(0, 5, (6,))
+    nn.functional.cross_entropy(model(torch.randn(6, 40)), labels).backward()
+    gradient = {name: p.grad for name, p in model.named_parameters()}
+    torch.save(gradient, tmp_path / "round.pt")
+    for base in (None, tmp_path / "base.pt"):
+        result = rs.scan(tmp_path / "round.pt", base=base)
+        assert [(f.kind, f.severity) for f in result.findings] == [("update", "high")]
+        command = "residuum audit --update " + str(tmp_path / "round.pt")
+        assert command in result.findings[0].remedy
+    assert not rs.scan(tmp_path / "base.pt").findings
+    assert rs.scan(tmp_path / "round.pt", fail_on=("update",)).exit_code == 1

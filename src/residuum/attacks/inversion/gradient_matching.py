@@ -38,7 +38,7 @@ from torch.nn import functional as F
 from residuum.attacks.base import Attack, AttackProgress, Watcher
 from residuum.attacks.random_streams import stream
 from residuum.attacks.selection import select
-from residuum.attacks.stationarity.objectives import Moment
+from residuum.attacks.stationarity.objectives import UNKNOWN_WEIGHTS, Moment
 from residuum.attacks.stationarity.priors import PRIORS, Prior
 from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
@@ -199,6 +199,8 @@ class GradientMatching(RestartSettings, Attack):
                 CHANGE: "needs the initial weights theta0; pass them with --init",
                 MOMENT: "needs an optimizer state, from the file or from a live optimizer",
             }[self.surface]
+        if not surface.has_weights:
+            return UNKNOWN_WEIGHTS
         if surface.task == "regression" and surface.outputs > 1:
             return "needs one output or classes; a regression of several outputs is not supported"
         return ""

@@ -42,7 +42,9 @@ from residuum.plugins import Table
 from residuum.records import Knowledge
 from residuum.settings import AttackSettings
 from residuum.stationarity import Theta
-from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
+from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES, UPDATE, WEIGHTS, Surface
+
+UNKNOWN_WEIGHTS = "needs the weights at which the update was computed; pass them with --base"
 
 
 @dataclass(frozen=True)
@@ -659,13 +661,16 @@ class Moment(Objective):
         """
         if knowledge.moment is None:
             return "needs the state of an optimizer, from the file or from a live one"
+        if knowledge.update == "alone":
+            return UNKNOWN_WEIGHTS
         if task == "regression" and outputs > 1:
             return "needs one output; a regression of several outputs is not covered"
         return ""
 
     def why_applies(self, surface: Surface) -> str:
         """Return a text that says that the optimizer state is a mean of gradients."""
-        return "the optimizer state is a mean of the last gradients"
+        is_update = surface.label == UPDATE
+        return f"the {'update' if is_update else 'optimizer state'} is a sum or mean of gradients"
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
         """Return labels of the candidates, binary for one output and class labels for several outputs.

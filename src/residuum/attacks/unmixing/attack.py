@@ -16,6 +16,7 @@ from torch import Tensor
 from residuum.attacks.base import OneShotAttack
 from residuum.attacks.unmixing.ica import DOMAINS, SOUND, Effort, Sources, choose_domain, unmix
 from residuum.attacks.unmixing.layers import InputLayer, read_input_layer
+from residuum.attacks.unmixing.sparse_factors import MAX_SAMPLES, factor_gradient
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import UnmixSettings
 from residuum.surfaces.surface import MOMENT, Surface
@@ -28,6 +29,7 @@ LADDER = (  # amounts of computation, smallest first; the last is the full defau
     Effort(ranks=(0.8, 0.6), partitions=()),
     Effort(),
 )
+EXACT_SHARE = 0.2  # share of the time limit for the exact factorization of a sum of few gradients
 OUTSIDE = 0.02  # share of the values of a candidate that may leave the known value range
 SLACK = 0.05  # distance by which a value may leave the value range, as a share of this range
 # A separated candidate has |NCC| > 0.8 with a training sample with probability sigmoid(a + b s), where s is
@@ -185,7 +187,8 @@ def estimate_signs_and_sizes(
     # The sources are in float32, so singular values below SOUND times the largest one are rounding errors.
     C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
     activation_of_neurons = (C.square() * (layer.weight.double() @ X.T)).sum(0)
-    votes, voters = 1.5 * activation_of_neurons.sign(), ["the network"]
+    votes = 1.5 * activation_of_neurons.sign()
+    voters = ["the network"] if bool(layer.weight.any()) else []
     sizes = torch.ones(len(X), dtype=torch.float64)
     if layer.bias is not None:
         b = layer.bias.double()[:, None]
@@ -194,7 +197,7 @@ def estimate_signs_and_sizes(
         sizes = sizes.clamp(sizes.median() / 3, 3 * sizes.median())
         voters.append("the bias")
     size_note = (
-        f"sizes from {voters[-1]}" if len(voters) > 1 else "sizes not known, set to length 1"
+        "sizes from the bias" if layer.bias is not None else "sizes not known, set to length 1"
     )
     box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
     if box is not None:
@@ -205,7 +208,7 @@ def estimate_signs_and_sizes(
     sign = torch.where(votes < 0, -1.0, 1.0)
     # Every source gets the sign of the first source of its group, times the sign of their inner product.
     sign_to_center = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
-    evidence = f"signs from {', '.join(voters)}; {size_note}"
+    evidence = f"signs from {', '.join(voters) or 'nothing'}; {size_note}"
     return sign_to_center * sign[sources.group], sizes[sources.group], evidence
 
 
@@ -288,6 +291,9 @@ class Unmix(UnmixSettings, OneShotAttack):
         """
         layer = read_input_layer(surface, knowledge)
         assert isinstance(layer, InputLayer)
+        exact_samples = self._factor(layer)
+        if layer.rank < 2:
+            return self._with_exact(None, exact_samples, knowledge)
         domain = choose_domain(self.domain, layer.shape)
         domain_values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
         effort = choose_effort(self.seconds, layer.rank, domain_values, self.device)
@@ -312,13 +318,51 @@ class Unmix(UnmixSettings, OneShotAttack):
         elif total_runs > 1 and runs_disagree(run_share[centers], total_runs, sources.rank):
             notes += (f"{self.name}: {DISAGREEING}",)
         result = Reconstruction.from_candidates(self.name, x, labels, torch.ones(len(x)), knowledge)
-        return result.replace(
+        result = result.replace(
             status=("finished",) * total_runs,
             loss=torch.zeros(total_runs, 0),
             layers=torch.zeros(total_runs, 0, 0),
             selection=selection,
             notes=notes,
         )
+        return self._with_exact(result, exact_samples, knowledge)
+
+    def _factor(self, layer: InputLayer) -> Tensor:
+        """Return the samples (k, *shape) into which the layer can be factored exactly."""
+        if layer.exact is None or layer.rank > MAX_SAMPLES:
+            return torch.zeros(0, *layer.shape, dtype=torch.float64)
+        operations = EXACT_SHARE * self.seconds * SPEED["cpu"]
+        samples = factor_gradient(*layer.exact, operations, self.seed)
+        return samples.reshape(-1, *layer.shape)
+
+    def _with_exact(
+        self, result: Reconstruction | None, samples: Tensor, knowledge: Knowledge
+    ) -> Reconstruction:
+        """Return the candidates with the samples from the exact factorization in front of them."""
+        k = len(samples)
+        if result is not None and not k:
+            return result
+        labels = torch.zeros(k)
+        exact = Reconstruction.from_candidates(self.name, samples, labels, torch.ones(k), knowledge)
+        confidence = torch.full((k,), torch.nan)
+        chosen = Selection.from_candidates(samples, labels, torch.arange(k), confidence)
+        note = (
+            f"{self.name}: the first layer is a sum over {k} samples, each with many inactive neurons. It "
+            "was factored exactly"
+        )
+        if result is None:
+            return exact.replace(selection=chosen, notes=(note,))
+        assert result.selection is not None
+        later = result.selection.replace(index=result.selection.index + k)
+        names = ("x", "labels", "lam", "support", "members", "confidence", "features", "index")
+        selection = later.replace(
+            **{n: torch.cat([getattr(chosen, n), getattr(later, n)]) for n in names}
+        )
+        joined = {
+            n: torch.cat([getattr(exact, n), getattr(result, n)])
+            for n in ("x", "labels", "lam", "run")
+        }
+        return result.replace(**joined, selection=selection, notes=(note, *result.notes))
 
     def _notes(
         self, layer: InputLayer, sources: Sources, domain: str, evidence: str

@@ -34,6 +34,7 @@ from torch.overrides import TorchFunctionMode
 
 from residuum.attacks.base import OneShotAttack, predict_labels
 from residuum.attacks.random_streams import stream
+from residuum.attacks.stationarity.objectives import UNKNOWN_WEIGHTS
 from residuum.attacks.stationarity.priors import Prior, SparseGradients
 from residuum.attacks.unmixing.attack import choose_effort
 from residuum.attacks.unmixing.ica import ROUNDING, Layer, find_distinct, unmix
@@ -344,6 +345,8 @@ class BehindBackbone(OneShotAttack):
         """
         if surface.name != self.surface:
             return "needs an optimizer state, from the file or from a live optimizer"
+        if not surface.has_weights:
+            return UNKNOWN_WEIGHTS
         layer = read_backbone_layer(surface, knowledge)
         return layer if isinstance(layer, str) else ""
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from residuum.attacks.random_streams import stream
 from residuum.attacks.unmixing.ica import COLUMNS, DOMAINS, ROUNDING, Effort, Layer, choose_domain
 from residuum.records import Knowledge
-from residuum.surfaces.surface import WEIGHTS, Surface
+from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
 
 MAX_BYTES = 16 * 2**30  # maximum memory in bytes; the attack rejects layers that need more
 # The largest absolute weight must lie in this range, so that sums of squares stay finite in float32.
@@ -35,11 +35,13 @@ class InputLayer:
     Attributes:
         rows: (h, d) rows of the attacked weights or optimizer state, minus the initial weights.
         bias: (h,) bias, None if the layer has no bias.
-        weight: (h, d) weights of the layer in the network.
+        weight: (h, d) weights of the layer in the network, zero if they are not known.
         shape: Shape of a sample, or of a patch of a sample.
         is_sample: Whether each row mixes samples. Otherwise each row mixes patches of samples.
         rank: Number of singular values of ``rows`` that exceed the noise.
         initial_share: The share c of the initial weights that the trained weights still contain.
+        exact: The weights and the bias as an exact sum of gradients: an update, an optimizer state, or the
+            difference from known initial weights. None if the initial weights are not known.
     """
 
     rows: Tensor
@@ -49,6 +51,7 @@ class InputLayer:
     is_sample: bool
     rank: int
     initial_share: float
+    exact: tuple[Tensor, Tensor] | None = None
 
 
 @lru_cache(maxsize=2)  # why_not and find both read the layer
@@ -83,8 +86,14 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     domain_values = DOMAINS[choose_domain(domain, shape)](torch.zeros(1, *shape)).shape[1]
     if (layer_bytes := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
         return _describe_excess(layer_bytes)
-    initial_share = 1.0
+    initial_share, exact = 1.0, None
+    if surface.name == MOMENT and bias is not None:
+        exact = rows, bias
     if theta0 is not None and surface.name == WEIGHTS:
+        if bias is not None:
+            names = f"{name}.weight", f"{name}.bias"
+            weight_change, bias_change = (theta[n].double() - theta0[n].double() for n in names)
+            exact = weight_change.flatten(1), bias_change
         initial_weights = theta0[f"{name}.weight"].to(rows).flatten(1)
         initial_share, size = estimate_initial_share(rows, initial_weights), rows.norm()
         rows = rows - initial_share * initial_weights
@@ -98,7 +107,8 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
             "vanish"
         )
     layer = Layer.from_rows(rows) if bool(rows.any()) else None  # all rows of a frozen layer are 0
-    if layer is None or layer.rank < 2:
+    # The gradient of a single sample has one direction: the sample itself.
+    if layer is None or layer.rank < (2 if exact is None else 1):
         return TOO_FEW_DIRECTIONS
     if theta0 is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
         return (
@@ -109,9 +119,9 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     needed_bytes = 12 * len(full_effort.strengths) * full_effort.starts * domain_values * layer.rank
     if needed_bytes > MAX_BYTES:
         return _describe_excess(needed_bytes)
-    weight = theta[f"{name}.weight"].flatten(1).to(rows)
+    weight = theta[f"{name}.weight"].flatten(1).to(rows) * surface.has_weights
     bias = None if bias is None else bias.to(rows)
-    return InputLayer(rows, bias, weight, shape, is_sample, layer.rank, initial_share)
+    return InputLayer(rows, bias, weight, shape, is_sample, layer.rank, initial_share, exact)
 
 
 def estimate_layer_bytes(h: int, d: int) -> int:
