@@ -85,7 +85,7 @@ else:
             return getattr(import_module(f"residuum.{_HOME[name]}"), name)
         if name in _MODULES:
             return import_module(f"residuum.{name}")
-        raise AttributeError(f"module 'residuum' has no attribute {name!r}")
+        raise AttributeError(f"The module 'residuum' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

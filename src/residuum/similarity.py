@@ -128,8 +128,8 @@ def check_shapes(a: Tensor, b: Tensor) -> None:
     """
     if a.ndim < 2 or a.shape[1:] != b.shape[1:]:
         raise InputError(
-            f"Compared samples must have the same shape, (m, *shape) and (n, *shape); got "
-            f"{tuple(a.shape)} and {tuple(b.shape)}.",
+            f"Two batches of samples can be compared only if their samples have the same shape; got "
+            f"batches of shape {tuple(a.shape)} and {tuple(b.shape)}.",
             "Reshape one of the batches. A single sample needs a leading axis: x[None].",
         )
 

@@ -159,7 +159,10 @@ class Attack(AttackSettings):
             InputError: If the attack does not apply.
         """
         if reason := self.why_not(surface, knowledge):
-            raise InputError(f"{self.name} does not apply: {reason}.", "Use another attack.")
+            raise InputError(
+                f"The attack '{self.name}' does not apply to this network: {reason}.",
+                "Use another attack.",
+            )
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
         """Fill in the settings that depend on the network, such as the number of candidates.
@@ -275,7 +278,10 @@ class Attack(AttackSettings):
             raise
         except (Exception, SystemExit) as problem:
             message = f"The plug-in attack {self.name} failed: {plugins.describe(problem)}."
-            raise PluginError(message, "Correct the plug-in, or use another attack.") from problem
+            raise PluginError(
+                message,
+                "Correct the plug-in package that defines this attack, or use another attack.",
+            ) from problem
 
     def _validated(
         self, result: Reconstruction, surface: Surface, knowledge: Knowledge

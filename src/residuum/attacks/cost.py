@@ -113,7 +113,8 @@ def estimate(
     resolved_attack = (attack or Auto()).resolve_settings(network, knowledge)
     if not isinstance(resolved_attack, Stationarity):
         raise InputError(
-            "A dry run can measure only attacks that solve a stationarity equation; got "
+            "A dry run can measure only the cost of attacks that solve a stationarity equation (an "
+            "equation that the weights satisfy after training); got "
             f"'{resolved_attack.name}'.",
             f"Run '{resolved_attack.name}' without --dry-run, or choose an attack such as 'kkt'.",
         )

@@ -104,9 +104,9 @@ def _read_comparison(text: str) -> Comparison:
     match = _COMPARISON.fullmatch(text)
     if match is None or not math.isfinite(bound := float(match[3])):
         raise InputError(
-            "The value of --fail-on must be a grade or a comparison such as recovered>=5; got "
+            "The value of --fail-on must be a grade of leaks or a comparison such as recovered>=5; got "
             f"{text[:60]!r}.",
-            f"Pass one of the grades {', '.join(GRADES)}, or compare one of the numbers "
+            f"Pass one of the grades {', '.join(GRADES)}, or a comparison with one of the numbers "
             f"{', '.join(QUANTITIES)}.",
         )
     name, operator_text, _ = match.groups()

@@ -70,10 +70,11 @@ class AuditConfig(AuditRequest):
             return single_facts
         if single_facts:
             raise InputError(
-                "If a knowledge file is passed, single facts must not be passed as well; got the facts "
+                "If a file with the attacker's knowledge is passed, single facts about the training must "
+                "not be passed as well; got a file and the facts "
                 f"{', '.join(single_facts)}.",
-                "Remove either the knowledge file (--knowledge, or the line 'knowledge' of the "
-                "configuration), or the options and lines of these facts.",
+                "Remove the file (--knowledge, or the line 'knowledge' of the configuration) or the "
+                "single facts.",
             )
         return self.knowledge
 
@@ -99,9 +100,9 @@ def read_config(path: str | Path) -> AuditConfig:
         config = AuditConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, InputError) as problem:
         raise InputError(
-            f"{str(path)!r} must be a configuration of residuum audit; reading the file failed "
+            f"The file {str(path)!r} must be a configuration of residuum audit; reading the file failed "
             f"({_reason(problem)}).",
-            "Start from the config.toml of a finished run.",
+            "Start from the file config.toml in the folder of a finished audit.",
         ) from problem
     file_fields = (*INPUTS, *FILE_FACTS)
     return config.model_copy(

@@ -44,7 +44,7 @@ def seconds_of(budget: str | float) -> float:
         or not 0 < total_seconds < math.inf
     ):
         raise InputError(
-            f"A budget must be a time such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
+            f"A time budget must be a duration such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
             "Pass --budget 1min.",
         )
     return total_seconds

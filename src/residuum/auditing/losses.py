@@ -103,9 +103,11 @@ def losses(predictor: Predictor, samples: Dataset) -> Array:
         targets = samples.y.double().numpy().reshape(len(samples), -1)
         if targets.shape != outputs.shape:
             raise InputError(
-                f"Every sample must have as many targets as the model predicts. The {predictor.name} "
+                f"Every sample must have as many target values as the model predicts. The {predictor.name} "
                 f"predicts {outputs.shape[1]}, and the samples have {targets.shape[1]}.",
-                "Pass the targets of the training. If the model predicts shares of classes, give it the "
+                "Pass the targets that the model was trained with. If the model predicts probabilities of "
+                "classes, give "
+                "it the "
                 "method predict_proba.",
             )
         errors: Array = np.square(outputs - targets).mean(1)
@@ -154,9 +156,10 @@ def class_numbers(predictor: Predictor, samples: Dataset, outputs: int) -> Array
     if unknown_labels:
         class_text = ", ".join(map(str, predictor.classes[:6])) or f"0 to {outputs - 1}"
         raise InputError(
-            f"Labels must be classes of the model. The {predictor.name} has the classes {class_text}; a "
+            f"The labels of the samples must be classes of the model. The {predictor.name} has the "
+            f"classes {class_text}; a "
             f"label is {unknown_labels[0]:g}.",
-            "Pass the labels of the training.",
+            "Pass the labels that the model was trained with.",
         )
     return np.array([number_by_label[label] for label in labels.tolist()], dtype=np.int64)
 

@@ -215,7 +215,7 @@ def _find_detected_size(
         try:
             for number in range(network_count):
                 if audit.deadline.is_over:
-                    raise OutOfBudgetError("the time limit stopped the audit")
+                    raise OutOfBudgetError("the audit stopped because its time limit was reached")
                 control = factory.make(sample_count, number)
                 training_description = control.trained.description
                 training_losses.append(control.trained.loss)
@@ -347,7 +347,10 @@ class AttacksOnControl(ControlTest):
         audit = self.factory.audit
         self.seconds_left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
         if self.seconds_left < 0:
-            raise OutOfBudgetError("the budget is too small for more attacks on positive controls")
+            raise OutOfBudgetError(
+                "the time budget is too small for more attacks on positive controls "
+                "(networks that are known to memorize their samples)"
+            )
         knowledge = _knowledge_of_control(audit.case.knowledge, control)
         schedule = AttackSchedule(
             network=attacked_form(control.network, knowledge),
@@ -425,8 +428,8 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
     """
     if len(holdout) <= len(like):
         raise InputError(
-            f"To train a positive control on {len(like)} samples, more than {len(like)} held-out samples are "
-            f"needed; got {len(holdout)}.",
+            f"To train a positive control (a network that is known to memorize its samples) on "
+            f"{len(like)} samples, more than {len(like)} held-out samples are needed; got {len(holdout)}.",
             "Pass more held-out samples.",
         )
     rng = np.random.default_rng((seed, 7))

@@ -214,8 +214,9 @@ class PublishedAudit(Record):
     exposure: Annotated[
         dict[str, Any] | None,
         SchemaRule(
-            description=f"the {MAX_EXPOSED} training samples with the largest risk of a leak, with the "
-            "fields of exposure.json. This ranking does not enter the verdict"
+            description=f"the {MAX_EXPOSED} training samples that are most at risk of being recovered, "
+            f"with the same fields as in the file exposure.json. The verdict of the audit does not use "
+            f"this ranking"
         ),
     ]
     applies: tuple[Applies, ...]

@@ -126,7 +126,9 @@ class AuditRun(RunDir, AuditStore):
                 f"{str(self.path)!r} holds an audit already."
             )
             raise OutputError(
-                message, "Pass another folder, or remove the folder of the other audit."
+                message,
+                "Pass a new folder for the result, or remove the folder that holds the other "
+                "audit.",
             )
 
     def finished(self) -> AuditResult | None:

@@ -105,16 +105,16 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         out: Annotated[
             Path | None,
             Parameter(
-                help="Folder to write. An unfinished attack in this folder is continued. Required without "
-                "--dry-run."
+                help="Folder for the results. If the folder holds an unfinished attack, this attack is "
+                "continued. Required unless you pass --dry-run."
             ),
         ] = None,
         preset: options.PresetName = "residuum",
         dry_run: Annotated[
             bool,
             Parameter(
-                help="Print what the attack will cost, and do not attack. The cost of a step is measured for "
-                "two seconds."
+                help="Print how much time and memory the attack will need, and do not run the attack. For "
+                "this, steps of the attack are run for two seconds."
             ),
         ] = False,
         output: options.Output = options.OUTPUT,
@@ -173,7 +173,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
             return
         if out is None:
             raise InputError(
-                "An attack needs a folder to write.", "Pass --out runs/a, or --dry-run."
+                "An attack needs a folder for its results.",
+                "Pass --out runs/a, or --dry-run to print only the cost.",
             )
         attack_identity = make_request(release, network, attack)
         with AttackRun.open(out) as run:
@@ -191,7 +192,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
                 else f"All {reconstruction.restarts} restarts"
             )
             raise InconclusiveError(
-                f"{sentence_subject} diverged; the unfinished result is in {str(out)!r}.",
+                f"{sentence_subject} diverged (the values became infinite or undefined); the unfinished "
+                f"result is in {str(out)!r}.",
                 "Lower --lr-x or --lr-lam.",
             )
         if is_reused and output.visible:
@@ -218,7 +220,8 @@ def check_preset(name: str, preset: str) -> None:
     preset_attack = PRESETS[preset].attack
     if name != AUTO and preset_attack not in (AUTO, name, *CHOICES.get(name, ())):
         raise InputError(
-            f"--preset {preset} has settings of {preset_attack}, not of {name}.",
+            f"The option --preset {preset} holds settings of the attack {preset_attack}, not of the "
+            f"attack {name}.",
             f"Run residuum attack {preset_attack}, or leave --preset out.",
         )
 
@@ -251,7 +254,7 @@ def add_command_of_plugin(arguments: list[str]) -> None:
         app.command(attack_app(name, attacks[name]))
     elif following and not following[0].startswith("-"):
         raise InputError(
-            f"There is no attack {name!r}.", did_you_mean(name, [*{**MODELS, **attacks}])
+            f"No attack has the name {name!r}.", did_you_mean(name, [*{**MODELS, **attacks}])
         )
 
 
@@ -348,7 +351,7 @@ def _attack_forest(
     from residuum.verbs.forests import SUMMARY, TABLE, attack_forest
 
     if out is None:
-        raise InputError("An attack needs a folder to write.", "Pass --out runs/a.")
+        raise InputError("An attack needs a folder for its results.", "Pass --out runs/a.")
     knowledge = known_by_attacker(knowledge_values, Knowledge(), None, None)
     forest_attack = ForestAttack.from_json(
         {k: v for k, v in attack.to_json().items() if k in ForestAttack.model_fields}

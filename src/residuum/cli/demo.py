@@ -57,7 +57,11 @@ def _command(
     *,
     out: Annotated[
         Path,
-        Parameter(help="Folder for the audits, the pictures and demo.json.", show_default=True),
+        Parameter(
+            help="Folder for the results of the demo: the audits, the pictures and the file "
+            "demo.json.",
+            show_default=True,
+        ),
     ] = Path("runs/demo"),
     output: options.Output = options.OUTPUT,
 ) -> None:
@@ -260,7 +264,7 @@ def _check_verdicts(results: dict[str, AuditResult]) -> None:
     verdict_of_audit = {audit: result.verdict.outcome for audit, result in results.items()}
     if verdict_of_audit["trained"] != LEAK or verdict_of_audit["untrained"] == LEAK:
         raise InconclusiveError(
-            f"The demo must find a leak in the trained network, not in the untrained one; "
-            f"got {verdict_of_audit}.",
+            f"The demo must find a leak in the trained network and no leak in the untrained network; got "
+            f"{verdict_of_audit}.",
             "Report this error with the output of residuum --version --verbose.",
         )

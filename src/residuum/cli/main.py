@@ -48,7 +48,7 @@ USE_PLUGINS = ("scan", "attack", "score", "exposure", "certify", "defend", "audi
 
 app = App(
     name="residuum",
-    help="What remains of the training data in a trained network's weights?",
+    help="Find out what the weights of a trained network reveal about its training data.",
     help_format="plaintext",
     version_flags=[],
     group_commands=Group("Commands", sort_key=0),
@@ -64,7 +64,7 @@ app = App(
 for index, (name, help_text) in enumerate(COMMANDS.items()):
     app.command(f"residuum.cli.{name}:app", name=name, help=help_text, sort_key=index)
 app.register_install_completion_command(
-    help="Install the completion of your shell.", sort_key=len(COMMANDS)
+    help="Install the tab completion of commands and options in your shell.", sort_key=len(COMMANDS)
 )
 
 
@@ -84,7 +84,8 @@ def _show_version(
     if not version:
         if verbose:
             raise InputError(
-                "--verbose can only be used with --version.", "Run residuum --version --verbose."
+                "The option --verbose can only be used with --version.",
+                "Run residuum --version --verbose.",
             )
         raise InputError("A command is missing.", "Run residuum --help, which lists the commands.")
     from importlib.metadata import version as installed

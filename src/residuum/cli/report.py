@@ -36,13 +36,17 @@ def _command(
     against: Annotated[
         Path | None,
         Parameter(
-            help="Compare RUN with the finished audit in this folder. OTHER is the audit before a change, "
-            "RUN is the audit after the change.",
+            help="Folder of an earlier audit. The report then compares the earlier audit with the audit "
+            "in RUN.",
             metavar="OTHER",
         ),
     ] = None,
     fail_if_worse: Annotated[
-        bool, Parameter(help="With --against: exit with code 1 if RUN is worse than OTHER.")
+        bool,
+        Parameter(
+            help="With --against: end with exit code 1 if the audit in RUN shows a worse leak "
+            "than the earlier audit."
+        ),
     ] = False,
     redact: Annotated[bool, Parameter(help="Leave all images out of the report.")] = False,
     blur: Annotated[
@@ -51,8 +55,9 @@ def _command(
     out: Annotated[
         Path | None,
         Parameter(
-            help="File to write. By default a file in RUN: report-again.html or report-redacted.html. With "
-            "--against, comparison.html or comparison-redacted.html."
+            help="File for the report. By default a file in the folder RUN: report-again.html, or "
+            "report-redacted.html without images. With --against: comparison.html or "
+            "comparison-redacted.html."
         ),
     ] = None,
     open_report: Annotated[
@@ -67,7 +72,8 @@ def _command(
 
     if against is None and fail_if_worse:
         raise InputError(
-            "--fail-if-worse needs a second audit; got one audit.", "Pass --against OTHER."
+            "The option --fail-if-worse compares two audits; got one audit.",
+            "Pass --against OTHER.",
         )
     audit_result = AuditResult.load(run)
     is_worse = False
@@ -116,8 +122,8 @@ def _draw(run: Path, draw: Callable[[], str]) -> str:
         return draw()
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as problem:
         raise InputError(
-            f"{str(run)!r} must hold an audit from which a report can be made; making it failed "
-            f"({type(problem).__name__}).",
+            f"The folder {str(run)!r} must hold an audit from which a report can be made; making the "
+            f"report failed ({type(problem).__name__}).",
             "Run the audit again with this version of residuum.",
         ) from problem
 

@@ -289,7 +289,9 @@ def parse_defense(text: str) -> tuple[str, Defense, float]:
     """
     name, colon, number = text.strip().partition(":")
     if name not in DEFENSES:
-        raise InputError(f"There is no defense {name[:40]!r}.", did_you_mean(name, tuple(DEFENSES)))
+        raise InputError(
+            f"No defense has the name {name[:40]!r}.", did_you_mean(name, tuple(DEFENSES))
+        )
     defense = DEFENSES[name]
     try:
         strength = float(number) if colon else math.nan

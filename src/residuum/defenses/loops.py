@@ -124,7 +124,8 @@ def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, 
     n, count = len(job.data), int(strength)
     if count != strength or not 1 <= count <= n - 2:
         raise InputError(
-            f"The number of records to leave out of {n} must be an integer from 1 to {n - 2}; got "
+            f"A defense that trains without the most exposed records leaves out some of the {n} records; "
+            f"their number must be an integer from 1 to {n - 2}; got "
             f"{strength:g}.",
             "Change the strength, such as --defenses without-top:5.",
         )
@@ -270,7 +271,8 @@ def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
     """Return the initialized network, its samples and their labels on the device of the job."""
     if job.task == "regression":
         raise InputError(
-            "The defenses 'label-smoothing', 'cap' and 'dp' need a classification task; got a regression.",
+            "The defenses 'label-smoothing', 'cap' and 'dp' need a network for classification; got a "
+            "network for regression.",
             "Choose other defenses.",
         )
     network, dtype = Architecture.parse(job.arch), getattr(torch, job.config.dtype)

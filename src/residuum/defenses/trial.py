@@ -295,7 +295,8 @@ def release(
     state, training_facts = training.loop(job)
     if state.status == "diverged":
         raise InconclusiveError(
-            f"The training with {name} diverged, so there are no weights to release.",
+            f"A defense is tested on the network that it trained; the training with {name} diverged, so "
+            f"there is no network.",
             "Lower --lr or the strength of the defense.",
         )
     trained_network = released_network = job.release(state)
@@ -467,7 +468,10 @@ def _run_attacks(
         previous_end = time.monotonic()
     if all(attacked.refused for attacked in attacks):
         # If no attack can run, raise an error. Otherwise the defense would look perfect.
-        raise InputError(f"No attack applies: {attacks[0].refused}", "Choose other settings.")
+        raise InputError(
+            f"At least one attack must apply to the network. No attack applies: {attacks[0].refused}",
+            "Choose other settings of the network.",
+        )
     return tuple(attacks), strategy_seconds
 
 

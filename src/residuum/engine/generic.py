@@ -277,8 +277,8 @@ class GenericEquation:
                 raise
             except RuntimeError as problem:  # for example because a tensor stayed on another device
                 raise ArchitectureError(
-                    f"The network must run on the device {x.device.type!r} in the number format "
-                    f"{str(x.dtype).removeprefix('torch.')}; the network's forward method raised: "
+                    f"The network must run on the device {x.device.type!r} with numbers of the type "
+                    f"{str(x.dtype).removeprefix('torch.')}; its forward method raised: "
                     f"{str(problem).splitlines()[0][:200]}",
                     "Register the network's tensors as buffers and create new tensors with the device and "
                     "dtype of the input, or use --device cpu.",

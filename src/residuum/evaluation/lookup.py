@@ -60,8 +60,9 @@ def lookup(candidates: Tensor, pool: Tensor) -> Lookup:
     """
     if len(pool) < 2 or candidates.shape[1:] != pool.shape[1:]:
         raise InputError(
-            "The argument 'pool' must have at least two embeddings of the candidates' shape "
-            f"{tuple(candidates.shape[1:])}; got {len(pool)} of shape {tuple(pool.shape[1:])}.",
+            f"The argument 'pool' (embeddings of public records) must hold at least two embeddings of "
+            f"shape {tuple(candidates.shape[1:])}, the shape of a candidate; got {len(pool)} of shape "
+            f"{tuple(pool.shape[1:])}.",
             "Embed the records with the frozen encoder of the network.",
         )
     pool_mean = pool.double().mean(0)

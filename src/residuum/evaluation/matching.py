@@ -430,8 +430,8 @@ def _finite(candidates: Tensor, notes: list[str]) -> Array:
     finite_indices: Array = np.flatnonzero(as_array(torch.isfinite(candidates.flatten(1)).all(1)))
     if not len(finite_indices):
         raise InconclusiveError(
-            "Scoring needs at least one finite candidate; all "
-            f"{len(candidates)} candidates have infinite or undefined values.",
+            f"Scoring needs at least one reconstructed sample with finite values; all {len(candidates)} "
+            f"candidates have infinite or undefined values.",
             "If the attack diverged, lower its learning rate.",
         )
     if dropped := len(candidates) - len(finite_indices):
@@ -477,8 +477,8 @@ def _select_usable_holdout(
 def _check_alike(train: Dataset, holdout: Dataset) -> None:
     if holdout.shape != train.shape:
         raise DataError(
-            f"Held-out samples must have the training samples' shape {train.shape}; "
-            f"got {holdout.shape}.",
+            f"Held-out samples must have the shape of the training samples, {train.shape}; got "
+            f"{holdout.shape}.",
             "Preprocess both sets in the same way.",
         )
     means = [data.mean.double().cpu() for data in (train, holdout) if data.mean is not None]
@@ -493,9 +493,9 @@ def _reshape_to_samples(candidates: Tensor, train: Dataset) -> Tensor:
     """Return the candidates in the shape of the training samples, in float64."""
     if candidates[0].numel() != train.x[0].numel():
         raise DataError(
-            f"Candidates must have the training samples' shape {train.shape}; "
-            f"got {tuple(candidates.shape[1:])}.",
-            "Score the reconstruction against the training data of the attacked network.",
+            f"Reconstructed samples must have the shape of the training samples, {train.shape}; got "
+            f"{tuple(candidates.shape[1:])}.",
+            "Pass the training samples of the network that was attacked.",
         )
     return candidates.detach().double().reshape(len(candidates), *train.shape)
 
@@ -581,7 +581,7 @@ class Metric:
         similarity.check_shapes(candidates, samples)
         if reason := self.why_not(tuple(samples.shape[1:])):
             raise InputError(
-                "The metrics in 'metrics' must be able to score these samples; "
+                f"Each metric in the argument 'metrics' must be able to score samples of this shape; the "
                 f"metric {self.name!r} {reason}.",
                 "Pass metrics=('ncc', 'l2').",
             )
@@ -651,7 +651,8 @@ def ssim_score(a: Tensor, b: Tensor, window: int) -> Tensor:
         from kornia.metrics import ssim
     except ImportError as problem:
         raise MissingExtraError(
-            "SSIM needs kornia, which is not installed.", "Run: pip install kornia"
+            "The metric SSIM (structural similarity) needs the package kornia, which is not installed.",
+            "Run: pip install kornia",
         ) from problem
     a, b = (x[:, None] if x.ndim == 3 else x for x in (a, b))
     values: Tensor = ssim(a.contiguous(), b.contiguous(), window, max_val=1.0).mean((1, 2, 3))
@@ -686,9 +687,10 @@ def _ssim(name: str, threshold: float | None, window: int, description: str) -> 
         published_threshold=threshold,
         score=partial(ssim_score, window=window),
         search=published_search,
-        description=f"{description}. Candidates are matched by NCC. Scores compare images as displayed: the "
-        "training mean is added to candidate and sample, and the candidate is stretched to [0, 1]. Adding "
-        "the training mean raises the scores of training samples",
+        description=f"{description}. Each reconstruction is paired with the most similar sample by NCC "
+        f"(normalized cross-correlation). Before images are compared, the mean of the training images is "
+        f"added to both, and the reconstruction is stretched to the value range [0, 1]. Adding the mean "
+        f"raises the scores of training samples",
         needs_images=True,
         search_is_score=False,
         window=window,
@@ -704,7 +706,8 @@ METRICS: dict[str, Metric] = {
             published_threshold=None,
             score=_ncc_score,
             search=similarity.ncc,
-            description="normalized cross-correlation per channel, of images as the network receives them",
+            description="normalized cross-correlation of each channel. The images have the form that the "
+            "network receives",
         ),
         _ssim("ssim3", 0.4, 3, "SSIM with a 3x3 window, as in the published counts"),
         _ssim(
@@ -716,8 +719,8 @@ METRICS: dict[str, Metric] = {
             published_threshold=2.5,
             score=_l2_score,
             search=similarity.l2,
-            description="Euclidean distance of images as the network receives them; "
-            "the published threshold is for images of 28x28 pixels",
+            description="Euclidean distance between images in the form that the network receives; the "
+            "published threshold for a match holds for images of 28x28 pixels",
             published_matching="greedy",
         ),
         Metric(
@@ -726,7 +729,8 @@ METRICS: dict[str, Metric] = {
             published_threshold=None,
             score=_psnr_score,
             search=_psnr_search,
-            description=f"peak signal-to-noise ratio in dB for value range 1, at most {PSNR_CEILING:g}",
+            description=f"peak signal-to-noise ratio in dB, for images whose value range has the width 1; "
+            f"the largest possible value is {PSNR_CEILING:g}",
         ),
     )
 }

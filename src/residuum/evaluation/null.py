@@ -136,7 +136,7 @@ def calibrate(
     """
     holdout_size = gain.shape[1] - n
     if reason := why_not_calibrated(n, holdout_size):
-        raise InputError(f"{reason}.", "Pass a larger held-out set.")
+        raise InputError(f"{reason}.", "Pass more held-out samples.")
     if subsets < MIN_SUBSETS:
         message = f"A permutation test needs at least {MIN_SUBSETS} random subsets; got {subsets}."
         raise InputError(message, "Pass subsets=2000.")
@@ -271,9 +271,9 @@ def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) 
         positions_with_label = np.flatnonzero(labels == label)
         if len(positions_with_label) < size:
             raise InputError(
-                f"Random subsets with the labels of the training set need {size} held-out samples of label "
-                f"{label}; the held-out set has {len(positions_with_label)}.",
-                "Add held-out samples of this label, or pass match_labels=False.",
+                f"Random subsets of held-out samples that have the same labels as the training set need "
+                f"{size} samples with label {label}; the held-out set has {len(positions_with_label)}.",
+                "Add held-out samples with this label, or pass match_labels=False.",
             )
         random_keys = rng.random((count, len(positions_with_label)))
         positions.append(

@@ -385,7 +385,8 @@ def _select_metrics(
         require_known(name, METRICS, "There is no metric")
         if reason := METRICS[name].why_not(shape):
             raise InputError(
-                f"The metrics in 'metrics' must be able to score these samples; metric {name!r} {reason}.",
+                f"Each metric in the argument 'metrics' must be able to score samples of this shape; the "
+                f"metric {name!r} {reason}.",
                 f"Remove {name!r} from 'metrics'.",
             )
     if names is None:
@@ -423,9 +424,9 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
     outputs, y = outputs.detach().cpu().double(), y.cpu()
     if len(outputs) != len(y):
         raise DataError(
-            "The argument 'outputs' must have one row for each training sample; "
+            f"The argument 'outputs' (outputs of the network) must have one row for each training sample; "
             f"got {len(outputs)} rows for {len(y)} samples.",
-            "Pass the outputs of the network for 'train.x'.",
+            "Pass the outputs of the network for the samples 'train.x'.",
         )
     if not are_class_labels(y):
         return None

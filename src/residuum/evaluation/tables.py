@@ -57,8 +57,8 @@ DIGITS = Metric(
     published_threshold=None,
     score=_score,
     search=right_digits,
-    description="number of correct decimal digits of a value relative to the range of its column, averaged "
-    "over the columns; 5 means that the value is equal within 1e-5 of the range",
+    description="number of correct decimal digits, averaged over the columns; 5 means that the error of a "
+    "value is 1e-5 of the range of its column",
 )
 
 

@@ -184,8 +184,8 @@ class Polynomial(Activation):
         super().__init__()
         if len(coefficients) < 2 or coefficients[-1] == 0:
             raise ArchitectureError(
-                f"A polynomial activation needs degree >= 1 and a nonzero leading coefficient; "
-                f"got {coefficients}.",
+                f"A polynomial activation function needs a degree of at least 1, and its last coefficient "
+                f"must not be zero; got {coefficients}.",
                 "For z^3, pass coefficients=0/0/0/1.",
             )
         self.coefficients = tuple(map(float, coefficients))

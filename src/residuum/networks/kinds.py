@@ -82,8 +82,9 @@ def bias_rule(has_bias: Sequence[bool]) -> str:
         if list(has_bias) == [applies(i, len(has_bias)) for i in range(len(has_bias))]:
             return rule
     raise ArchitectureError(
-        f"Biases must follow one of the rules {', '.join(BIAS_RULES)}; this network has biases in "
-        f"layers {[i for i, is_biased in enumerate(has_bias) if is_biased]} of {len(has_bias)}.",
+        f"The layers that have biases must follow one of the rules {', '.join(BIAS_RULES)}; this network "
+        f"has biases in the layers {[i for i, is_biased in enumerate(has_bias) if is_biased]} of "
+        f"{len(has_bias)}.",
         "Train with biases in the first layer, in all but the last, in all, or in none.",
     )
 
@@ -124,7 +125,8 @@ class MLP(nn.Module):
         depth = len(widths) - 1
         if depth < 1 or min(widths) < 1:
             raise ArchitectureError(
-                f"An MLP must have an input width and an output width, and all widths must be positive; got "
+                f"The widths of an MLP must be positive, and at least an input width and an output width "
+                f"are needed; got "
                 f"{widths}.",
                 "Example: mlp:784-1000-1000-1.",
             )
@@ -300,20 +302,23 @@ class Architecture:
         text = text.strip()
         if len(text) > MAX_LENGTH:
             raise ArchitectureError(
-                f"An architecture string must have at most {MAX_LENGTH} characters; got {len(text)}.",
+                f"A string that describes an architecture must have at most {MAX_LENGTH} characters; got "
+                f"{len(text)}.",
                 EXAMPLE,
             )
         match = re.fullmatch(r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text)
         if match is None:
             raise ArchitectureError(
-                "An architecture string must have the form kind:width-width-...[,option=value]; got "
+                "A string that describes an architecture must have the form "
+                "kind:width-width-...[,option=value]; got "
                 f"{text!r}.",
                 EXAMPLE,
             )
         name, sizes, settings = match.groups()
         if name not in KINDS:
             raise ArchitectureError(
-                f"An architecture string must begin with a known network kind; got {name!r}.",
+                f"A string that describes an architecture must begin with a known kind of network, such "
+                f"as mlp; got {name!r}.",
                 f"{did_you_mean(name, tuple(KINDS))} {EXAMPLE}",
             )
         kind = KINDS[name]
@@ -322,14 +327,16 @@ class Architecture:
         shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, last))
         if not all(0 < size <= MAX_PARAMETERS for size in shape + widths):
             raise ArchitectureError(
-                f"The widths in an architecture string must be between 1 and {MAX_PARAMETERS}; got "
+                f"In a string that describes an architecture, the widths must be between 1 and "
+                f"{MAX_PARAMETERS}; got "
                 f"{text[:80]!r}.",
                 EXAMPLE,
             )
         if kind.rank not in (None, len(shape)):
             expected_start = "one input width" if kind.rank == 1 else "the input shape CxHxW"
             raise ArchitectureError(
-                f"After {name + ':'!r}, an architecture string must state {expected_start}; got {first!r}.",
+                f"In a string that describes an architecture, {name + ':'!r} must be followed by "
+                f"{expected_start}; got {first!r}.",
                 f"Example: --arch {kind.example}.",
             )
         for option in options:
@@ -432,7 +439,8 @@ class _Layered(Kind):
         bias, activation = arch.options["bias"], canonical(arch.options["activation"])
         if is_unsupported(activation):
             raise ArchitectureError(
-                f"The option 'activation' of an architecture string must be a supported activation; got "
+                f"In a string that describes an architecture, the option 'activation' must name a "
+                f"supported activation function; got "
                 f"{activation!r}.",
                 UNSUPPORTED_ADVICE,
             )
@@ -452,7 +460,7 @@ class _Layered(Kind):
         activation_name = names.get(type(activation))
         if activation_name is None:
             raise ArchitectureError(
-                "A network with an architecture string must have a supported activation; got "
+                "The network must have an activation function that residuum supports; got "
                 f"{type(activation).__name__!r}.",
                 UNSUPPORTED_ADVICE,
             )
@@ -500,7 +508,8 @@ class _ConvNet(_Layered):
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) < 2:
             raise ArchitectureError(
-                f"A convnet must have at least one convolution before its outputs; got widths {arch.widths}.",
+                f"A convolutional network must have at least one convolution before its outputs; got the "
+                f"widths {arch.widths}.",
                 f"Example: --arch {self.example}.",
             )
         return super().check(arch)
@@ -530,8 +539,8 @@ class _Polynomial(Kind):
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) != 3 or arch.widths[2] != 1:
             raise ArchitectureError(
-                "A polynomial network must have one hidden layer and one output, as in polynomial:d-width-1; "
-                f"got widths {arch.widths[1:]}.",
+                "A polynomial network must have one hidden layer and one output, as in "
+                f"polynomial:64-36-1; got the widths {arch.widths[1:]}.",
                 f"Example: --arch {self.example}.",
             )
         return replace(arch, options={"coefficients": _coefficients_text(self.coefficients(arch))})
@@ -545,7 +554,7 @@ class _Polynomial(Kind):
             numbers = (math.nan,)
         if not all(map(math.isfinite, numbers)):
             raise ArchitectureError(
-                f"The option 'coefficients' must have the form c0/c1/... with finite numbers; got "
+                f"The option 'coefficients' of a polynomial network must be finite numbers c0/c1/...; got "
                 f"{coefficients_text!r}.",
                 "For z^3, pass coefficients=0/0/0/1.",
             )
@@ -570,8 +579,8 @@ class _LiveModule(Kind):
     def build(self, arch: Architecture) -> nn.Module:
         raise ArchitectureError(
             "To build a network from a file, its architecture must be known; the file holds the weights of "
-            f"a module ({arch}), but not its code.",
-            "Load the weights into the module and pass the module itself to rs.audit or rs.attack.",
+            f"a PyTorch module ({arch}), but not its code.",
+            "Load the weights into the module, and pass the module to residuum.audit or residuum.attack.",
         )
 
 

@@ -351,7 +351,8 @@ def _record_layers(module: nn.Module, x: Tensor, with_effects: bool) -> list[tup
     for (z, _), effect in zip(recorder.layers, effects, strict=True):
         if not z.isfinite().all():
             raise ArchitectureError(
-                "All pre-activations of a network must be finite; some are NaN or infinite.",
+                "The inputs of all activation functions of a network must be finite; some inputs are NaN "
+                "or infinite.",
                 DIVERGED,
             )
         values_by_layer.append((z.double(), torch.zeros_like(z) if effect is None else effect))
@@ -372,7 +373,7 @@ def _check_finite(module: nn.Module, x: Tensor) -> None:
             )
     if not x.isfinite().all():
         raise DataError(
-            "All values of records must be finite numbers; some are NaN or infinite.",
+            "All values of the records must be finite numbers; some values are NaN or infinite.",
             "Remove or impute the missing values.",
         )
 

@@ -130,9 +130,9 @@ class Network(Record):
         shape = tuple(knowledge.shape or self.input_shape or architecture.image_shape or (inputs,))
         if math.prod(shape) != inputs:
             raise InputError(
-                f"A sample must have {inputs} values, as many as the network has inputs; shape {shape} "
-                f"has {math.prod(shape)}.",
-                "Correct --shape, the shape of one sample.",
+                f"A sample must have {inputs} values, because the network has as many inputs; a sample of "
+                f"shape {shape} has {math.prod(shape)}.",
+                "Correct the option --shape, the shape of one sample.",
             )
         mean = knowledge.mean
         if mean is not None and mean.numel() not in (1, inputs):
@@ -143,7 +143,7 @@ class Network(Record):
         last_column = max((columns.last for columns in knowledge.typed_columns), default=0)
         if last_column >= inputs:
             raise InputError(
-                f"The option '--columns' must refer to columns 0 to {inputs - 1} of a sample; got column "
+                f"The option --columns must refer to the columns 0 to {inputs - 1} of a sample; got column "
                 f"{last_column}.",
                 "Correct --columns.",
             )
@@ -182,9 +182,9 @@ class Network(Record):
         shapes = {name: t.shape for name, t in theta.items()}
         if {name: t.shape for name, t in expected_tensors.items()} != shapes:
             raise ArchitectureError(
-                f"The weights must fit the architecture {self.arch}; got "
+                f"The names and shapes of the weights must fit the architecture {self.arch}; got "
                 f"{', '.join(f'{name} {list(shape)}' for name, shape in list(shapes.items())[:6])}.",
-                "Read the file with load_checkpoint, which gives the tensors the names of parameters.",
+                "Read the file with residuum.load_checkpoint, which renames the tensors.",
             )
         if self.live is None:
             module.load_state_dict(theta, strict=True, assign=True)

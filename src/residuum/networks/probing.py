@@ -87,8 +87,8 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     class_name = type(model).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ArchitectureError(
-            "Attacks must be able to replace the activations of a network; TorchScript hides the activations "
-            f"of this {class_name}.",
+            "Attacks must be able to replace the activation functions of a network; TorchScript hides the "
+            f"activation functions of this {class_name}.",
             "Pass the Python module: net.load_state_dict(scripted.state_dict()). For a fully connected "
             "network, scripted.state_dict() alone is enough.",
         )
@@ -108,7 +108,7 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     state_after = model.state_dict()
     if changed := [n for n, t in state_before.items() if not torch.equal(t, state_after[n])]:
         raise ArchitectureError(
-            "The state of a network must not change in evaluation mode; the forward method of this "
+            "The buffers of a network must not change in evaluation mode; the forward method of this "
             f"{class_name} changes {changed[0]!r}.",
             f"Change {changed[0]!r} only under `if self.training:`.",
         )
@@ -166,7 +166,8 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         if _runs(copy.deepcopy(model).float(), x.float()):
             raise ArchitectureError(
                 f"A network must run in float64 and in float32; the forward method of this {class_name} "
-                f"creates tensors whose type is fixed: {str(problem).splitlines()[0][:200]}",
+                f"creates tensors of a fixed type, and PyTorch raised: "
+                f"{str(problem).splitlines()[0][:200]}",
                 "Create these tensors with the type of the input (x.new_zeros(...) or dtype=x.dtype), or "
                 "register them as buffers.",
             ) from problem
@@ -180,13 +181,14 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
             tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         )
         raise ArchitectureError(
-            "A network must return a tensor of shape (n, outputs) for n samples; for "
-            f"{len(x)} samples this network returned {actual_output}.",
+            f"A network must return a tensor of shape (n, outputs) for a batch of n samples; for {len(x)} "
+            f"samples, this network returned {actual_output}.",
             "Pass a module whose forward returns one row of outputs per sample, such as the logits.",
         )
     if not outputs.isfinite().all():
         raise ArchitectureError(
-            f"Outputs must be finite; the outputs of this {class_name} for random samples are not.",
+            f"The outputs of a network must be finite; for random samples, this {class_name} returns "
+            f"infinite or undefined outputs.",
             "Use a network whose training did not diverge.",
         )
     return outputs
@@ -223,14 +225,14 @@ def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
             )
     except (RuntimeError, NotImplementedError) as problem:
         raise ArchitectureError(
-            f"A network must be twice differentiable; for this {class_name} PyTorch raised: "
-            f"{str(problem).splitlines()[0][:200]}",
+            f"The outputs of a network must be twice differentiable; for this {class_name}, PyTorch "
+            f"raised the error: {str(problem).splitlines()[0][:200]}",
             "Replace the operation that failed with operations that have second derivatives.",
         ) from problem
     if slope is None:
         raise ArchitectureError(
-            f"The outputs of a network must have a gradient in the sample; this {class_name} has no such "
-            "gradient.",
+            f"The outputs of a network must be differentiable with respect to the sample; those of this "
+            f"{class_name} are not.",
             "Remove `.detach()`, torch.no_grad() and rounding from the forward method.",
         )
 

@@ -71,14 +71,16 @@ class Record:
             record = _decode(json.loads(text), tensors)
         except (*_UNREADABLE, *_MALFORMED) as problem:
             raise InputError(
-                f"{str(path)!r} must be a saved {cls.__name__}; reading it failed "
+                f"The file {str(path)!r} must hold a record of the type {cls.__name__}; reading the file "
+                f"failed "
                 f"({type(problem).__name__}).",
-                "Write the file again, or pass another file.",
+                "Create the file again, or pass another file.",
             ) from problem
         if not isinstance(record, cls):
             raise InputError(
-                f"{str(path)!r} must hold a {cls.__name__}; it holds a {type(record).__name__}.",
-                f"Pass a file that holds a {cls.__name__}.",
+                f"The file {str(path)!r} must hold a record of the type {cls.__name__}; it holds a record "
+                f"of the type {type(record).__name__}.",
+                f"Pass a file with a record of the type {cls.__name__}.",
             )
         return record
 

@@ -87,12 +87,13 @@ class Knowledge(Record):
         invalid_sources = set(self.provenance.values()) - set(PROVENANCES)
         if unknown_names or invalid_sources:
             raise InputError(
-                f"The provenance of a known fact must be one of {PROVENANCES}; got {self.provenance}.",
-                f"The known facts are {self.known_names}.",
+                f"The source of a fact that an attacker knows must be one of {PROVENANCES}; got "
+                f"{self.provenance}.",
+                f"The facts that are known are {self.known_names}.",
             )
         if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
             raise InputError(
-                f"A value range must go from low to high; got {self.value_range}.",
+                f"A value range must be a smaller number and a larger number; got {self.value_range}.",
                 "For images in [0, 1], pass value_range=(0, 1).",
             )
         _ = self.typed_columns  # raises an error if ``columns`` is malformed

@@ -161,8 +161,9 @@ def refuse_other_run(path: Path, what: str, difference: str) -> NoReturn:
         InputError: Always.
     """
     raise InputError(
-        f"A folder can hold only one run; {str(path)!r} holds {what} with other {difference}.",
-        "Choose another folder with --out, or remove that folder.",
+        f"A folder can hold the results of only one run; {str(path)!r} already holds {what} with other "
+        f"{difference}.",
+        "Pass another folder with --out, or remove this folder.",
     )
 
 
@@ -185,9 +186,9 @@ def refuse_foreign(path: Path, what: str, files: Collection[str]) -> None:
     file_names = {name for name in file_names if not _TEMPORARY.fullmatch(name)}
     if file_names and file_names.isdisjoint(files):
         raise OutputError(
-            f"--out must be a new or empty folder, or the folder of {what}; {str(path)!r} holds other "
-            "files.",
-            "Choose another folder with --out.",
+            f"The folder --out must be new or empty, or hold the results of {what}; {str(path)!r} holds "
+            f"other files.",
+            "Pass another folder with --out.",
         )
 
 
@@ -262,7 +263,7 @@ def _explain_unwritable(path: Path, problem: OSError) -> tuple[str, str]:
     """Return the error message and the remedy for an output path that cannot be written."""
     reason = problem.strerror or type(problem).__name__
     message = f"The output path must be writable; {str(path)!r} is not ({reason})."
-    return message, "Choose another folder with --out."
+    return message, "Pass another folder with --out."
 
 
 def _clear_temporaries(folder: Path) -> None:
@@ -284,8 +285,8 @@ def _locked(path: Path, what: str) -> Iterator[None]:
     except OSError as problem:
         os.close(lock_handle)
         raise OutputError(
-            f"Another {what.split()[-1]} is writing to {str(path)!r}.",
-            "Wait until it ends, or choose another folder with --out.",
+            f"Only one run can write to a folder; another {what.split()[-1]} is writing to {str(path)!r}.",
+            "Wait until the other run ends, or pass another folder with --out.",
         ) from problem
     try:
         yield
@@ -297,9 +298,14 @@ def require_device(device: str) -> None:
     """Raise ``InputError`` unless ``device`` names an available device, such as cpu or cuda:0."""
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise InputError(f"A device must be cpu or cuda; got {device!r}.", "Pass --device cpu.")
+        raise InputError(
+            f"The option --device must be cpu or cuda; got {device!r}.", "Pass --device cpu."
+        )
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InputError(f"No CUDA device was found for {device!r}.", "Pass --device cpu.")
+        raise InputError(
+            f"The device must exist on this machine; the CUDA device {device!r} was not found.",
+            "Pass --device cpu.",
+        )
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:

@@ -144,9 +144,11 @@ def find_best_bound(
     m, inserted_count = len(inserted), int(inserted.sum())
     if min(inserted_count, m - inserted_count) < MIN_CANARIES:
         raise DataError(
-            f"A bound on epsilon needs at least {MIN_CANARIES} inserted and {MIN_CANARIES} omitted canaries; "
-            f"got {inserted_count} and {m - inserted_count}.",
-            "Before training, toss a coin for each canary. List inserted and omitted canaries in the file.",
+            f"A lower bound on epsilon (the privacy loss) needs at least {MIN_CANARIES} canaries (test "
+            f"records) in the training set and at least {MIN_CANARIES} canaries that were left out; got "
+            f"{inserted_count} and {m - inserted_count}.",
+            "Before the training, decide for each canary at random whether to insert it. List all "
+            "canaries in the file.",
         )
     confidence_of_each = 1 - (1 - confidence) / (len(GUESSES) * len(statistics))
     epsilon_bounds = []

@@ -81,8 +81,8 @@ class Fit:
             raise InconclusiveError(
                 "The network must allow PyTorch to compute the gradient of each record alone; got the error: "
                 f"{str(problem).splitlines()[0][:200]}",
-                "Use eval mode. Records must not affect each other, and the network must have no random "
-                "numbers and no state.",
+                "Call network.eval(). The output for a record must not depend on the other records, on "
+                "random numbers or on buffers that change.",
             ) from problem
         weighted_sum = gradients.combine(multipliers.lam)
         residual = {name: case.target[name] - t for name, t in weighted_sum.items()}

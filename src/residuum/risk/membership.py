@@ -281,7 +281,7 @@ def measure_membership(
         raise DataError(
             f"Held-out records must have the shape of the training records, {train.shape}; got "
             f"{holdout.shape}.",
-            "Prepare training records and held-out records in the same way.",
+            "Preprocess training records and held-out records in the same way.",
         )
     n = len(train)
     all_records = train.x if holdout is None else torch.cat([train.x, holdout.x])

@@ -238,13 +238,16 @@ def _check_holdout(data: Dataset, holdout: Dataset | None) -> None:
         return
     if holdout.shape != data.shape:
         raise DataError(
-            f"Held-out records must have the shape of the records, {data.shape}; got {holdout.shape}.",
+            f"Held-out records must have the shape of the training records, {data.shape}; got "
+            f"{holdout.shape}.",
             "Preprocess records and held-out records in the same way.",
         )
     if len(holdout) < MIN_HOLDOUT:
         raise DataError(
-            f"P-values need at least {MIN_HOLDOUT} held-out records; got {len(holdout)}.",
-            "Pass more held-out records. To measure exposure without p-values, omit --holdout.",
+            f"Computing p-values needs at least {MIN_HOLDOUT} held-out records (records that were not "
+            f"used for training); got {len(holdout)}.",
+            "Pass more held-out records. To measure the exposure of records without p-values, omit "
+            "--holdout.",
         )
 
 
@@ -284,7 +287,7 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
         return not_applicable(len(x)), torch.zeros(0, *x.shape[1:], dtype=torch.float64)
     if candidates.shape[1:] != x.shape[1:]:
         raise DataError(
-            "Candidates (reconstructed images) must have the shape of the records, "
+            f"The candidates of an attack (reconstructed images) must have the shape of the records, "
             f"{tuple(x.shape[1:])}; got {tuple(candidates.shape[1:])}.",
             "Pass the folder of an attack on this network.",
         )

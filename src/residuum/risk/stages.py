@@ -228,14 +228,16 @@ def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
     missing_count = int((index[is_inserted] < 0).sum())
     if missing_count:
         raise DataError(
-            f"Inserted canaries must be among the records of --data; {missing_count} of them are not.",
-            "Save inserted canaries as the network received them. Subtract the mean if it was subtracted "
-            "from --data.",
+            f"Canaries (test records) that are marked as inserted must be among the records of --data; "
+            f"{missing_count} of them are missing.",
+            "Save the canaries as the network received them. Subtract the mean from the canaries if it "
+            "was subtracted from --data.",
         )
     extra_count = int((index[~is_inserted] >= 0).sum())
     if extra_count:
         raise DataError(
-            f"Omitted canaries must not be among the records; {extra_count} of them are.",
+            f"Canaries (test records) that are marked as left out must not be among the records of "
+            f"--data; {extra_count} of them are.",
             "Correct the array 'inserted' in the file of canaries, or remove duplicates of records from it.",
         )
 

@@ -477,7 +477,7 @@ class Ray(Engine):
             import ray
         except ImportError as problem:
             raise MissingExtraError(
-                "The engine 'ray' needs Ray, which is not installed.",
+                "The option --engine ray needs the package Ray, which is not installed.",
                 'Install it in a clone of residuum: pip install ".[cluster]"',
             ) from problem
         self._ray, self._request = ray, request
@@ -507,7 +507,7 @@ class Ray(Engine):
             raise InputError(
                 f"A Ray cluster must be reachable at {request.address or 'this machine'!r}; connecting "
                 f"failed ({' '.join(str(problem).split())[:120]}).",
-                "Start a cluster with `ray start --head`, or leave --address out.",
+                "Start a cluster with `ray start --head`, or omit --address.",
             ) from problem
 
     def count_slots(self) -> int:

@@ -164,7 +164,10 @@ def _check(network: Network, knowledge: Knowledge, attack: Attack) -> None:
         attack.changed(device="cpu", restarts=1, candidates=2).solver(network, knowledge)
         return
     if reason := attack.why_not(SURFACES[attack.surface](network, knowledge), knowledge):
-        raise InputError(f"{attack.name} does not apply: {reason}.", "Sweep another attack.")
+        raise InputError(
+            f"The attack '{attack.name}' does not apply to this network: {reason}.",
+            "Run the sweep with another attack.",
+        )
 
 
 def _samples(data: Dataset | str | Path, name: str) -> Dataset:

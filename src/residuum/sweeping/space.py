@@ -186,12 +186,13 @@ class SweepRequest(SweepSettings):
 
     attack: InstanceOf[Attack] = Field(
         default=Auto(restarts=TRIAL_RESTARTS),
-        description="The attack that the sweep runs. Settings that the sweep does not vary keep the values "
-        "of this attack. Each trial has the restarts and the steps of this attack.",
+        description="The attack that a sweep (a search over settings) runs. Settings that the sweep does "
+        "not vary keep the values of this attack.",
     )
     space: Mapping[str, Range] = Field(
         default=SPACE,
-        description="Range of each setting that the sweep varies, by the name of the setting.",
+        description="For each setting of the attack that the sweep varies: its name and the range of its "
+        "values.",
     )
 
     @model_validator(mode="before")
@@ -208,8 +209,8 @@ class SweepRequest(SweepSettings):
             self._check_unmix()
         elif not isinstance(self.attack, StationarityAttack):
             raise InputError(
-                "The attack of a sweep must be 'unmix' or an attack on a stationarity equation, such as 'kkt'"
-                f"; got {self.attack.name!r}.",
+                "The attack of a sweep must be 'unmix' or an attack on a stationarity equation (an equation "
+                f"that the weights satisfy after training), such as 'kkt'; got {self.attack.name!r}.",
                 f"Run residuum attack {self.attack.name}, which runs the attack once.",
             )
         self._check_space()
@@ -223,7 +224,8 @@ class SweepRequest(SweepSettings):
             require_known(name, UNMIX, f"A sweep of {self.attack.name} cannot vary")
         if self.rungs:
             raise InputError(
-                f"Successive halving needs an attack with steps; {self.attack.name} has none.",
+                f"Successive halving (stopping the worst trials early) needs an attack that runs in "
+                f"steps; {self.attack.name} has no steps.",
                 "Use --rungs 0.",
             )
 
@@ -232,14 +234,14 @@ class SweepRequest(SweepSettings):
         if not self.space:
             raise InputError(
                 "A sweep must vary at least one setting; got no setting.",
-                "Leave --search out to vary the default settings.",
+                "Omit --search to vary the default settings.",
             )
         for name, setting in self.space.items():
             require_known(name, list_numeric_settings(type(self.attack)), "A sweep cannot vary")
             if not setting.low < setting.high or (setting.log and setting.low <= 0):
                 raise InputError(
-                    f"The range of {name} must go from low to high, and start above 0 on a log scale; got "
-                    f"{setting.low:g} to {setting.high:g}.",
+                    f"The range of the setting {name} must go from a smaller to a larger number, and a "
+                    f"range on a log scale must start above 0; got {setting.low:g} to {setting.high:g}.",
                     f"Example: --search {name}=1e-3:1:log.",
                 )
             for end in (setting.low, setting.high):
@@ -249,25 +251,29 @@ class SweepRequest(SweepSettings):
         is_unmix = isinstance(self.attack, Unmix)
         if self.objectives not in ((EXPECTED,) if is_unmix else (OBJECTIVES[:1], OBJECTIVES)):
             raise InputError(
-                f"'--rank-by' must be {RANKING_RULES[is_unmix]}; got {','.join(self.objectives)!r}.",
-                "Leave --rank-by out.",
+                f"The option --rank-by must be {RANKING_RULES[is_unmix]}; got "
+                f"{','.join(self.objectives)!r}.",
+                "Omit --rank-by.",
             )
         if self.objectives != OBJECTIVES[:1] and count_restarts(self.attack) < 2:
             raise InputError(
-                "Ranking by agreement compares restarts, so a trial needs at least 2 restarts; got 1.",
+                "Ranking by agreement compares the restarts of a trial (runs from different random "
+                "starts), so a trial needs at least 2 restarts; got 1.",
                 "Use --restarts 2 or more.",
             )
 
     def _check_batch(self) -> None:
         if unsupported := [name for name in self.space if name not in NUMBERS]:
             raise InputError(
-                f"Trials in a batch may differ only in {', '.join(NUMBERS)}; the sweep also varies "
+                f"Trials that run as one batch may differ only in the settings {', '.join(NUMBERS)}; the "
+                f"sweep also varies "
                 f"{unsupported[0]}.",
                 "Use --batch 1.",
             )
         if self.rungs:
             raise InputError(
-                "Successive halving stops single trials, but the trials of a batch stop together.",
+                "Successive halving stops single trials early, and the trials of a batch can only stop "
+                "together, so the two options cannot be combined.",
                 "Use --batch 1, or --rungs 0.",
             )
 

@@ -160,8 +160,10 @@ def _open_journal(path: Path) -> Any:
         return JournalStorage(JournalFileBackend(str(path)))
     except ValueError as problem:
         raise InputError(
-            f"The journal {str(path)!r} must be lines of JSON; reading it failed ({problem}).",
-            "Remove the journal. The next sweep in this folder restores it from the files of the trials.",
+            f"The journal (record of the trials) {str(path)!r} must consist of lines of JSON; reading the "
+            f"journal failed ({problem}).",
+            "Remove the journal. The next sweep in this folder restores the journal from the files of the "
+            "trials.",
         ) from problem
 
 
@@ -174,7 +176,8 @@ def _open_database(url: str) -> Any:
     except (SQLAlchemyError, ImportError) as problem:
         safe_url = re.sub("//.*@", "//***@", url)[:80]  # the URL without user name and password
         raise InputError(
-            f"The storage must be the URL of a reachable database; connecting to {safe_url!r} failed "
+            f"The option --storage must be the URL of a reachable database; connecting to {safe_url!r} "
+            f"failed "
             f"({type(problem).__name__}).",
-            "Example: --storage postgresql+psycopg://user@host/name. Leave --storage out to use a file.",
+            "Example: --storage postgresql+psycopg://user@host/name. Omit --storage to use a file.",
         ) from problem

@@ -145,8 +145,8 @@ def build_budget_alternative(
     """
     if not 0 < share < 1:
         raise InputError(
-            "'--budget-frac' must lie between 0 and 1, because both halves of a sample move by this share of "
-            f"the largest possible distance; got {share}.",
+            "The option --budget-frac is a share of the largest distance that samples can move, so it "
+            f"must lie between 0 and 1; got {share}.",
             "Pass --budget-frac 0.9.",
         )
     used, index = _select_used(kkt_set)
@@ -183,8 +183,8 @@ def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
     merged, groups = used.merge_all()
     if len(merged) == len(used):
         raise InconclusiveError(
-            "To merge samples, two samples must have the same label and the same activation pattern; got "
-            f"{len(used)} samples with a positive multiplier, of which no two agree in both.",
+            f"Two samples can be merged only if they have the same label and activate the same neurons; "
+            f"no two of the {len(used)} samples that contribute to the weights do.",
             "Pass --budget-frac 0.9 to split samples instead.",
         )
     merged_set = dataclasses.replace(merged, parent=kkt_set)
@@ -207,8 +207,8 @@ def _split(
     )
     if not is_movable.any():
         raise InconclusiveError(
-            "At least one sample must be able to move by the requested distance without a change of its "
-            f"activation pattern; got {len(used)} samples that can move by at most "
+            f"At least one sample must be able to move by the requested distance while the same neurons "
+            f"stay active; the {len(used)} samples can move by at most "
             f"{float(budgets.least.max()):.4g}.",
             "Pass --budget-frac 0.9 for a shorter distance, or --direction largest for directions along "
             "which samples can move further.",
@@ -233,8 +233,8 @@ def _select_used(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
     used_indices = (kkt_set.lam > 0).nonzero()[:, 0]
     if not len(used_indices):
         raise InconclusiveError(
-            "At least one sample must have a positive multiplier, because other samples do not contribute to "
-            f"the weights; got {len(kkt_set)} samples without a positive multiplier.",
+            f"At least one sample must contribute to the weights (have a positive multiplier); none of "
+            f"the {len(kkt_set)} samples does.",
             "Check that the samples are the network's training data.",
         )
     return kkt_set.used(), used_indices

@@ -117,9 +117,10 @@ def unit(direction: Tensor) -> Tensor:
     length = float(flat_direction.norm())
     if not 0 < length < math.inf:
         raise HypothesisError(
-            "direction",
-            f"The direction of a split must have a positive finite length; got {length}.",
+            f"The direction in which a sample is split in two must have a positive finite length; got "
+            f"{length}.",
             "Pass a direction that is returned by KKTSet.directions().",
+            hypothesis="direction",
         )
     return flat_direction / length
 

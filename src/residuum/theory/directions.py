@@ -143,10 +143,10 @@ def project_onto_margin(direction: Tensor, gradients: Tensor) -> Tensor:
         projected = projected - gradient_basis.T @ (gradient_basis @ projected)
     if float(projected.norm()) <= 1e-8:
         raise HypothesisError(
-            "direction",
-            "The direction of a split must not lie in the span of the gradients of the sample's margins; "
-            "got a direction in this span, along which every split would change a margin.",
+            "The direction in which a sample is split in two must not be a combination of the gradients "
+            "of its margins; this direction is one, so every split along it would change a margin.",
             "Pass a direction that is returned by KKTSet.directions().",
+            hypothesis="direction",
         )
     return unit(projected)
 
@@ -255,10 +255,10 @@ def _scaled_slopes(
     tangent_basis = rows[gradient_rank:].T
     if not tangent_basis.shape[1]:
         raise HypothesisError(
-            "direction",
-            "A split needs a direction that is orthogonal to the gradients of the sample's margins; got a "
-            f"sample with {x.numel()} entries, for which no direction is orthogonal to these gradients.",
+            f"A sample can be split in two only along a direction that is orthogonal to the gradients of "
+            f"its margins; for this sample with {x.numel()} values, no such direction exists.",
             "Use a network with more inputs than outputs.",
+            hypothesis="direction",
         )
     has_slope = matrix.norm(dim=1) > ROUNDING * largest_slopes
     matrix, distances = matrix[has_slope], distances[has_slope]
@@ -278,10 +278,10 @@ def _budget(models: Sequence[nn.Module], x: Tensor, nu: Tensor) -> float:
 def _first_layer(model: nn.Module) -> Tensor:
     if (chain := dense_chain(model)) is None:
         raise HypothesisError(
-            "subspace",
-            "The direction 'weights' and KKTSet.far_set() need a network of dense layers, whose first layer "
-            f"has a weight for every input; got {type(model).__name__}.",
+            "The direction 'weights' and the method KKTSet.far_set() need a network that consists of "
+            f"dense layers; got {type(model).__name__}.",
             "Pass the direction 'softest'.",
+            hypothesis="subspace",
         )
     return chain.linears[0].weight.detach().double()
 

@@ -108,7 +108,7 @@ def certify(
     theta, notes = parameters(model), []
     if not norm(theta) > 0:
         raise InconclusiveError(
-            "The network must have nonzero weights; got a network in which all weights are zero.",
+            "At least one weight of the network must not be zero; all weights are zero.",
             "Check that the file contains the trained weights.",
         )
     lam, condition, condition_note = fit_multipliers(model, x, rows, free=task == "regression")
@@ -211,7 +211,8 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
             outputs = torch.cat([model(batch) for batch in x.split(batch_size)])
     except RuntimeError as problem:
         raise DataError(
-            f"Samples must fit the network's input; got samples of shape {tuple(x.shape[1:])}.",
+            f"Samples must have the shape that the network takes as input; got samples of shape "
+            f"{tuple(x.shape[1:])}.",
             f"Check the shape of the samples. The network raised: {str(problem).splitlines()[0]}",
         ) from problem
     if outputs.ndim != 2:

@@ -396,9 +396,9 @@ class KKTSet:
         """
         if i == k:
             raise HypothesisError(
-                "label",
-                f"To merge two samples, their indices must differ; got sample {i} twice.",
+                f"Only two different samples can be merged; got sample {i} twice.",
                 "Pass the index of another sample.",
+                hypothesis="label",
             )
         self._check_mergeable(i, k)
         return self._merged([[i, k], *([j] for j in range(len(self)) if j not in (i, k))])
@@ -439,27 +439,26 @@ class KKTSet:
         self._check_multiplier(torch.tensor([i, k]))
         if self.task in ("binary", "multiclass") and self.y[i] != self.y[k]:
             raise HypothesisError(
-                "label",
-                f"To merge two samples, their labels must be equal; got samples {i} and {k} with the labels "
-                f"{self.y[i]:g} and {self.y[k]:g}.",
+                f"Two samples can be merged only if their labels are equal; got samples {i} and {k} with "
+                f"the labels {self.y[i]:g} and {self.y[k]:g}.",
                 "Merge samples of the same class.",
+                hypothesis="label",
             )
         covector_norm = float(self.covectors[i].norm())
         if float((self.covectors[i] - self.covectors[k]).norm()) > TOLERANCE * covector_norm:
             raise HypothesisError(
-                "multiplier",
-                "To merge two samples, their multipliers for all rival classes (or for all outputs) must be "
-                f"proportional; got samples {i} and {k}, whose multipliers are not proportional.",
-                "Merge samples whose multipliers agree up to one positive factor.",
+                f"Two samples can be merged only if the vectors of their multipliers (one for each wrong "
+                f"class or output) are proportional; those of the samples {i} and {k} are not.",
+                "Merge samples whose multipliers differ only by a positive factor.",
+                hypothesis="multiplier",
             )
         is_different = self.switches.pattern[i] != self.switches.pattern[k]
         if is_different.any():
             raise HypothesisError(
-                "pattern",
-                "To merge two samples, their activation patterns must be equal; got samples "
-                f"{i} and {k}, which differ at {int(is_different.sum())} neurons: "
-                f"{self.switches.names(is_different)}.",
-                "Merge samples of the same pattern.",
+                f"Two samples can be merged only if they activate the same neurons; the samples {i} and "
+                f"{k} differ at {int(is_different.sum())} neurons: {self.switches.names(is_different)}.",
+                "Merge samples that activate the same neurons.",
+                hypothesis="pattern",
             )
 
     def split(
@@ -527,10 +526,10 @@ class KKTSet:
         )
         if not bool(((alpha > 0) & (beta > 0) & (alpha + beta).isfinite()).all()):
             raise HypothesisError(
-                "budget",
-                "Both halves of a split sample must move by a positive finite length; got a length that is "
-                "not positive and finite.",
-                "Pass positive finite lengths 'alpha' and 'beta'.",
+                "The two halves of a split sample must move by positive finite lengths; got a length that "
+                "is not positive and finite.",
+                "Correct the lengths 'alpha' and 'beta'.",
+                hypothesis="budget",
             )
         if check:
             self._check_budget(indices, nu, alpha, beta)
@@ -582,18 +581,19 @@ class KKTSet:
         """
         if not 0 < r < float("inf"):
             raise HypothesisError(
-                "budget",
-                f"The distance 'r' from the original samples must be positive and finite; got {r}.",
+                f"The distance 'r' between the new samples and the original samples must be positive and "
+                f"finite; got {r}.",
                 "Pass a positive number.",
+                hypothesis="budget",
             )
         null_space_basis = find_hidden_basis(self.models, self.x)
         if not null_space_basis.shape[1]:
             raise HypothesisError(
-                "subspace",
-                "Samples can move without limit only along a direction that is orthogonal to the weights "
-                f"of all neurons of the first layer; got weights of full rank {self.x[0].numel()}, "
-                "to which no direction is orthogonal.",
-                "Split samples by shorter distances: call split_all, or pass --budget-frac.",
+                f"Samples can move arbitrarily far only along a direction that is orthogonal to the "
+                f"first-layer weights of all neurons; these weights have full rank {self.x[0].numel()}, "
+                f"so no such direction exists.",
+                "Move the samples by shorter distances: call KKTSet.split_all, or pass --budget-frac.",
+                hypothesis="subspace",
             )
         nu, used = null_space_basis[:, 0], self.used()
         components_along_nu = self.x.flatten(1) @ nu
@@ -617,30 +617,32 @@ class KKTSet:
         i, kinks = int(indices[first_blocked]), int(budgets.kinks[first_blocked].sum())
         if kinks:
             raise HypothesisError(
-                "kink",
-                "If the input of a ReLU is exactly zero at a sample, the sample must be split along a "
-                f"direction that does not change this input; got sample {i}, at which the inputs of {kinks} "
-                f"neurons are zero: {budgets.names(first_blocked)}.",
-                "Pass a direction that does not change these inputs, such as KKTSet.directions('softest').",
+                f"A sample at which the input of a ReLU is exactly zero can be split in two only along a "
+                f"direction that keeps this input at zero; at sample {i}, the inputs of {kinks} neurons "
+                f"are zero: {budgets.names(first_blocked)}.",
+                "Pass a direction that keeps these inputs at zero, such as KKTSet.directions('softest').",
+                hypothesis="kink",
             )
         raise HypothesisError(
-            "budget",
-            "Both halves of a split sample must keep its activation pattern. So the halves of sample "
-            f"{i} must move by less than {float(budgets.alpha[first_blocked]):.6g} forwards and "
+            f"A sample can be split in two only if both halves activate the same neurons as the sample. "
+            f"So the halves of sample {i} must move by less than "
+            f"{float(budgets.alpha[first_blocked]):.6g} forwards and "
             f"{float(budgets.beta[first_blocked]):.6g} backwards; got {float(alpha[first_blocked]):.6g} "
-            f"and {float(beta[first_blocked]):.6g}. The limiting neurons are {budgets.names(first_blocked)}.",
+            f"and {float(beta[first_blocked]):.6g}. Neurons that would change: "
+            f"{budgets.names(first_blocked)}.",
             "Pass a shorter length or another direction.",
+            hypothesis="budget",
         )
 
     def _check_multiplier(self, indices: Tensor) -> None:
         without_multiplier = indices[self.lam[indices] <= 0].tolist()
         if without_multiplier:
             raise HypothesisError(
-                "multiplier",
-                "Only samples with positive multipliers can be merged or split; got sample "
-                f"{without_multiplier[0]} with multiplier {float(self.lam[without_multiplier[0]]):g}.",
-                "Remove samples with multiplier zero by calling KKTSet.used(), because these samples do not "
-                "contribute to the weights.",
+                f"Only samples that contribute to the weights can be merged or split, so their "
+                f"multipliers must be positive; got sample {without_multiplier[0]} with multiplier "
+                f"{float(self.lam[without_multiplier[0]]):g}.",
+                "Call KKTSet.used(), which removes the samples that do not contribute to the weights.",
+                hypothesis="multiplier",
             )
 
     def _with(self, x: Tensor, y: Tensor, lam: Tensor, covectors: Tensor) -> KKTSet:

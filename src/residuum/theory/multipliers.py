@@ -67,8 +67,8 @@ def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
     largest_eigenvalue = float(eigenvalues[-1])
     if not np.isfinite(largest_eigenvalue) or largest_eigenvalue <= 0:
         raise InconclusiveError(
-            "Multipliers need nonzero gradients; the gradients of all samples are zero, because no neuron is "
-            "active on the samples.",
+            "The gradient of the network must not be zero at all samples; it is zero, because no neuron "
+            "is active on the samples.",
             "Check the preprocessing of the data.",
         )
     smallest_eigenvalue = float(eigenvalues[0])

@@ -48,12 +48,12 @@ class HypothesisError(InputError):
         hypothesis: Name of the condition: label, pattern, multiplier, direction, kink, budget, or subspace.
     """
 
-    def __init__(self, hypothesis: str, message: str, remedy: str = "") -> None:
+    def __init__(self, message: str, remedy: str = "", hypothesis: str = "") -> None:
         super().__init__(message, remedy)
         self.hypothesis = hypothesis
 
     def __reduce__(self) -> tuple[type[HypothesisError], tuple[str, str, str]]:  # type: ignore[override]
-        return type(self), (self.hypothesis, self.message, self.remedy)
+        return type(self), (self.message, self.remedy, self.hypothesis)
 
 
 @dataclass(frozen=True)
@@ -228,10 +228,10 @@ def check_piecewise_linear(model: nn.Module) -> None:
         return
     module_name = str(unsupported[0]) if unsupported else type(model).__name__
     raise HypothesisError(
-        "pattern",
-        "Samples can be merged and split only for a piecewise linear network of supported modules; got the "
-        f"unsupported module {module_name}.",
-        "Use ReLU and max pooling as separate modules.",
+        "Training samples can be merged and split only if the network is piecewise linear and has only "
+        f"supported modules; got the unsupported module {module_name}.",
+        "Write ReLU and max pooling as separate modules of the network.",
+        hypothesis="pattern",
     )
 
 

@@ -164,7 +164,8 @@ def find_live_neurons(model: nn.Module) -> Neurons:
     """
     if not isinstance(model, PolynomialNetwork) or not isinstance(model.activation, Polynomial):
         raise InputError(
-            "The network must have the form sum_j a_j sigma(W_j.x) with a polynomial sigma; got a "
+            "The network must have one hidden layer, the form sum_j a_j sigma(W_j.x), and a polynomial "
+            "sigma; got a "
             f"{_describe(model)}.",
             "Use `PolynomialNetwork(inputs, width, Polynomial((0, 0, 0, 1)))`.",
         )
@@ -232,15 +233,15 @@ def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> Signa
     )
     if not 1 <= r <= max_rank:
         raise InputError(
-            f"The option 'rank' must lie between 1 and {max_rank}, because the network has "
-            f"{len(neurons.weight)} neurons with nonzero weights and {neurons.weight.shape[1]} inputs; "
-            f"got {r}.",
+            f"The option 'rank' (dimension of the span of the training samples) must lie between 1 and "
+            f"{max_rank}, because the network has {len(neurons.weight)} neurons with nonzero weights and "
+            f"{neurons.weight.shape[1]} inputs; got {r}.",
             "Omit 'rank' to estimate it from the singular values.",
         )
     if singular_values[r - 1] <= 1e-14 * singular_values[0]:
         raise InputError(
-            "The option 'rank' must not exceed the dimension of the span of the neurons' input weights; "
-            f"got {r}, but the neurons span fewer than {r} dimensions.",
+            f"The option 'rank' (dimension of the span of the training samples) must not exceed the rank "
+            f"of the neurons' input weights; got {r}, but the weights have a lower rank than {r}.",
             "Omit 'rank' to estimate it from the singular values.",
         )
     singular_value_ratio = (

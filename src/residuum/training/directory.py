@@ -84,8 +84,8 @@ def write_run(
     write_json(out / SUMMARY, run_description)
     if state.status == DIVERGED:
         raise InconclusiveError(
-            "The loss and the weights must stay finite; the training diverged before step "
-            f"{state.step}, so no weights were saved.",
+            f"The loss and the weights must stay finite during the training; they became infinite or "
+            f"undefined before step {state.step}, so no weights were saved.",
             "Lower --lr, or pass --method margin.",
         )
     return summary

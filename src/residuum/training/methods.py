@@ -97,7 +97,8 @@ def choose_loss(name: str, task: str) -> str:
     choices = TASK_LOSSES[task]
     if name and name not in choices:
         raise InputError(
-            f"The loss must fit the task; got the loss {name!r} for the task {task!r}.",
+            f"The training loss must suit the task of the network; got the loss {name!r} for the task "
+            f"{task!r}.",
             f"Use one of {', '.join(choices)}.",
         )
     return name or choices[0]

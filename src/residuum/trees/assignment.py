@@ -46,8 +46,8 @@ def import_solver() -> Any:
         from ortools.sat.python import cp_model
     except ImportError:
         raise MissingExtraError(
-            "To estimate the rows of a classification forest, the extra 'trees' (or-tools) must be "
-            "installed; it is not installed.",
+            "To reconstruct the training table of a classification forest, the package ortools (the extra "
+            "'trees' of residuum) must be installed; it is not installed.",
             'In a clone of residuum, run pip install ".[trees]".',
         ) from None
     return cp_model

@@ -135,12 +135,13 @@ def recover_targets(
     """
     if reason := why_not(forest):
         raise InputError(
-            f"The targets of known rows cannot be recovered from these trees: {reason}.",
+            f"These trees must determine the target of each row of a table; they do not: {reason}.",
             "Pass a regressor that was boosted with squared error.",
         )
     if x.ndim != 2 or not len(x) or x.shape[1] != forest.columns:
         raise InputError(
-            f"The rows must have {forest.columns} columns, as the trees do; got an array of shape {x.shape}.",
+            f"The rows of the table must have {forest.columns} columns, as many as the trees were trained "
+            f"on; got an array of shape {x.shape}.",
             "Pass one row for each record, with the columns in the order of the training table.",
         )
     equations = build_equations(forest, x)

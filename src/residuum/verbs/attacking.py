@@ -132,8 +132,9 @@ def load_run(out: Path) -> Reconstruction:
     """
     if not (out / RECONSTRUCTION).is_file():
         raise InputError(
-            f"The folder of an attack must hold {RECONSTRUCTION}; {str(out)!r} does not.",
-            "Write such a folder with residuum attack CKPT --out RUN.",
+            f"The folder of an attack must hold the file {RECONSTRUCTION}; the folder {str(out)!r} does "
+            f"not.",
+            "To create such a folder, run: residuum attack CKPT --out RUN.",
         )
     return Reconstruction.load(out / RECONSTRUCTION)
 

@@ -243,13 +243,13 @@ def _trials(defenses: Sequence[str]) -> list[Trial]:
         trial = parse_defense(text)
         if trial in trials:
             raise InputError(
-                f"Every defense and strength must be named once; got {text!r} twice.",
+                f"Each defense with its strength must be named only once; got {text!r} twice.",
                 f"Pass {text!r} once.",
             )
         trials.append(trial)
     if len(trials) == 1:
         raise InputError(
-            "--defenses must name at least one defense; got no defense.",
+            "The option --defenses must name at least one defense; got no defense.",
             "Example: --defenses noise:0.5,sgd:10.",
         )
     return trials

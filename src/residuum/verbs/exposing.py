@@ -132,7 +132,8 @@ def exposure(
     data, holdout = read_train_and_holdout(data, holdout)
     if data is None:
         raise InputError(
-            "A risk ranking needs the training records; got none.", "Pass data=(x, y)."
+            "To rank training records by their risk, the training records are needed; got none.",
+            "Pass data=(x, y).",
         )
     release = open_release(model) if isinstance(model, str | Path | Release) else None
     network = as_network(release or model, request.arch, shape=data.shape)
@@ -202,8 +203,8 @@ def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
     inserted = arrays.get("inserted")
     if inserted is None or inserted.shape != (len(data),) or set(np.unique(inserted)) - {0, 1}:
         raise DataError(
-            f"A file of canaries needs an array 'inserted' of {len(data)} zeros and ones; {str(path)!r} "
-            "has none.",
+            f"A file of canaries (test records) needs an array 'inserted' of {len(data)} zeros and ones, "
+            f"which says which canaries were used for training; {str(path)!r} has no such array.",
             "Save all canaries, including those that were left out: numpy.savez(path, x=..., y=..., "
             "inserted=...).",
         )
@@ -229,8 +230,10 @@ def read_groups(path: str | Path, column: str, n: int) -> tuple[str, ...]:
     if group_names is None or group_names.shape != (n,):
         possible_columns = sorted(name for name, array in arrays.items() if array.shape == (n,))
         raise DataError(
-            f"The groups must be an array of {n} values; {str(path)!r} has no such array {column!r}.",
-            f"Choose an array of this length: {', '.join(possible_columns) or 'the file has none'}.",
+            f"The names of the groups must be an array of {n} values, one for each record; the file "
+            f"{str(path)!r} has no such array {column!r}.",
+            f"Pass the name of an array of this length: "
+            f"{', '.join(possible_columns) or 'the file has none'}.",
         )
     return tuple(
         f"{v:g}" if group_names.dtype.kind in "fiub" else str(v) for v in group_names.tolist()

@@ -405,7 +405,8 @@ def infer_mean(checkpoint: Network) -> Tensor:
     squared_norm = bias.square().sum()
     if squared_norm == 0:
         raise InputError(
-            "To infer the mean of the inputs, the first layer needs a nonzero bias; its bias is zero.",
+            "The mean of the inputs can be inferred only from a nonzero bias of the first layer; the bias "
+            "is zero.",
             "Pass the mean with --mean.",
         )
     return weight.T @ bias / squared_norm
@@ -455,7 +456,8 @@ def _first_layer_sums(
     model = _require_mlp(checkpoint)
     if model.linears[-1].out_features != 1 or lam.ndim != 1:
         raise InputError(
-            "A shift can be fitted to candidates only if the network has one output.",
+            "A shift (a constant that was added to all inputs) can be fitted only if the network has one "
+            "output.",
             "Call infer_constant_shift for networks with several outputs.",
         )
     z = z.double().flatten(1)
@@ -468,7 +470,8 @@ def _require_mlp(checkpoint: Network) -> MLP:
     model = dense_chain(checkpoint.double_module)
     if model is None or len(model.linears) < 2:
         raise InputError(
-            f"Shift inference needs an MLP with hidden neurons; this network is {checkpoint.arch}.",
+            f"Shift inference (estimating a constant that was added to all inputs) needs an MLP with "
+            f"hidden neurons; this network is {checkpoint.arch}.",
             "Use an attack without shift inference.",
         )
     return model
@@ -478,8 +481,8 @@ def _read_first_layer(checkpoint: Network) -> tuple[Tensor, Tensor]:
     """Return the weights and the biases of the first layer in float64."""
     if not {WEIGHT, BIAS} <= checkpoint.theta.keys():
         raise InputError(
-            "To apply or undo a shift, the network must be an MLP with a first-layer bias; this network "
-            f"is {checkpoint.arch}.",
-            "Use an MLP with a first-layer bias.",
+            "To apply or undo a shift (a constant that is added to all inputs), the network must be an "
+            f"MLP with a bias in the first layer; this network is {checkpoint.arch}.",
+            "Use an MLP with a bias in the first layer.",
         )
     return checkpoint.theta[WEIGHT].double().flatten(1), checkpoint.theta[BIAS].double()

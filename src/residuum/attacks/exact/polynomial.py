@@ -274,7 +274,8 @@ def fix_scale(
     if augmented:
         if (x[:, -1].abs() < 1e-12).any():
             raise InputError(
-                "With `augmented`, the last coordinate of each sample is 1; a recovered sample ends in 0.",
+                "The option `augmented` says that the last coordinate of each sample is 1; a recovered "
+                "sample ends in 0.",
                 "Omit `augmented`.",
             )
         t, scale_note = 1 / x[:, -1], "fixed by the constant coordinate"
@@ -290,23 +291,26 @@ def fix_scale(
 def _check_arguments(degree: int, pairs: int, norm: float | None, augmented: bool) -> None:
     if degree < 3:
         raise InputError(
-            f"The samples of a polynomial network of degree {degree} are not identifiable; the degree must "
-            "be at least 3.",
+            f"The samples of a polynomial network of degree {degree} cannot be recovered from its "
+            f"weights; the degree must be at least 3.",
             "Call `measure_identifiability(model)` to compute the sums over samples that the weights "
             "determine.",
         )
     if pairs < 1:
         raise InputError(
-            f"The recovery needs at least one random pair of matrices; got `pairs={pairs}`.",
+            f"The recovery of samples needs at least one random pair of matrices; got `pairs={pairs}`.",
             "Pass `pairs=10`.",
         )
     if norm is not None and not (0 < norm < float("inf")):
         raise InputError(
-            f"`norm` must be positive and finite; got {norm}.", "Omit `norm` if it is not known."
+            f"The norm of the samples, `norm`, must be positive and finite; got {norm}.",
+            "Omit `norm` if it is not known.",
         )
     if norm is not None and augmented:
         raise InputError(
-            "`norm` and `augmented` both fix the scale of the samples; got both.",
+            "The options `norm` (the samples have a known norm) and `augmented` (the samples end in a "
+            "constant 1) cannot be combined, because each of them fixes the scale of the samples; got "
+            "both.",
             "Pass only one of the two.",
         )
 
@@ -465,7 +469,8 @@ def build_polynomial_network(
     layer_tensors = _read_tensors(arch, released.theta)
     if layer_tensors is None or (coefficients is None and arch.kind != "polynomial"):
         raise InputError(
-            "Samples can be identified only from a network of the form sum_j a_j sigma(W_j.x) with a "
+            "Samples can be recovered exactly only from a network of the form sum_j a_j sigma(W_j.x) with "
+            "a "
             f"polynomial sigma; this network is {arch}.",
             "Pass --activation with the activation of the network, for example --activation cubic."
             if layer_tensors is not None
@@ -542,7 +547,8 @@ def _min_margin(model: PolynomialNetwork, data: Dataset, has_bias: bool) -> floa
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     if x.shape[1] != model.weight.shape[1] or len(y) != len(x) or not (y.abs() == 1).all():
         raise InputError(
-            f"The minimum margin needs samples of {model.weight.shape[1] - has_bias} values, with one "
+            f"The smallest margin is computed from samples of {model.weight.shape[1] - has_bias} values, "
+            f"with one "
             f"label -1 or +1 for each sample; got samples of {x.shape[1] - has_bias} values.",
             "Correct --data, or omit --data.",
         )

@@ -142,7 +142,7 @@ class Objective(ABC):
         """
         if why_not := self.why_not(outputs, "", knowledge):
             raise InputError(
-                f"`{type(self).__name__}` {why_not}.",
+                f"The attack objective `{type(self).__name__}` cannot be used: it {why_not}.",
                 "To list the attacks that apply, run: residuum audit CKPT --dry-run",
             )
 
@@ -456,8 +456,8 @@ class WeightDecay(Objective):
             return cls()
         if knowledge.loss not in ("logistic", "squared"):
             raise InputError(
-                "An attack can compute multipliers from the `loss` only if the loss is 'logistic' or "
-                f"'squared'; got {knowledge.loss!r}.",
+                "An attack can compute the multipliers (the weights of the samples) from the `loss` only "
+                f"if the loss is 'logistic' or 'squared'; got {knowledge.loss!r}.",
                 "Omit `loss`. The attack then searches for the multipliers.",
             )
         scale = 1 / (knowledge.sample_count * knowledge.weight_decay)

@@ -136,7 +136,7 @@ def attack(
     """
     if (shape := knowledge.shape) is None:
         raise InputError(
-            "An attack needs the shape of a sample, and the shape is not known.",
+            "An attack needs the shape of one training sample; the shape is not known.",
             "Pass the shape, for example Knowledge(shape=(1, 8, 8)).",
         )
     m, dtype, released_weights = candidates, torch.float64, parameters(Phi)
@@ -159,8 +159,8 @@ def attack(
     ]
     if not fitted_layers:
         raise InputError(
-            "The attack must fit a layer that training changed; training did not change the first layer, the "
-            "only layer that the attack fits.",
+            "The attack must fit a layer that training changed; this attack fits only the first layer, "
+            "and training did not change the first layer.",
             'Pass layers="all" to fit the other layers.',
         )
     # Collect the weights at which gradients are taken.

@@ -52,7 +52,8 @@ class Prior:
         missing_fields = [n for n in self.needs if getattr(self.knowledge, n, None) is None]
         if missing_fields:
             raise InputError(
-                f"The prior {type(self).__name__} needs to know {', '.join(missing_fields)}.",
+                f"The prior {type(self).__name__}, a penalty on the reconstructed samples, needs values "
+                f"that are not known: {', '.join(missing_fields)}.",
                 "Pass the missing value (for example --value-range 0,1), or choose another prior.",
             )
 
@@ -436,7 +437,7 @@ def _image_shape(knowledge: Knowledge | None) -> tuple[int, ...]:
     assert knowledge.shape is not None
     if len(knowledge.shape) < 2:
         raise InputError(
-            "Priors on neighboring pixels need images; the samples are vectors.",
+            "A prior (penalty) on neighboring pixels needs images; the samples are vectors.",
             "Choose another prior.",
         )
     return knowledge.shape

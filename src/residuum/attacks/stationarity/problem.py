@@ -123,8 +123,8 @@ class Problem:
         ]
         if not any(is_fitted):
             raise InputError(
-                "The attack must fit a layer that training changed; training did not change the first layer, "
-                "the only layer that the attack fits.",
+                "The attack must fit a layer that training changed; this attack fits only the first "
+                "layer, and training did not change the first layer.",
                 'Pass layers="all" to fit the other layers.',
             )
         self.layer_weights = [

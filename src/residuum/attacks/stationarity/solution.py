@@ -89,7 +89,8 @@ def build_solution(
     best_row_numbers = select_best_rows(reconstruction)
     if best_row_numbers is None:
         raise InputError(
-            "A solution needs finite candidates with nonzero multipliers; the reconstruction has none.",
+            "A reconstruction must have at least one finite candidate whose multiplier (weight) is not "
+            "zero; this reconstruction has none.",
             "Run the attack again.",
         )
     return Solution(_kkt_set_of_rows(model, reconstruction, best_row_numbers), best_row_numbers)
@@ -196,8 +197,8 @@ def build_kkt_set(
     knowledge = reconstruction.knowledge
     if objective.follows_outputs:
         raise InputError(
-            "A certificate (a proof about the candidates) needs fixed multipliers; this attack computes the "
-            "multipliers from the loss at each candidate.",
+            "A certificate (a proof about the candidates) needs multipliers (weights of the candidates) "
+            "that are fixed; this attack computes the multipliers from the loss at each candidate.",
             "Run the attack without --weight-decay.",
         )
     model = copy.deepcopy(model).double().requires_grad_(False)

@@ -799,16 +799,17 @@ class PerRun:
     def _check(self) -> None:
         if len(self.runs) != self.config.restarts:
             raise InputError(
-                f"`per_run` needs one entry per restart; got {len(self.runs)} entries for "
-                f"{self.config.restarts} restarts.",
+                f"The argument `per_run` must have one configuration for each restart; got "
+                f"{len(self.runs)} configurations for {self.config.restarts} restarts.",
                 "Pass one configuration per restart.",
             )
         for run in self.runs:
             common_settings = {name: getattr(self.config, name) for name in PER_RUN}
             if run.changed(**common_settings) != self.config:
                 raise InputError(
-                    f"In `per_run`, restarts may differ only in {', '.join(PER_RUN)}; other settings differ.",
-                    "Run attacks with other differences one after another.",
+                    f"The configurations in `per_run`, one for each restart, may differ only in the "
+                    f"settings {', '.join(PER_RUN)}; other settings differ.",
+                    "Run attacks that differ in other settings one after another.",
                 )
 
 

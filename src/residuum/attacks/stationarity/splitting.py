@@ -66,8 +66,8 @@ class SampleSplitting(GrowthStrategy):
         has_relu = any(isinstance(module, nn.ReLU) for module in solver.model.modules())
         if solver.problem.surrogate == "none" and has_relu:
             raise InputError(
-                "Splitting needs curvature, and a network with true ReLU derivatives has none: inside "
-                "an activation pattern, the gradient of an output is affine in the sample.",
+                "Candidates can be split only if the loss has a curvature in the candidates; with the "
+                "true derivative of the ReLU it has none.",
                 "Pass --surrogate sigmoid or --surrogate softplus.",
             )
 

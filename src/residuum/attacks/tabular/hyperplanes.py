@@ -502,7 +502,8 @@ class Hyperplanes(OneShotAttack):
         corners = search_corners(planes, line_count, self.seed, count_upper, margin_function)
         if not len(corners.x):
             raise InputError(
-                "The attack 'corners' found no point at which enough activation boundaries meet.",
+                "The attack 'corners' looks for points at which the activation boundaries of many neurons "
+                "meet; there is no such point.",
                 "Use another attack.",
             )
         max_candidates = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES

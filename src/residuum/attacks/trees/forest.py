@@ -64,7 +64,7 @@ class ForestAttack(ForestSettings):
         model = target if isinstance(target, NamedForest) else read_forest(target)
         if reason := why_not(model.forest):
             raise InputError(
-                f"The attack 'forest' does not apply: {reason}.",
+                f"The attack 'forest' does not apply to these trees: {reason}.",
                 "To see what the trees in the file store, run `residuum scan FILE`.",
             )
         ranges = known_ranges(knowledge or Knowledge(), model.forest.columns)
@@ -128,8 +128,8 @@ def known_ranges(knowledge: Knowledge, columns: int) -> tuple[Floats, Floats] | 
         range_limits = knowledge.column_ranges.double().numpy()
         if range_limits.shape != (2, columns):
             raise InputError(
-                f"The ranges of the columns must be two rows of {columns} numbers, as the forest has "
-                f"{columns} columns; got shape {range_limits.shape}.",
+                f"The ranges of the columns must be an array of shape (2, {columns}), because the forest "
+                f"has {columns} columns; got shape {range_limits.shape}.",
                 "Pass the smallest and the largest value of every column, in the order of the columns.",
             )
         return range_limits[0], range_limits[1]

@@ -142,7 +142,8 @@ class Backbone:
         finally:
             hook.remove()
         raise InputError(
-            "The forward pass of the network did not reach the dense layer behind the backbone.",
+            "The forward pass of the network must use the dense layer behind the backbone (the first "
+            "layers); it did not.",
             "Use another attack.",
         )
 

@@ -177,7 +177,8 @@ def unmix(
     layer = replace(layer, rank=rank or layer.rank)
     if layer.rank < 2:
         raise InputError(
-            f"Unmixing needs at least two singular values above the noise; this layer has {layer.rank}.",
+            f"The attack 'unmix' needs a weight matrix with at least two singular values above the noise "
+            f"of the initial weights; the matrix of this layer has {layer.rank}.",
             "Pass the initial weights, or use another attack.",
         )
     separate = partial(_separate, shape=shape, domain=sparse_domain, effort=effort)

@@ -113,13 +113,13 @@ def uniqueness(
     start_time = time.monotonic()
     if not 0 < share < 1:
         raise InputError(
-            "'--share' is the share of a candidate's multiplier that an image must have to replace the "
-            f"candidate, so it must lie between 0 and 1; got {share}.",
+            "The option --share must lie between 0 and 1, because it is the share of a candidate's "
+            f"multiplier (weight) that another image must have to count as its replacement; got {share}.",
             "Pass --share 0.1.",
         )
     if not norm(kkt_set.target):
         raise InconclusiveError(
-            "The network must have nonzero weights; got a network in which all weights are zero.",
+            "At least one weight of the network must not be zero; all weights are zero.",
             "Check that the file contains the trained weights.",
         )
     used, active_index = _select_active(_move_to_device(kkt_set, device))
@@ -417,8 +417,8 @@ def _select_active(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
     )
     if not bool(is_active.any()):
         raise InputError(
-            "At least one candidate (reconstructed image) must have a positive multiplier; got candidates "
-            "without positive multipliers.",
+            "At least one candidate (reconstructed image) must have a positive multiplier (weight in the "
+            "sum that gives the network's weights); no candidate has one.",
             "Check that the reconstruction belongs to this network.",
         )
     active_index = is_active.nonzero()[:, 0]
