@@ -217,7 +217,7 @@ class Odd(Net):
     [
         ("state", "changes 'calls'", "if self.training"),
         ("random", "draws random numbers", "training=self.training"),
-        ("whole", "must have a gradient in the sample", "rounding"),
+        ("whole", "must be differentiable with respect to the sample", "rounding"),
         ("beside", "change with the other samples of the batch", "track_running_stats"),
         ("infinite", "must be finite", "diverge"),
         ("dict", "returned dict", "logits"),
@@ -614,7 +614,7 @@ def test_a_forward_of_one_type_is_refused_where_its_remedy_is_not() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.flatten(1) @ self.table)
 
-    with pytest.raises(ArchitectureError, match="creates tensors whose type is fixed") as caught:
+    with pytest.raises(ArchitectureError, match="creates tensors of a fixed type") as caught:
         rs.attack(Fixed(F.mish), SHAPE, SHORT)
     assert "register them as buffers" in caught.value.remedy
     assert torch.isfinite(rs.attack(Kept(), SHAPE, SHORT).loss).all()

@@ -459,7 +459,7 @@ def test_other_folders_stay_as_they_are(victim: Path, tmp_path: Path, capsys: Ca
     for out in (tmp_path / "work", tmp_path / "file", tmp_path / "file" / "deep", victim):
         before = listing(tmp_path), listing(victim)
         assert main(["attack", str(victim), *SMALL, "--out", str(out)]) == 2
-        assert "Choose another folder with --out" in one_line(capsys)
+        assert "Pass another folder with --out" in one_line(capsys)
         assert (listing(tmp_path), listing(victim)) == before
 
 

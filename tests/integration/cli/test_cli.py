@@ -636,7 +636,7 @@ def test_unwritable_output(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["certify", str(run)], file / "deep"),
     ):
         assert main([*command, "--out", str(out)]) == 2
-        assert "Choose another folder with --out" in one_line(capsys)
+        assert "Pass another folder with --out" in one_line(capsys)
     assert file.read_text() == "here"
     assert listing(tmp_path) == ["file", "half", "half/private"]
 

@@ -114,7 +114,7 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
         ({"rungs": 1}, "needs an attack with steps; unmix has none"),
         ({"batch": 2}, "the sweep also varies rank"),
         ({"objectives": ("residual",)}, "because the attack 'unmix' has no residual"),
-        ({"attack": CONFIG.changed(restarts=1)}, "Ranking by agreement compares restarts"),
+        ({"attack": CONFIG.changed(restarts=1)}, "Ranking by agreement compares the restarts"),
     ],
 )
 def test_plans_of_unmix_that_make_no_sense_are_refused(

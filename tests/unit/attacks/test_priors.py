@@ -278,7 +278,7 @@ def test_missing_knowledge_is_refused(name):
 
 @pytest.mark.parametrize("name", ["total-variation", "high-frequency"])
 def test_smoothness_of_vectors_is_refused(name):
-    with pytest.raises(InputError, match="need images; the samples are vectors"):
+    with pytest.raises(InputError, match="needs images; the samples are vectors"):
         prior(name, Knowledge(shape=(24,))).penalty(*candidates())
 
 

@@ -315,8 +315,8 @@ def test_a_rewritten_bias_breaks_the_balance():
         (torch.ones(4), "binary", 1, "two classes"),
         (torch.tensor([0, 2, 1, 1]), "binary", 1, "-1/\\+1 or 0/1"),
         (torch.tensor([0, 3, 1, 1]), "multiclass", 3, "0 to 2"),
-        (torch.tensor([0.5, 1.0, 1, 1]), "multiclass", 3, "Class indices"),
-        (torch.zeros(4, 3), "regression", 2, "one target per output"),
+        (torch.tensor([0.5, 1.0, 1, 1]), "multiclass", 3, "class numbers"),
+        (torch.zeros(4, 3), "regression", 2, "one target for each output"),
         (torch.tensor([[0], [1], [1], [0]]), "binary", 1, "vector"),
     ],
 )

@@ -281,7 +281,7 @@ def test_bad_input_is_refused() -> None:
             recover(point.model, rank=rank)
     with pytest.raises(InputError, match="fewer than 4"):
         recover(point.model, rank=4)
-    with pytest.raises(InputError, match="both fix the scale"):
+    with pytest.raises(InputError, match="cannot be combined"):
         recover(point.model, norm=1.0, augmented=True)
     with pytest.raises(InputError, match="positive and finite"):
         recover(point.model, norm=-1.0)
