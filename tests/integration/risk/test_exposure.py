@@ -387,7 +387,7 @@ def test_operating_points_and_the_area_are_counted() -> None:
 
 
 def test_few_canaries_of_a_kind_and_uneven_coins_are_said() -> None:
-    with pytest.raises(DataError, match="at least 10 canaries .* at least 10 canaries"):
+    with pytest.raises(DataError, match=r"at least 10 canaries .* at least 10 canaries"):
         canaries.find_best_bound({"s": torch.rand(30)}, torch.arange(30) < 5, 0.95, 0.0)
     bound = canaries.find_best_bound({"s": torch.rand(200)}, torch.arange(200) < 150, 0.95, 0.0)
     assert "fair coins" in bound.notes[0]

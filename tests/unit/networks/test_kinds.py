@@ -164,7 +164,7 @@ def test_a_live_module_with_a_forward_of_its_own_is_audited_to_a_verdict(tmp_pat
     assert result.inspection.directions is None
     folder = result.save(tmp_path / "run")
     assert type(result).load(folder).subject == result.subject
-    with pytest.raises(ArchitectureError, match="pass the module to residuum.audit"):
+    with pytest.raises(ArchitectureError, match=r"pass the module to residuum\.audit"):
         rs.audit(folder)
 
 
