@@ -37,7 +37,8 @@ _NAMES = {  # maps every module to the public names that it defines, separated b
     "verbs.identifying": "identify",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
-_MODULES = ("attacks",)  # public modules, which users access as in ``residuum.attacks.X``
+# Public modules of the package, which users access as in ``residuum.attacks.X``.
+_MODULES = ("attacks",)
 __all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605  the names are the keys of _HOME
 
 if TYPE_CHECKING:

@@ -34,8 +34,10 @@ from residuum.surfaces.surface import MOMENT, SURFACES, WEIGHTS, Surface
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_RETURNED = 20_000  # maximum number of candidates that an attack may return
-MIN_CANDIDATES, MAX_CANDIDATES = 20, 1000  # limits of the estimated number of candidates
+# Maximum number of candidates (guesses of training samples) that an attack may return.
+MAX_RETURNED = 20_000
+# Limits of the estimated number of candidates (guesses of training samples).
+MIN_CANDIDATES, MAX_CANDIDATES = 20, 1000
 NOT_ATTACKED = (
     "the optimizer state in this file was not attacked. To attack it, pass --surface moment"
 )

@@ -23,10 +23,12 @@ from residuum.records import Knowledge
 from residuum.settings import FAST_PRECISIONS, RestartSettings, SearchSettings
 from residuum.surfaces.surface import Surface
 
-MEASURING_SECONDS = 2.0  # total duration of the measured steps in seconds
-# If the first step takes longer than this multiple of the planned duration, only one more step is measured.
+MEASURING_SECONDS = 2.0  # seconds for which steps of the attack are run to measure their duration
+# If the first step of an attack takes longer than this multiple of the planned measuring time, only one
+# more step is measured.
 SLOW = 3
-MIN_STEPS = 2  # minimum number of measured steps after the first step, which includes the warm-up
+# Minimum number of steps that are measured after the first step, which is slower than the others.
+MIN_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,8 @@ def estimate(
     cost, notes = _cost(solver, state.x, state.lam)
     step_seconds = _measure(solver, MEASURING_SECONDS if measured is None else measured)
     layer_names = solver.problem.layer_names
-    # A grower adds candidates during the search. If the settings demand new candidates, but the network does
-    # not allow them, make_grower raises an error.
+    # A grower is an object that adds candidates during the search. If the settings ask for one and the
+    # network does not allow it, make_grower raises an error.
     if make_grower(solver) is not None:
         notes += (
             "the time covers the first candidates only. Candidates that the search adds later take more time",
@@ -176,7 +178,8 @@ def estimate_reference_seconds(
         one_step_attack = attack.changed(
             **attack.select_settings(single_run), steps=1, seconds=math.inf
         )
-        # The first run fills the caches of the network, so that the second run counts only the attack.
+        # The first run fills caches of the network. So only the second run shows the operations of the
+        # attack.
         one_step_attack.run(surface, knowledge)
         step_work = count_work(lambda: one_step_attack.run(surface, knowledge))
         return attack.steps * step_work.seconds(speed)

@@ -64,7 +64,7 @@ CHOICES = {  # the attacks from which "auto" and "kkt" choose
     "auto": ("binary-kkt", "multiclass-kkt", "weight-decay"),
     "kkt": ("binary-kkt", "multiclass-kkt"),
 }
-# The attack Unmix subtracts known initial weights itself, so this attack also covers the weight update.
+# The class Unmix subtracts known initial weights itself, so it also attacks the weight update (CHANGE).
 UNMIX = {WEIGHTS: Unmix, CHANGE: Unmix, MOMENT: UnmixOptimizerState}
 
 

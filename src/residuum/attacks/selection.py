@@ -33,7 +33,8 @@ from torch import Tensor
 from residuum.records import Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-SIMILARITY = 0.9  # minimum cosine similarity of a candidate and the center of its group
+# Minimum cosine similarity between a candidate and the center of its group of similar candidates.
+SIMILARITY = 0.9
 FEATURES = (
     "support share",
     "log relative multiplier",
@@ -42,10 +43,10 @@ FEATURES = (
     "agreement x log effective dimension",
 )
 BLOCK = 1024  # number of group centers that are compared at once, to limit the memory
-# Candidates with fewer than FEW_VALUES values are grouped by distance.
-# The maximum distance is DUPLICATE times their median length, as in Haim et al. 2022 on the unit circle.
+# Candidates (reconstructed samples) with fewer than FEW_VALUES values are grouped by distance. Two of them
+# are in one group if their distance is at most DUPLICATE times the median norm, as in Haim et al. 2022.
 FEW_VALUES, DUPLICATE = 8, 0.03
-# Minimum weight of a usable candidate, as a share of the largest weight in its restart.
+# A candidate is dropped if its weight is below this share of the largest weight in the same run.
 WEIGHT_FLOOR = 1e-3
 
 
@@ -160,7 +161,8 @@ def group_candidates(
     groups = []
     order_by_weight = weight.argsort(descending=True)
     for block in order_by_weight.split(BLOCK):
-        block = block[is_ungrouped[block]]  # candidates in an earlier group cannot be centers
+        # Candidates that already belong to a group cannot become centers of groups.
+        block = block[is_ungrouped[block]]
         if not len(block):
             continue
         is_close = (

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 MOVED = "layers that moved"  # name of a row in the table of ``describe_network``
 IS_NO_NETWORK = "the model is no network"
 PURPOSE_OF_LOSSES = "whether training samples have smaller losses than held-out samples"
-MAX_RECORDS = 300  # largest number of stored records that the report receives. A page shows fewer
+# Largest number of records stored in the model file that the report receives. A page shows fewer.
+MAX_RECORDS = 300
 
 
 def assemble_result(audit: Audit) -> AuditResult:

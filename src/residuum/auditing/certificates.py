@@ -24,12 +24,13 @@ from residuum.theory.uniqueness import uniqueness
 
 TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 NOT_CONVERGED = "no restart converged to candidates that could be certified"
-# A KKT certificate solves a problem with one unknown per sample, so it takes at most this many samples.
+# A KKT certificate (a measure of how well training samples explain the weights) solves a problem with one
+# unknown per sample, so the number of samples is limited.
 MAX_SAMPLES = 500
-MAX_BYTES = 2 << 30  # the gradients of a KKT certificate may take 2 GiB of memory
-MAX_SECONDS = 5.0  # time limit of a certificate, which then returns the best bounds so far
-# A uniqueness certificate takes at most MAX_CERTIFIED candidates (reconstructed samples), with at most
-# MAX_UNKNOWNS values in all of them together, so that it is finished in time.
+MAX_BYTES = 2 << 30  # memory limit for the gradients that a KKT certificate needs: 2 GiB
+MAX_SECONDS = 5.0  # time limit in seconds, after which a certificate returns the best bounds so far
+# A uniqueness certificate (a proof of how unique a reconstruction is) takes at most MAX_CERTIFIED
+# reconstructed samples, with at most MAX_UNKNOWNS values in total, to limit its time.
 MAX_CERTIFIED, MAX_UNKNOWNS = 40, 400_000
 
 

@@ -22,7 +22,8 @@ FACTS = (
     *("shape", "value_range", "mean", "mean_provenance", "sample_count", "label_balance"),
     *("init", "loss", "weight_decay", "columns", "column_ranges"),
 )
-FILE_FACTS = ("mean", "init")  # known facts whose value in the configuration may be a file name
+# Facts about the training whose value in a configuration may be the name of a file.
+FILE_FACTS = ("mean", "init")
 
 
 class AuditConfig(AuditRequest):

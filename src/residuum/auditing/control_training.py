@@ -33,12 +33,14 @@ from residuum.theory.rows import choose_task, normalize_labels
 from residuum.training import TrainingConfig, initialize, train
 from residuum.training.methods import LOSSES, choose_loss
 
-STEPS = 5000  # steps of full-batch training, if the recipe names no epochs
-EPOCHS, BATCH = 400, 32  # epochs and batch size of training in batches, if the recipe names none
+# Number of steps of full-batch training, if the training recipe does not name a number of epochs.
+STEPS = 5000
+# Number of epochs and batch size of mini-batch training, if the training recipe does not name them.
+EPOCHS, BATCH = 400, 32
 IN_BATCHES = ("adam", "sgd")  # optimizers that train in batches
 VANISHED = 1e-5  # full-batch training ends when the loss is at most this value
 MIN_SECONDS = 0.1  # shortest time limit of a training, even after the deadline of the audit
-# Learning rates of gradient descent and of Adam, if the recipe names none.
+# Learning rates of gradient descent and of Adam, if the training recipe does not name a learning rate.
 RATE, ADAM_RATE = 0.1, 1e-3
 # Full-batch descent multiplies its learning rate by FASTER if a step lowers the loss, and by SLOWER if a step
 # raises the loss.

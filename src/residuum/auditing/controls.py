@@ -49,7 +49,8 @@ from residuum.records import Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-# A negative control fails at this p-value, so each control raises a false alarm in 1 of 1000 audits.
+# A negative control is a test that should find nothing. It fails if its p-value is at most this level,
+# which happens by chance in 1 of 1000 audits.
 LEVEL = 0.001
 # Let d be the median distance between a training sample and its nearest held-out sample. A training sample
 # repeats a held-out sample if their distance is at most this share of d.
@@ -60,25 +61,31 @@ REPEAT_DISTANCE = 0.01
 # sample. If d is below 1 - REPEAT_NCC, the limit is d / 100 instead.
 REPEAT_NCC, MIN_NCC_VALUES = 0.99, 30
 MAX_REPEATS = 0.1  # largest share of training or held-out samples that may be set aside as repeats
-CANDIDATE_SHARE = 5  # a control uses at most one of five held-out samples as candidates
-MAX_AUC = 0.8  # the AUC of a classifier at which training and held-out samples are not comparable
+# A negative control uses at most one of five held-out samples as guesses of training samples.
+CANDIDATE_SHARE = 5
+# If a classifier tells training and held-out samples apart with this AUC, they are not comparable.
+MAX_AUC = 0.8
 # The AUC of the classifier counts only if it exceeds 1/2 by this number of standard errors.
 MIN_STANDARD_ERRORS = 3.0
 # The classifier is trained on 10 to 400 training samples and on held-out samples. With fewer than 10 training
 # samples, the AUC of the classifier says nothing.
 MAX_CLASSIFIED, MIN_CLASSIFIED = 400, 10
 ENERGY_LEVEL = 0.01  # the energy test reports different distributions at this p-value
-# Significance level of the tests if training and held-out samples may differ in distribution.
+# Significance level of the tests for a leak if training and held-out samples may have different
+# distributions.
 STRICT_LEVEL = 0.001
-# Candidates made of a known fact have noise of this norm, relative to the norm of the fact.
+# A control uses copies of a fact that the attacker knows (such as the mean image) as guesses. The copies
+# get random noise with this share of the fact's norm.
 NOISE = 0.05
-# If the attacker's knowledge alone recovers this share of the recovered samples, the audit is inconclusive.
+# Some samples may be recovered from the attacker's knowledge alone, without the weights. If they are more
+# than this share of the recovered samples, the audit is inconclusive.
 MAX_KNOWN_SHARE = 1 / 3
-# A control first draws FIRST_DRAWS random subsets of the held-out set. With so few subsets, the smallest
-# possible p-value is above LEVEL, so the control can pass but not fail. If the control reaches this smallest
-# p-value, it draws MAX_DRAWS subsets, with which it can fail.
+# Most negative controls pass, so a control first draws only FIRST_DRAWS random subsets of the held-out
+# samples. With so few subsets, no p-value can be below LEVEL. If the p-value is as small as possible, the
+# control draws MAX_DRAWS subsets.
 FIRST_DRAWS, MAX_DRAWS = MIN_SUBSETS, 1000
-TIME_MARGIN = 1.5  # a control begins only if this multiple of its expected duration is left
+# A negative control begins only if this multiple of its expected duration is left.
+TIME_MARGIN = 1.5
 MIN_CLASSIFIER_SECONDS = 0.3  # the classifier runs only if this many seconds are left
 
 
@@ -306,7 +313,8 @@ def run_controls(
         ]
     control_rows = []
     longest_seconds = (
-        0.0  # duration of the slowest control so far, as an estimate for the next control
+        # Duration of the slowest negative control so far, which is the estimate for the next one.
+        0.0
     )
     for control in controls:
         seconds_before = deadline.seconds_left
@@ -315,7 +323,7 @@ def run_controls(
             continue
         try:
             row = run_control(control, train, seed, subsets, deadline)
-        except InputError as problem:  # too few held-out samples remain for this control
+        except InputError as problem:  # too few held-out samples remain for this negative control
             failures.append(problem.message.rstrip("."))
             continue
         longest_seconds = (
@@ -324,8 +332,9 @@ def run_controls(
             else 0.0
         )
         control_rows.append(row)
-        # If candidates from the attacker's knowledge recover samples, this is only a note for the reader.
-        # ``explain_by_knowledge`` decides whether the audit is inconclusive because of these samples.
+        # If the attacker's knowledge alone already recovers samples, the control adds only a note. The
+        # function ``explain_by_knowledge`` decides whether the audit is inconclusive because of these
+        # samples.
         (notes if row.granted else failures).extend(_judge(row, len(train), subsets))
     auc, energy = compare_distributions(train, holdout, rng, deadline)
     if auc is None and len(train) >= MIN_CLASSIFIED:
@@ -380,8 +389,8 @@ def make_holdout_control(
     Returns:
         A list with the control, or an empty list if there are too few held-out samples.
     """
-    # Held-out samples that become candidates are not compared. At least 100 other held-out samples must
-    # remain for the p-value of the control, and at least as many as there are training samples.
+    # The control uses some held-out samples as guesses. At least 100 other held-out samples must remain for
+    # the p-value, and at least as many as there are training samples.
     max_candidates = len(holdout) - max(len(train), 100)
     candidate_count = min(len(train), len(holdout) // CANDIDATE_SHARE, max_candidates)
     if candidate_count < 1:

@@ -19,10 +19,10 @@ from residuum.records import Scores
 if TYPE_CHECKING:
     from residuum.auditing.scores import AttackTest
 
-# To show the chance level, the report plots scores of matches with held-out samples. These samples are drawn
-# as 10 to 100 sets. More than 10 sets are drawn only if all sets together have at most 5000 samples.
+# To show what is expected by chance, the report plots scores of matches with random sets of held-out
+# samples. There are 10 to 100 sets, and more than 10 only if they have at most 5000 samples together.
 MAX_SETS, MAX_VALUES = 100, 5000
-MAX_DISPLAYED = 300  # largest number of samples that are stored for display. A page shows fewer
+MAX_DISPLAYED = 300  # largest number of samples that are stored for the report. A page shows fewer
 
 
 def collect_evidence(

@@ -198,8 +198,8 @@ def compare_with_targets(audit: Audit, table: RecoveredTable) -> TargetTest:
         return TargetTest(target_name, n=len(train), reason="there are no targets to compare")
     recovered_targets = table.targets[:, 0].numpy()
     train_targets = train.y.double().reshape(len(train), -1)[:, 0].numpy()
-    # The questions reconstruction and membership each use half of the significance level. The test of the
-    # targets and the test of the rows share the half that belongs to reconstruction.
+    # An audit tests reconstruction and membership, each with half of the significance level. For a forest,
+    # two tests share the half of reconstruction: the test of the targets and the test of the rows.
     test_count = 2 * QUESTIONS_OF_TESTS
     if table.is_classifier:
         return compare_labels(recovered_targets, train_targets, test_count, audit.request.seed)

@@ -220,7 +220,8 @@ def _rescale(
         """Return True if the network fits the samples, None if the network cannot process the samples."""
         try:
             fit = measure_fit(network, dataset, None, task)
-        except (ResiduumError, RuntimeError, ValueError):  # ``check_inputs`` reports the error
+        # The function ``check_inputs`` reports this error later.
+        except (ResiduumError, RuntimeError, ValueError):
             return None
         return fit is not None and not fit.is_doubtful
 
@@ -256,7 +257,7 @@ def _rescale(
         "training samples"
     )
     steps_by_text = {standardize_text: [standardized]}
-    # The names of two classes do not say which of them is class 0, so both orders are tried.
+    # If there are two classes, it is unknown which of them is class 0, so both orders are tried.
     if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
         swap_text = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
         steps_by_text |= {

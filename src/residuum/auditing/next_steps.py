@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 MOMENT = "moment"
-BUDGET_FACTOR = 4  # advise this multiple of the budget if the budget limited the positive controls
-# The largest budget that we advise, in reference seconds (computing time on a fixed machine).
+# If the time budget was too small for large positive controls, we advise this multiple of the budget.
+BUDGET_FACTOR = 4
+# The largest time budget that we advise, in seconds of computing time on a reference machine.
 MAX_BUDGET = 4 * 3600.0
 STRIPPED_SUFFIXES = (
     ".pt",
@@ -177,8 +178,9 @@ def _holdout_needed(result: AuditResult) -> int:
 
 def _needs_few_held_out(result: AuditResult) -> bool:
     """Return True if the tests work with fewer held-out samples than training samples."""
-    # The test of losses works with any number of held-out samples. The rows that are recovered from a forest
-    # are compared with a subset of the training samples, which is no larger than the held-out set.
+    # Two cases need no larger held-out set: the test of the losses works with any number of samples, and
+    # rows recovered from a forest are compared with at most as many training samples as there are held-out
+    # samples.
     return result.table is not None or bool(result.checks.why_no_attack)
 
 

@@ -20,7 +20,8 @@ GRADES = {  # grades of a leak by how much it reveals of a training sample, the 
     "class, so public samples give as good a picture",
     MEMBERSHIP: "training samples can be told from non-members by the weights",
 }
-STORED = "records in the file"  # attack surface (part of the file) of the search for records
+# Name of the part of the file in which the search for stored records looks.
+STORED = "records in the file"
 
 
 @dataclass(frozen=True, eq=False)

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 RECONSTRUCTION = "reconstruction"
-# Control number k uses the seed of the audit plus k times SEED_STEP. Within a control, batches of restarts
-# have consecutive seeds. The step is so large that two controls never use the same seed.
+# Positive control number k uses the seed of the audit plus k times SEED_STEP. Within a control, consecutive
+# seeds are used. The step is so large that two controls never use the same seed.
 SEED_STEP = 1000
 # A positive control is trained on at least this many samples. A leak that is detected in a network with fewer
 # samples would say little about the audited network.
@@ -62,13 +62,14 @@ MIN_SAMPLES = 10
 # Attacks show a leak in a positive control only if they recover at least this many of its samples. Fewer
 # recovered samples may be due to chance.
 MIN_RECOVERED = 3
-RESTART_DIVISOR = 4  # on a control, an attack runs a quarter of its restarts
+# On a positive control, an attack runs a quarter of its usual number of restarts.
+RESTART_DIVISOR = 4
 MEMORIZED = 0.05  # largest training loss of a network that counts as memorizing its samples
 # Number of random subsets of the held-out set for each test on a control. With 400 subsets, the smallest
 # possible p-value is 1/401, well below the significance level of 1%.
 CONTROL_SUBSETS = 400
 TOO_SMALL_BUDGET = f"the budget is too small to train networks on {MIN_SAMPLES} samples"
-# Of the budget for all positive controls, the controls for the test of membership may use this share.
+# Share of the positive controls' time budget that the controls for the membership test may use.
 MEMBERSHIP_SHARE = 0.6
 
 

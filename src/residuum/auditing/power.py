@@ -13,12 +13,12 @@ NETWORKS = {"membership": 10, "reconstruction": 3}
 TESTS = {"membership": "The test of membership", "reconstruction": "The attacks"}
 VERBS = {"membership": "named", "reconstruction": "recovered"}
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-# Reasons why a positive control may have fewer training samples than the audited network.
+# Names of the reasons why a positive control has fewer training samples than the audited network.
 BUDGET, HOLDOUT = "budget", "held-out samples"
 CONFIDENCE = 0.95  # confidence level of the lower confidence limit of the power
-# The lower confidence limit of the power must be at least MIN_POWER. The limit is 37% if three of three
-# networks are detected, 39% for seven of ten, and 30% for six of ten. The limit is not adjusted for larger
-# numbers of samples that were tried before.
+# The power is the probability that the audit detects a leak in a positive control. Its lower confidence
+# limit must be at least MIN_POWER. The limit is 37% if three of three controls are detected, 39% for seven
+# of ten, and 30% for six of ten.
 MIN_POWER = 1 / 3
 
 

@@ -26,8 +26,8 @@ from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
 from residuum.records.recovered_table import TableSummary
 from residuum.risk.membership import LossSeparation, MembershipTest
 
-# Version of the fields of result.json. If fields are added that older readers may ignore, the minor version
-# grows. After any other change of the fields, the major version grows.
+# Version of the fields of result.json. The number after the point grows if fields are added. The number
+# before the point grows if fields are removed or changed.
 SCHEMA_VERSION = "6.1"
 # Largest number of candidates and of exposed samples in result.json. Other files of the run list all of them.
 MAX_CANDIDATES, MAX_EXPOSED = 200, 20

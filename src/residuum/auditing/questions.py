@@ -25,8 +25,8 @@ QUESTIONS = {
     RECONSTRUCTION: "Can attacks reconstruct training samples?",
     MEMBERSHIP: "Can training samples be told from non-members?",
 }
-# Attack surface (part of the release) of the attack on a forest. The answer says what this attack recovered,
-# even if there are no samples to compare with.
+# Name of the part of a model that an attack on a forest reads. The report says what this attack recovered,
+# even if there are no training samples to compare with.
 TREES = "trees"
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 # Statistical tests answer two of the questions: reconstruction and membership. Each test uses half of the

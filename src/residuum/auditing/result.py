@@ -35,7 +35,7 @@ from residuum.records.scores import MetricScore
 from residuum.risk.membership import MembershipTest
 from residuum.surfaces.inspection import Inspection
 
-# Version of the set of attacks. If an attack becomes stronger or is added, the version grows.
+# Version of the set of attacks that an audit runs. It grows if an attack is added or becomes stronger.
 SUITE = 1
 
 

@@ -72,7 +72,8 @@ class Audit:
     request: AuditRequest  # the settings of the audit
     deadline: Deadline  # the time at which the audit must end
     store: AuditStore = (
-        NO_STORE  # saves the outputs of stages, so that an interrupted audit can continue
+        # Object that saves the results of finished stages, so that an interrupted audit can continue.
+        NO_STORE
     )
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
@@ -203,7 +204,7 @@ STAGES = (  # for each stage: name, function to run, function that returns the r
     Stage("exposure", stages.rank_exposure, stages.skip_without_network_time_and_samples),
 )
 
-# The stages of an audit of a forest or of any other model that is no network.
+# The steps of an audit of a model that is not a neural network, such as a forest.
 PREDICTOR_STAGES = (
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", losses.measure_losses, stages.skip_without_predictions),

@@ -300,7 +300,8 @@ class AttackSchedule:
                 finished_batches.extend(batches)
         deciding_attacks = [name for name, attack in self.attacks.items() if not attack.is_baseline]
         return AttackResults(
-            # A baseline that does not apply has no row. A baseline that failed has a row with its error.
+            # A baseline (a simple attack for comparison) that does not apply gets no row in the table. A
+            # baseline that failed gets a row with its error.
             tuple(
                 row_by_attack[n]
                 for n in self.attacks
@@ -409,7 +410,7 @@ def _record_error(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> 
         if attack.pace == "batches" and not attack.is_plugin:
             raise
         record(attack.is_plugin, problem.message)
-    except Exception as problem:  # only an error in a plug-in lets the audit continue
+    except Exception as problem:  # the audit continues only after errors of plug-ins
         if not attack.is_plugin:
             raise
         record(True, f"failed: {type(problem).__name__}: {problem}")

@@ -45,10 +45,9 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Record, Scores
 from residuum.theory.kkt import evaluate
 
-# The distance of two images is 1 - NCC. A reconstruction counts as closer to a sample than another image if
-# the distance of the reconstruction is at most this share of the distance of the other image. We chose the
-# share on images of digits: of two means of one class, one is closer to a sample by this share in 1% of the
-# cases, by chance.
+# The distance of two images is 1 - NCC (normalized cross-correlation). A reconstruction counts as closer to
+# a sample than another image only if its distance is at most this share of the other image's distance. For
+# two mean images of a class of digits, this happens by chance in 1% of the cases.
 MAX_DISTANCE_RATIO = 0.75
 
 

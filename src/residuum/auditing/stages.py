@@ -109,8 +109,8 @@ def run_negative_controls(audit: Audit) -> Audit:
     samples.
     """
     case = audit.case
-    # Import this slow module before the controls are timed. The duration of a control decides whether there
-    # is time for the next control.
+    # Importing this module is slow. It is imported before the durations of negative controls are measured,
+    # because the durations decide whether there is time for another control.
     import_classifier()
     assert case.balanced_sets is not None
     controls = run_controls(

@@ -356,8 +356,8 @@ def _grades(
     if findings is not None and findings.survivors:
         strongest_index = [*GRADES].index(findings.grade)
         for grade, count in findings.grades.items():
-            # A single sample may have a strong grade by chance. If the grade of a sample is stronger than the
-            # grade of all findings together, the sample counts with the grade of all findings.
+            # A single recovered sample may look more like the original than the others by chance. So no
+            # sample counts with a stronger grade than all findings together.
             counted_grade = grade if [*GRADES].index(grade) >= strongest_index else findings.grade
             count_by_grade[counted_grade] = count_by_grade.get(counted_grade, 0) + count
         if not findings.grades:

@@ -18,7 +18,8 @@ from cyclopts import Parameter
 from residuum.cli import options
 from residuum.cli.output import format_number, print_line, print_table, split_progress
 
-# Default distance by which samples move, as a share of the largest distance that keeps activation patterns.
+# Default distance by which samples move, as a share of the largest distance at which the same neurons stay
+# active.
 SHARE = 0.9
 MAX_BLOCKED = 5  # maximal number of printed lines about samples that cannot move
 

@@ -125,7 +125,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         arch: options.Arch = None,
         model: options.ModelCode = None,
         trust_code: options.TrustCode = False,
-        # This function ignores the option. ``main`` reads it earlier. It is listed here only for the help.
+        # The function ``main`` reads this option before it calls this function. The option is listed here
+        # only for the help text.
         no_plugins: options.NoPlugins = False,
     ) -> None:
         from residuum.attacks import Attack, estimate, make_attack
@@ -160,7 +161,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
                 _attack_forest(release, knowledge_values, attack, out, output)
             return
         if name == FOREST:
-            read_forest(release)  # the release holds no forest here, so this call raises an error
+            # The file holds no forest, so this call raises the error that says so.
+            read_forest(release)
         network = load_network(
             release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
         )

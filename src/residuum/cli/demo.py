@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from residuum.networks.network import Network
     from residuum.records import Split
 
-# The network trained on digits, its number of training samples, and its number of training steps.
+# The network trained on digits: its architecture, number of training samples, and number of training steps.
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
 RESTARTS, ATTACK_STEPS = 4, 2000
 PICTURE = "reconstructions.png"
-# The network trained on photographs, its numbers of samples and steps, and the time limit of the attack (s).
+# The network trained on photographs: architecture, numbers of samples and of training steps, and the time
+# limit of the attack in seconds.
 PHOTO_ARCH, PHOTOS, PHOTO_STEPS, PHOTO_SECONDS = "mlp:3072-300-300-1", 40, 600, 2.0
 PHOTO_PICTURE = "photos.png"
 CERTIFICATE_ROWS = {
@@ -45,7 +46,7 @@ CERTIFICATE_ROWS = {
     "KKT residual, Clarke": "residual_clarke",
     "margin": "margin",
 }
-# For each audit, the name of its folder and the name of the folder with the weights.
+# The demo runs two audits. For each: the name of its folder, and the name of the folder with the weights.
 NETWORKS = {"trained": "network", "untrained": "untrained-network"}
 
 
@@ -132,8 +133,8 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
     mean, shape = split.train.mean, split.train.shape
     knowledge = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
     reconstruction = Unmix(seconds=PHOTO_SECONDS).run(trained_network, knowledge)
-    # The class Unmix refuses an untrained layer, because all directions of the layer look like noise.
-    # The function unmix does not refuse it. The argument ``rank`` is the number of images to separate.
+    # The class Unmix raises an error for an untrained layer, whose weights look like noise. The function
+    # unmix does not. Its argument ``rank`` is the number of images to recover.
     untrained_model = initialize(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
     untrained_layer = first_layer(parameters(untrained_model)).float()
     untrained_images = unmix(

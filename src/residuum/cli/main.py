@@ -26,7 +26,8 @@ from residuum.cli.output import print_json, print_line
 from residuum.cli.usage import usage_message
 from residuum.errors import InputError, ResiduumError
 
-USAGE, INTERNAL, INTERRUPTED = 2, 70, 130  # exit codes of errors that have no class of their own
+# Exit codes for wrong usage, internal errors, and interruption by the user.
+USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 COMMANDS = {  # each help text fits on one line of a terminal with 80 columns
     "audit": "Attack a checkpoint and give a verdict on leaks.",
     "scan": "List what in a release can reveal training data.",

@@ -204,7 +204,7 @@ def _describe_attack(progress: AttackProgress) -> State:
 
 def _describe_sweep(progress: SweepProgress) -> State:
     """Return the progress of a sweep, with the best residual, trials per minute and remaining time."""
-    # The rate counts only trials that finished since the sweep was started or continued.
+    # To estimate the remaining time, count only the trials that were finished since this process started.
     trials_per_second = progress.fresh / max(progress.seconds, 1e-9)
     remaining_time = ""
     if progress.fresh:

@@ -31,20 +31,23 @@ from residuum.errors import InputError
 from residuum.networks import MLP, dense_chain
 from residuum.networks.network import Network
 
-# A relative imbalance below this value means that one shift balances all neurons exactly.
+# The imbalance of neurons is the relative difference between the norms of their incoming and outgoing
+# weights. Below this value, the neurons count as exactly balanced.
 EXACT_BALANCE = 1e-6
-NEAR_BALANCE = 0.05  # largest relative imbalance at which the neurons count as balanced
-# Number of random permutations of the biases (the smallest p-value is 1/200), and the significance level.
+# Largest relative difference of incoming and outgoing norms at which neurons count as balanced.
+NEAR_BALANCE = 0.05
+# Number of random permutations of the biases in a permutation test (so the smallest p-value is 1/200), and
+# the significance level of the test.
 DRAWS, LEVEL = 199, 0.01
-MIN_NEURONS = 8  # minimum number of distinct neurons for a test with permuted biases
+MIN_NEURONS = 8  # minimum number of distinct neurons for the permutation test
 # Two neurons are copies of each other if random projections of their weights are almost equal.
 # The maximum difference is this share of the largest projection.
 COPY_TOLERANCE = 1e-6
-# A vector shift is a combination of leading right singular vectors of the first-layer weights.
-# A vector is leading if its singular value exceeds this share of the largest singular value.
+# The shift of the inputs is searched in the span of right singular vectors of the first layer's weights. A
+# singular vector is used if its singular value exceeds this share of the largest one.
 RANK_TOLERANCE = 1e-2
-# Number of starts of the search for a vector shift. Each start chooses one sign for the moved bias of each
-# neuron. Two solutions count as equally good if their imbalances differ by at most the factor TIE_FACTOR.
+# The search for the shift of the inputs is repeated with SIGN_CHOICES random choices of the signs of
+# biases. Two results count as equally good if their errors differ by at most the factor TIE_FACTOR.
 SIGN_CHOICES, TIE_FACTOR = 24, 1.5
 WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
 Array = np.ndarray[Any, Any]
@@ -350,8 +353,9 @@ def fit_shift(
     """
     weight, bias, unexplained, total = _first_layer_sums(checkpoint, z, labels, lam)
     basis = torch.ones(1, weight.shape[1]).to(weight) if basis is None else basis.to(weight)
-    # The stationarity equation of the weights has the residual unexplained + total u^T, and that of the
-    # biases has the residual bias - total + W u. Both residuals are linear in u.
+    # If the shift u is subtracted from the samples, the equation of the weights leaves the error
+    # unexplained + total u^T, and the equation of the biases leaves the error bias - total + W u. Both are
+    # linear in u.
     columns = [torch.cat([torch.outer(total, v).flatten(), weight @ v]) for v in basis]
     target = torch.cat([unexplained.flatten(), bias - total])
     coefficients = torch.linalg.lstsq(torch.stack(columns, 1), -target[:, None]).solution[:, 0]

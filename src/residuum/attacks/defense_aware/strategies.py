@@ -34,13 +34,13 @@ from residuum.networks.network import Network, first_layer
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import RestartSettings
 
-# A trial attack runs one restart, with the number of steps of the full attack divided by this number.
+# To compare settings, short attacks are run. Their number of steps is that of the full attack divided by
+# this number.
 TRIAL_DIVISOR = 4
-# Number of rounds that infer a shift. Each round searches for candidates with the current shift, and then
-# fits the shift to these candidates.
+# Number of rounds in which a secret shift of the inputs is estimated. Each round searches for training
+# samples with the current estimate, and then fits the shift to these samples.
 FIT_ROUNDS = 2
-# Range from which an attack draws the initial multipliers of its candidates, if multipliers may have any
-# sign.
+# Range of the random initial multipliers (weights of the candidates), if multipliers may be negative.
 SIGNED_RANGE = (-0.5, 0.5)
 
 
@@ -194,7 +194,8 @@ def tied_multipliers(released: Released) -> Adapted:
         The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
     """
     if not released.public_facts["weight_decay"]:
-        # Without weight decay, no formula computes multipliers from outputs.
+        # Multipliers (weights of the samples) follow from the outputs of the network only if it was trained
+        # with weight decay.
         return free_multipliers(released)
     training_facts = {name: released.public_facts[name] for name in ("weight_decay", "loss")}
     return _choose_better(

@@ -60,10 +60,11 @@ STEPS = 10  # number of Levenberg-Marquardt steps that refine the samples
 # A sample is certified (proved to be a training sample) only if the relative residual of its stationarity
 # equations is at most this value.
 CERTIFIED_RESIDUAL = 1e-3
-# At a KKT point, |W_j|^2 = alpha a_j^2 for the input weights W_j and the output weight a_j of each neuron.
-# A network of degree alpha counts as a KKT point up to this relative violation of the equation.
+# If a network of degree alpha is a KKT point (a solution of margin maximization), |W_j|^2 = alpha a_j^2 for
+# the input weights W_j and the output weight a_j of each neuron. This is the largest accepted relative
+# error.
 BALANCE_LIMIT = 1e-2
-MIN_EIGENGAP = 1e-10  # minimum relative gap of two eigenvalues that count as distinct
+MIN_EIGENGAP = 1e-10  # minimum relative difference of two eigenvalues that count as distinct
 # Names and exponents k of the activations t^k.
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 

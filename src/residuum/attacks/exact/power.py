@@ -31,7 +31,8 @@ from torch import Tensor
 
 from residuum.theory.polynomial import Interpolant
 
-STARTS, POWER_STEPS = 48, 100  # number of random directions, and of power iteration steps from each
+# Number of random starting directions, and number of power iteration steps from each of them.
+STARTS, POWER_STEPS = 48, 100
 # Weight of the previous direction in a power step.
 # Without this weight, the iteration can oscillate if the degree of the form is even.
 SHIFT = 0.3
@@ -40,11 +41,12 @@ INNER, FINAL = (
     100,
 )  # Levenberg-Marquardt steps after every new sample, and after the last sample
 RESTARTS = 8  # maximum number of attempts to find all samples
-CHEAP = 1 / 16  # a new attempt starts only if less than this share of BUDGET is used
-SOLVED = 1e-10  # a relative misfit below this value is a rounding error
-FITTED = 1e-2  # maximum relative misfit at which the samples count as a good fit
-SAME = 10.0  # maximum ratio of the misfits of two equally good fits
-PROGRESS = 1e-3  # the search ends if a new sample reduces the misfit by less than this share
+CHEAP = 1 / 16  # a new attempt starts only if less than this share of the computing budget is used
+SOLVED = 1e-10  # a relative error of the fit below this value is a rounding error
+FITTED = 1e-2  # maximum relative error at which the samples count as a good fit of the weights
+SAME = 10.0  # two fits count as equally good if the ratio of their errors is at most this number
+# The search ends if a new sample reduces the error of the fit by less than this share.
+PROGRESS = 1e-3
 BUDGET = 2.0**36  # maximum number of multiplications in one search, which take a few seconds
 KERNEL_SIDE = 1500  # maximum number of rows of a kernel matrix that is factorized
 # Smaller eigenvalues of the kernel matrix, as a share of the largest eigenvalue, count as zero.
@@ -224,13 +226,13 @@ def levenberg_marquardt(
         trial_g = g + torch.linalg.solve(normal_matrix, slope.flatten()).reshape(g.shape)
         trial_error = misfit(f, trial_g, sign)
         gain = float(error.norm() - trial_error.norm())
-        if gain > 0:  # False also if the misfit of the step is NaN
+        if gain > 0:  # this is also False if the error after the step is NaN
             g, error = trial_g, trial_error
             if gain < 1e-6 * float(error.norm()) and damping < 1e-2:
                 break
             damping = max(damping / 5, 1e-14)
         elif damping > 1e6 or (damping < 1e-6 and error.norm() < SOLVED * total):
-            break  # the misfit is as small as rounding errors, or no step reduces the misfit
+            break  # the error of the fit is a rounding error, or no step reduces it
         else:
             damping = max(4 * damping, 1e-8)
     return g, error

@@ -46,7 +46,7 @@ from residuum.settings import RestartSettings
 from residuum.stationarity import Theta, by_layer, parameters
 from residuum.surfaces.surface import CHANGE, MOMENT, Surface
 
-RECORD_EVERY = 25  # number of steps between two records of the residuals
+RECORD_EVERY = 25  # number of steps after which the errors of the fit are recorded
 MIN_NORM = 1e-30  # squared norms are clamped to at least this value before a division
 
 
@@ -348,8 +348,8 @@ class Problem:
             name: t.clone().requires_grad_() for name, t in parameters(self.model).items()
         }
         outputs = functional_call(self.model, leaf_weights, (x,))
-        # The weights u of the outputs depend on the candidates and on the network weights theta. The sum of
-        # gradients treats u as a constant in theta, so u is computed with weights that require no gradient.
+        # Each output of the network is weighted with a number u. The gradient with respect to the network's
+        # weights must treat u as a constant, so u is computed with weights that require no gradient.
         fixed_outputs = functional_call(self.model, parameters(self.model), (x,))
         u = covectors(self.matching, fixed_outputs, self.labels, lam)
         gradients = torch.autograd.grad(

@@ -30,7 +30,8 @@ from torch.autograd import forward_ad
 from residuum.attacks.stationarity.problem import Problem
 from residuum.engine.explicit import Candidates
 
-# Steps of the Lanczos method: enough to find negative curvature, but not for exact eigenvalues.
+# Number of steps of the Lanczos method. They suffice to find a negative eigenvalue, but not for exact
+# eigenvalues.
 ITERATIONS = 20
 Product = Callable[[Tensor], Tensor]
 
@@ -340,8 +341,8 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
             0.0,
         )
     is_zero = basis.square().sum(-1) < 0.5
-    # The first Lanczos vector never counts as zero. If the start vector is zero, the result is therefore the
-    # eigenvalue 0 with a zero eigenvector.
+    # The first Lanczos vector never counts as zero. So a start vector of zeros gives the eigenvalue 0 and
+    # an eigenvector of zeros.
     is_zero[..., 0] = False
     diagonal = torch.where(is_zero, 4 * largest_entry[..., None] + 1, diagonal)
     side_diagonal = off_diagonal[..., : iterations - 1]

@@ -158,7 +158,7 @@ class Grower:
         self.solver, self.strategy = solver, strategy
         self.problem, self.scale = solver.problem, solver.scale
         self.limit = self.settings.split_limit or 4 * solver.sizes[1]
-        self.note = ""  # the first nonempty note for users that the strategy returned
+        self.note = ""  # a note for users, "" until the strategy that adds candidates returns one
 
     @property
     def settings(self) -> StationaritySettings:
@@ -381,7 +381,8 @@ class Grower:
         """
         population = get_population(state)
         problem = self.problem.with_labels(population.best_labels)
-        # Candidates are never added at this step, so its random numbers are unused.
+        # Candidates are never added after the last step, so the random numbers of this step number are
+        # unused.
         unused_step = self.solver.config.steps + 1
         generators = [self.create_generator(unused_step, run) for run in range(len(state.x))]
         start_vectors = self.draw_noise(state.x, generators)

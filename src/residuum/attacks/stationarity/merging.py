@@ -23,7 +23,7 @@ from residuum.attacks.stationarity.slots import get_population, remove_candidate
 from residuum.attacks.stationarity.solver import SolverState
 from residuum.networks import ReLU
 
-MAX_TRIES = 8  # maximum number of pairs of candidates that are tried per run, whenever candidates are merged
+MAX_TRIES = 8  # maximum number of pairs of similar candidates that a run tries to merge at one time
 # Networks without ReLUs: two candidates merge only if their distance is at most this share of the smaller
 # norm of the two candidates.
 MAX_DISTANCE = 0.1
@@ -80,7 +80,8 @@ def merge(
         The new state, and a tuple for every merge: index of the run, position of the merged candidate in the
         tensors, position of the removed candidate, loss before the merge, loss after the merge.
     """
-    # If the fit is exact, the loss consists of rounding errors only, so a rise within rounding is accepted.
+    # If the fit is exact, the loss consists only of rounding errors. So an increase as large as rounding
+    # errors is accepted.
     rounding_error = 64 * torch.finfo(state.x.dtype).eps ** 2 * problem.empty_loss
     pair_queues = {run: _pairs(problem, state, run) for run in due}
     done_merges = []

@@ -48,7 +48,7 @@ from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
 from residuum.stationarity import Theta, by_layer, parameters
 
-CHECK_EVERY = 25  # steps of Adam between two evaluations; the result is the best evaluated point
+CHECK_EVERY = 25  # number of steps of Adam between two evaluations of the loss
 
 
 def residual(
@@ -80,8 +80,8 @@ def residual(
     for k, theta in enumerate(thetas):
         outputs = functional_call(Phi, theta, (x,))
         u = objective.covectors(k, outputs, y, lam)
-        # One vector-Jacobian product with the covectors u computes the sum over all candidates. The product
-        # treats u as a constant in theta.
+        # One backward pass with the output weights u computes the weighted sum of the gradients of all
+        # candidates. It treats u as a constant.
         gradients = torch.autograd.grad(
             outputs, list(theta.values()), u, create_graph=True, materialize_grads=True
         )
@@ -149,9 +149,9 @@ def attack(
     theta = parameters(Phi)
     target = objective.create_surface(theta, knowledge).target
     squared_target_norms = squares(target)
-    # The residual of a layer is not divided by a target of zero.
+    # Avoid a division by zero for layers whose target is zero.
     squared_target_norms[squared_target_norms == 0] = 1.0
-    # Only layers that training changed are fitted, because frozen layers did not follow their gradients.
+    # Fit only layers that training changed. Frozen layers say nothing about the training samples.
     names = tuple(by_layer(target))
     changed_layers = objective.create_surface(released_weights, knowledge).equations
     fitted_layers = [
@@ -176,8 +176,8 @@ def attack(
     def r(x: Tensor, lam: Tensor, alpha: float) -> Theta:
         return residual(gated(alpha), thetas, target, objective, x, y, lam)
 
-    # The search uses mu = lam / scale.
-    # Choose the scale so that at mu = 1, the sum of gradients at random samples is as large as the target.
+    # The optimizer works with mu = lam / scale instead of the multipliers lam. With this scale, mu = 1
+    # makes the sum of gradients at random samples as large as the target.
     low, high = knowledge.value_range or (0.0, 1.0)
     x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=dtype)
     mu = torch.ones(m, *objective.multiplier_shape(C), dtype=dtype)

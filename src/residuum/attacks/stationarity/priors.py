@@ -21,11 +21,12 @@ from residuum.errors import InputError
 from residuum.plugins import Table
 from residuum.records import Knowledge
 
-# Ratio of the smallest to the largest weight of a prior whose weight changes during the search.
+# A prior is a penalty whose weight can decrease during the search. This is its last weight divided by its
+# first weight.
 FADE = 1e-3
 # Differences of neighboring pixels below 1/20 of the value range count as noise, larger ones as edges.
 STEEPNESS = 20.0
-# Stored multipliers above this value do not increase the weight of a candidate in a penalty.
+# In a penalty, each candidate counts with its multiplier (weight), but at most with this value.
 MAX_MULTIPLIER = 2.0
 
 

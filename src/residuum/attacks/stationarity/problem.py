@@ -34,8 +34,8 @@ from residuum.stationarity import Theta, by_layer, layer_squares, parameters
 from residuum.surfaces.surface import CHANGE
 from residuum.theory.multipliers import factor_gram, solve
 
-# Largest number of multipliers of a run that are fitted in closed form. The Gram matrix of the fit needs one
-# evaluation of the loss for each multiplier.
+# Largest number of multipliers (weights of the candidates) that are computed by least squares, because each
+# multiplier needs one more evaluation of the loss.
 MAX_UNKNOWNS = 2000
 
 
@@ -99,7 +99,8 @@ class Problem:
             if name == "theta0":
                 assert knowledge.theta0 is not None
                 theta0 = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
-                # The initial weights come without buffers, so the buffers of the released network are kept.
+                # The initial weights are known without buffers, so the buffers of the trained network are
+                # used.
                 model_at_point.load_state_dict({**model_at_point.state_dict(), **theta0})
             models_at_points.append(model_at_point)
         self.objective = objective
@@ -108,8 +109,8 @@ class Problem:
         # A smooth activation needs no surrogate, because surrogates replace the derivatives of ReLUs.
         self.surrogate = "none" if is_smooth else surrogate
         self.labels = labels.to(device)
-        # The target is converted to the number format of the search.
-        # Whether training changed a layer is decided before this conversion, from the released weights.
+        # Decide which layers training changed before the weights are converted to the number format of the
+        # search, because rounding could hide a change.
         surface = objective.create_surface(parameters(model), knowledge)
         self.target = objective.create_surface(parameters(converted_model), knowledge).target
         self.groups = by_layer(self.target)
@@ -295,8 +296,8 @@ class Problem:
         """
         fixed_weights = parameters(model)
         leaf_weights = {name: t.clone().requires_grad_() for name, t in fixed_weights.items()}
-        # The covectors u (weights of the outputs) are computed with network weights that require no gradient.
-        # The derivative in the network weights therefore treats u as a constant.
+        # Each output of the network is weighted with a number u. The network weights require no gradient
+        # here, so that derivatives with respect to them treat u as a constant.
         u = self.objective.covectors(
             point, functional_call(model, fixed_weights, (x,)), labels, lam
         )
@@ -358,8 +359,8 @@ def fit_multipliers(
         if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
             fitted_runs.append(current)
             continue
-        # The unknowns are the multipliers minus their smallest permitted value (floor). The contribution of
-        # the floor is therefore subtracted from the right side.
+        # The unknowns are the multipliers minus their smallest allowed value. So the contribution of this
+        # value is subtracted from the right side of the equations.
         factored_problem = factor_gram(gram, right_side.cpu() - shift * gram.sum(1))
         fitted_runs.append(
             (shift + solve(factored_problem, free=floor is None)).to(lam).view_as(current)
@@ -382,12 +383,13 @@ def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpne
         The multiplier, 1 if the sum of gradients is zero.
     """
     ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
-    # With a common multiplier s, the residual is target - s T for a sum of gradients T.
-    # The squared residuals at s = -1, 0 and 1 give the norm of T.
+    # Let T be the sum of the gradients of all candidates. The squared norms |target - s T|^2 for s = -1, 0
+    # and 1 determine the norm of T.
     first_layer = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
     squared_residuals = [
         problem.evaluate(x, s * ones, sharpness).layers[0, first_layer] for s in (-1.0, 0.0, 1.0)
     ]
     minus, zero, plus = squared_residuals
-    squared_ratio = float((minus + plus) / 2 - zero)  # |T|^2 / |target|^2
+    # |T|^2 / |target|^2, where T is the sum of gradients.
+    squared_ratio = float((minus + plus) / 2 - zero)
     return 1 / math.sqrt(squared_ratio) if squared_ratio > 0 else 1.0

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from residuum.attacks.stationarity.solver import Population, SolverState
 
-# Names of the tensors with one entry per slot, in the population (labels and numbers of the candidates) and
-# in the state of the solver.
+# A slot is a place in the tensors that can hold one candidate. These are the names of the tensors with one
+# entry for each slot.
 POPULATION_FIELDS = ("labels", "active", "ident", "best_labels", "best_active", "best_ident")
 STATE_FIELDS = ("x", "lam", "best_x", "best_lam")
 

@@ -266,7 +266,8 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
         return WeightFit({}, judged_layers)
     attack = rebuild_attack(reconstruction)
     if not isinstance(attack, Stationarity):
-        # An attack in closed form records a single residual, that of all equations together.
+        # An attack that computes a solution in closed form records only one error, for all equations
+        # together.
         return WeightFit(
             {reconstruction.layer_names[0]: best_record[2]}, reconstruction.layer_names[:1]
         )

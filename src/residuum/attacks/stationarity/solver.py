@@ -45,13 +45,14 @@ from residuum.records import Knowledge, Record
 from residuum.records.rundir import digest, refuse_other_run
 from residuum.settings import FAST_PRECISIONS, LR_LAM, NUMBERS, PER_RUN, StationaritySettings
 
-# A run diverges above this multiple of the larger of its first loss and the loss without candidates.
+# A run of the attack counts as diverged if its loss exceeds this multiple of its first loss, or of the loss
+# without candidates if that is larger.
 DIVERGED = 1e6
-CHECK_EVERY = 25  # steps between two evaluation steps, which record the loss and the best point
+CHECK_EVERY = 25  # number of steps between two evaluations of the loss
 BETA1, BETA2 = 0.9, 0.999  # Adam's decay rates of the first and second moment, the usual values
 EPSILON = 1e-12  # constant in Adam's denominator, smaller than the gradients of losses near zero
 
-Step = float | Tensor  # number of a step; a tensor if a CUDA graph holds the step
+Step = float | Tensor  # the number of a step; inside a CUDA graph it is a tensor
 Moments = dict[str, Tensor]
 OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
 
@@ -213,8 +214,8 @@ class Solver:
         self.fingerprint = compute_fingerprint(model, objective, knowledge, configs, candidates)
         self.problem = self._problem(model, candidates)
         is_projected = config.constraint == "project" and knowledge.value_range is not None
-        # Knowledge of the value range, into which candidates are projected after every step.
-        # None: no projection.
+        # If candidates are moved into the known value range after every step: the knowledge of this range.
+        # Otherwise None.
         self.box = knowledge if is_projected else None
         self.sizes = (config.restarts, candidates)
         self.lam_shape = objective.multiplier_shape(outputs)
@@ -225,7 +226,7 @@ class Solver:
             "x": self.settings.value("lr_x", x_ndim),
             "lam": LR_LAM if lr_lam is None else lr_lam,
         }
-        # Sharpness of the surrogate at the last step.
+        # Sharpness, at the last step, of the smooth function that replaces the derivative of the ReLU.
         self.sharpness = self.settings.value("sharpness", 3)
         self.priors: list[Prior] = [
             PRIORS[name](weight, self.lam_min, knowledge.replace(shape=shape))
@@ -237,11 +238,11 @@ class Solver:
         self.step_seconds = 0.0  # seconds per step, 0 before the first measurement
         # Mask (R, m) of the positions in the tensors that hold a candidate, None if every position holds one.
         self.active: Tensor | None = None
-        # Penalty (R,) of the priors on positions in the tensors without a candidate, which hold zeros. This
-        # penalty is subtracted from the loss.
+        # Some places in the tensors hold zeros instead of a candidate. The loss contains a penalty (R,) for
+        # these zeros, which is subtracted again.
         self.padding: float | Tensor = 0.0
-        # Networks without explicit derivatives need a large CUDA graph for one step, so a graph holds one
-        # step.
+        # If derivatives come from autograd and not from formulas, a CUDA graph of one step is large. Then
+        # each graph holds only one step.
         self.captured = CHECK_EVERY if self.problem.explicit is not None else 1
         self._static = StaticSteps(self.step, config, self.dtype, self.captured)
 
@@ -259,7 +260,7 @@ class Solver:
         config = self.config
         until = config.steps if until is None else min(until, config.steps)
         self._adopt(state)
-        if not state.steps:  # the attack starts, and its initial point is evaluated
+        if not state.steps:  # the search begins, so its initial point is evaluated
             state = self._evaluate(state)
         while not state.stopped and state.step < until:
             end_step = state.step + self._affordable_steps(state)
@@ -444,7 +445,7 @@ class Solver:
         computes the penalty of the priors on these zeros, which is subtracted from the loss.
         """
         population = state.population
-        # If no candidate was added or removed, the state has the same tensor ``active`` as the solver.
+        # The solver and the state share the tensor ``active`` until a candidate is added or removed.
         if population is None or population.active is self.active:
             return
         self.problem.labels, self.active = population.labels, population.active
@@ -457,7 +458,8 @@ class Solver:
         """Evaluate and record the loss, the best point of every run, and which runs have diverged."""
         loss, layers, _, _ = self.gradients(state.x, state.lam, state.step)
         first_loss = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
-        # The first loss can be tiny, so the limit is at least a multiple of the loss without candidates.
+        # The first loss can be very small, so the limit is at least this multiple of the loss without
+        # candidates.
         loss_limit = DIVERGED * first_loss.clamp(min=self.problem.empty_loss)
         is_fine = torch.isfinite(loss) & (loss <= loss_limit)
         is_better = state.alive & is_fine & (loss < state.best_loss)
@@ -635,7 +637,8 @@ def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | Non
     """
     sharpness = config.sharpness if sharpness is None else sharpness
     if config.anneal == "loo2024":
-        # As in the released code of Loo et al., the sharpness grows tenfold every 20,000 steps, up to 200.
+        # As in the published code of Loo et al., the sharpness of the smoothed ReLU increases with the
+        # number of steps, up to 200.
         return _at_most(10 + 10 ** (step / 20000), 200.0)
     if config.anneal == "geometric" and config.sharpness_from:
         return config.sharpness_from * (sharpness / config.sharpness_from) ** share_at(config, step)
@@ -702,7 +705,7 @@ class StaticSteps:
             for name, tensor in inputs.items():
                 buffers[name] = torch.empty_like(tensor)
             buffers["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
-        if fast not in self.repeaters:  # a captured CUDA graph has a fixed precision
+        if fast not in self.repeaters:  # each CUDA graph computes with a fixed precision
             step = torch.compile(self.step) if self.config.compile else self.step
 
             def take_step() -> None:

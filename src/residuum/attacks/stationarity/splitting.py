@@ -39,9 +39,9 @@ from residuum.errors import InputError
 from residuum.networks import Polynomial, SigmoidReLU, Softplus
 from residuum.theory.multipliers import factor_dense, solve
 
-MAX_HALVINGS = 14  # number of step lengths in a line search, each half of the previous one
-# If sharpness times pre-activation exceeds this value, the second derivative of a ReLU's surrogate is almost
-# zero.
+MAX_HALVINGS = 14  # maximum number of times that a line search halves the length of its step
+# The second derivative of a smoothed ReLU is almost zero if its sharpness times its input exceeds this
+# value.
 MAX_CURVED = 20.0
 
 
@@ -82,7 +82,8 @@ class SampleSplitting(GrowthStrategy):
         if settings.split_relative:
             loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
             threshold = threshold * loss / now.median_length().square().clamp(min=1e-12)
-        rank = eigenvalues.argsort(1).argsort(1)  # 0 for the smallest eigenvalue of a run
+        # Rank of each eigenvalue in its run, 0 for the smallest.
+        rank = eigenvalues.argsort(1).argsort(1)
         quota = torch.tensor(now.quota, device=now.x.device)
         is_chosen = (eigenvalues < -threshold[:, None]) & (rank < quota[:, None])
         max_step = torch.full_like(threshold, torch.inf) if is_exact else now.median_length() / 2

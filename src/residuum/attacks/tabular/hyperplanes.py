@@ -45,20 +45,26 @@ from residuum.surfaces.surface import Surface
 from residuum.theory.rows import margins
 
 MIN_COLUMNS, MAX_COLUMNS = 4, 10  # limits of the number of columns of a table
-# All following distances refer to columns that are scaled to [0, 1].
-# Distances within which an activation boundary counts as passing through a sample.
+# All following distances refer to columns that are scaled to [0, 1]. Tolerances. The activation boundary of
+# a neuron (where its input is zero) counts as passing through a sample if their distance is below a
+# tolerance.
 EPS = (1e-4, 3e-4, 1e-3)
 GROUP = 3  # minimum number of hyperplanes that cross a line at the same point (a corner)
-# Maximum distance between the first and the last of the crossings of a line that form a corner.
+# A corner is a point where several hyperplanes meet. Their crossings with a line through the corner lie
+# within this distance.
 WIDTH = 4e-4
-SPARE = 7  # the d - 1 hyperplanes of a line are drawn from the d + SPARE closest to a random point
-CROSSING = 60  # number of close hyperplanes whose crossings with a line are computed
-DRAWS = 8  # number of lines near each random point
+# Each line is the intersection of hyperplanes, which are chosen at random among the d + SPARE closest ones.
+SPARE = 7
+CROSSING = 60  # number of hyperplanes for which the crossing with a line is computed
+DRAWS = 8  # number of random lines that are searched near each random point
 BATCH = 500  # number of random points in each batch
-RATE = 60_000  # lines per second on one core; fixed, so that results do not depend on the machine
-# Maximum number of lines, to limit the time, and of scored corners, to limit the memory.
+# Assumed number of lines per second; it is fixed, so that results do not depend on the machine.
+RATE = 60_000
+# Maximum number of searched lines, which limits the time, and of corners (points where hyperplanes meet)
+# that are scored, which limits the memory.
 MAX_LINES, MAX_POINTS = 3_000_000, 30_000
-LINES_PER_POINT = 40  # lines for each scored corner, so that scoring takes no longer than drawing
+# Number of searched lines for each scored corner, so that scoring takes no longer than the search.
+LINES_PER_POINT = 40
 FLAT = (
     0.05  # crossings count if the sine of the angle between line and hyperplane exceeds this value
 )
@@ -67,14 +73,17 @@ CONTAINING = 5e-3
 MAX_DISTANCE = 1.5  # maximum distance |t| of a crossing x + t u from the start x of its line
 NO_CROSSING = 1e9  # position on a line that marks a missing crossing
 STEEP = 1e-3  # d hyperplanes define a corner if the determinant of their unit normals exceeds this value
-DEAD = 1e-3  # neurons with weights shorter than this share of the longest weight vector are dead
+# Neurons count as dead if the norm of their weights is below this share of the largest norm.
+DEAD = 1e-3
 SAME = 1e-4  # two hyperplanes count as equal if 1 - cosine of their normals is below this value
-CELL = 0.01  # side of a grid cell; the search scores at most one corner in each cell
-MIN_SEPARATION = 0.05  # minimum difference of two distinct corners in at least one column
-OUTSIDE = 0.02  # distance by which a recovered row may lie outside the value range
-# The score of a corner falls by MARGIN_PENALTY times the relative deviation of its margin from the median
-# margin of the best corners. The deviation counts up to MAX_DEVIATION. The penalty applies only if the
-# margins of the best corners themselves deviate from their median by less than SHARED_MARGIN.
+# Side of the cells of a grid; at most one corner (point where hyperplanes meet) is scored in each cell.
+CELL = 0.01
+# Two corners count as different if they differ by more than this in at least one column.
+MIN_SEPARATION = 0.05
+OUTSIDE = 0.02  # a recovered table row may exceed the value range by this distance
+# Training samples often have the same margin (output times label). If the margins of the best corners are
+# similar (within SHARED_MARGIN), a corner with another margin gets a lower score: MARGIN_PENALTY times the
+# relative deviation of its margin, at most MAX_DEVIATION, is subtracted.
 MARGIN_PENALTY, MAX_DEVIATION = 20.0, 0.5
 BEST_CORNERS, SHARED_MARGIN = 12, 0.15
 CANDIDATES = 240  # maximum number of returned candidates
@@ -279,7 +288,8 @@ def search_corners(
     chance_counts = count_layers(sample_chance_corners(planes, generator))
     score = torch.zeros(len(x), dtype=torch.float64)
     for counts, chance in zip(count_layers(x), chance_counts, strict=True):
-        # Training samples among the random corners would raise the mean, so large counts are clamped.
+        # Some of the random corners may be training samples. Their large counts are limited, so that they
+        # do not raise the mean.
         chance_rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
         # Compute the probability that a Poisson variable with the mean ``chance_rates`` reaches the count.
         tail_probabilities = torch.from_numpy(
@@ -385,7 +395,8 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
     contains_line = (slope.abs() < CONTAINING) & (distance.abs() < EPS[-1])
     containing_count = contains_line.sum(2) - (d - 1)
     t = -distance / slope
-    # Missing crossings get positions far from each other, so that they form no group.
+    # Missing crossings get positions that are far from each other, so that they are not taken for one
+    # point.
     missing_positions = NO_CROSSING * (1 + torch.arange(t.shape[2], dtype=torch.float64))
     is_crossing = (slope.abs() > FLAT) & (t.abs() < MAX_DISTANCE)
     t = torch.where(is_crossing, t, missing_positions).sort(2).values

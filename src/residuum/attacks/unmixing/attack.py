@@ -20,7 +20,7 @@ from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import UnmixSettings
 from residuum.surfaces.surface import MOMENT, Surface
 
-# Multiplications and tanh evaluations per second on each kind of device, a cautious estimate.
+# Assumed number of multiplications and tanh evaluations per second on each kind of device, a low estimate.
 SPEED = {"cpu": 1e10, "cuda": 1e12}
 LADDER = (  # amounts of computation, smallest first; the last is the full default
     Effort(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
@@ -28,19 +28,18 @@ LADDER = (  # amounts of computation, smallest first; the last is the full defau
     Effort(ranks=(0.8, 0.6), partitions=()),
     Effort(),
 )
-OUTSIDE = 0.02  # share of the values of a candidate that may leave the known value range
-SLACK = 0.05  # distance by which a value may leave the value range, as a share of this range
+# Share of the values of a recovered sample that may lie outside the known value range.
+OUTSIDE = 0.02
+SLACK = 0.05  # distance by which a value may lie outside the value range, as a share of this range
 # A separated candidate has |NCC| > 0.8 with a training sample with probability sigmoid(a + b s), where s is
 # the share of all runs that contain the candidate. The constants (a, b) were fitted on 217 candidates of four
 # networks, two on 40 photos (3072-300-300-1) and two on 20 digits (64-200-200-1), with seven runs each. Of
 # candidates in at least half of the runs, 84% were training samples. Of candidates in one run, 56% were.
 CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
-# The rank of a layer is the number of singular values of its weight matrix that exceed the noise. If the runs
-# agree on fewer candidates than this share of the rank, the attack shows no confidence (``runs_disagree``).
-# The share was measured on images that appear in no published result. With 400 images and 300 neurons, the
-# runs agreed on 4.6% of the rank, and 2 of these 11 candidates were training images. With 400 and 250 images
-# and 150 neurons, the runs agreed on 6.2% and 7.9% of the rank, and 14 of these 20 candidates were training
-# images.
+# The attack is run several times. If the runs agree on fewer candidates than this share of the rank of the
+# weight matrix, no confidence is shown. The share was chosen by experiment: in a network where the runs
+# agreed on 4.6% of the rank, 2 of 11 candidates were training images. In two networks where the runs agreed
+# on 6.2% and 7.9% of the rank, 14 of 20 candidates were training images.
 AGREED = 0.055
 # Minimum number of values of a sample for which a confidence is shown.
 # On 20 and 60 digits of 64 values, 1 of 40 candidates was a training sample, although the confidence
@@ -203,7 +202,8 @@ def estimate_signs_and_sizes(
         voters.append("the value range")
         size_note = "sizes from the value range"
     sign = torch.where(votes < 0, -1.0, 1.0)
-    # Every source gets the sign of the first source of its group, times the sign of their inner product.
+    # The sign of a recovered source is arbitrary. So every source gets the same sign as the first source of
+    # its group.
     sign_to_center = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
     evidence = f"signs from {', '.join(voters)}; {size_note}"
     return sign_to_center * sign[sources.group], sizes[sources.group], evidence

@@ -59,8 +59,8 @@ DRIFT = 3e-4
 # In layers with more leading singular vectors, the samples cannot be separated.
 MAX_RANK_SHARE = 0.5
 CANDIDATES = 32  # maximum number of separated feature vectors that the attack inverts to images
-UNMIXING = 0.3  # share of the time limit that the attack spends on unmixing
-SAME = 0.9  # minimum cosine of two versions of the same image
+UNMIXING = 0.3  # share of the time limit that the attack spends on separating feature vectors
+SAME = 0.9  # minimum cosine similarity of two versions of the same image
 # Constants (a, b) of the probability that an image has NCC > 0.8 with a training image. This probability is
 # sigmoid(a + b log10(s)), where s is the share of the image's features outside the span of the dense layer.
 # The constants were fitted on 61 images (54 of them training images) of four networks that appear in no
@@ -91,7 +91,8 @@ class Descent:
 
 
 INVERT, SETTLE = Descent(150, 0.05, 0.3), Descent(250, 0.03, 0.03)
-PRIOR_DECAY = 0.1  # weight of the prior at the end of a descent, as a share of the initial weight
+# Weight of the penalty on images at the end of a gradient descent, as a share of its initial weight.
+PRIOR_DECAY = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +209,7 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
     return "", ()
 
 
-@lru_cache(maxsize=2)  # why_not and find both read the layer
+@lru_cache(maxsize=2)  # the result is cached, because the methods why_not and find both need it
 def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer | str:
     """Read the dense layer behind the backbone and subtract its initial weights.
 
@@ -374,8 +375,8 @@ class BehindBackbone(OneShotAttack):
         centers = separated.centers
         is_group_member = torch.ones(len(separated.x), dtype=torch.bool)
         is_group_member[centers] = False
-        # Similar sources of several runs form a group. The first source of every group is the mean of the
-        # group. The first sources of all groups come first, and then the other sources.
+        # Sources (recovered vectors) from several runs that are similar form a group, and each group is
+        # represented by its mean. The means of all groups come first, and the other sources follow.
         order = torch.cat([centers, is_group_member.nonzero().flatten()])
         sources = orient_sources(separated.x[order[:CANDIDATES]].to(device))
         model = surface.copy_module().to(device, torch.float32).requires_grad_(False)

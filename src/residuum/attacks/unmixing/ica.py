@@ -54,14 +54,17 @@ from residuum.networks.spectrum import noise_edge
 
 # Singular values of float32 weights below this share of the largest singular value are rounding errors.
 ROUNDING = 1e-7
-# Minimum ratio of two successive singular values if the first comes from samples and the second from noise.
+# Let two successive singular values be given, the first from training samples and the second from noise.
+# Their ratio is at least this number.
 CLIFF = 10.0
 # Singular values of float32 sources below this share of the largest singular value are rounding errors.
 SOUND = 1e-5
-SAME = 0.9  # minimum absolute cosine of two versions of the same sample
-COLUMNS = 1 << 16  # number of columns of a wide layer that are converted to float64 at a time
+SAME = 0.9  # minimum absolute cosine similarity of two versions of the same sample
+# Number of columns of a wide layer that are converted to float64 at a time, to limit the memory.
+COLUMNS = 1 << 16
 Domain = Callable[[Tensor], Tensor]
-DISTINCT = 0.5  # maximum absolute cosine of two whitened sources that count as different
+# Two sources (recovered samples) count as different if their absolute cosine similarity is at most this.
+DISTINCT = 0.5
 # Candidates with a roughness below this share of the median roughness are unseparated mixtures of samples.
 SMOOTH = 0.6
 
@@ -196,14 +199,14 @@ def unmix(
             )
             clusters = [rows[neurons] for neurons in cluster_neurons(layer, k, generator)]
             layers = [Layer.from_rows(cluster) for cluster in clusters if bool(cluster.any())]
-            # The clusters of a partition can contain the same samples, so they are not independent runs.
-            # All clusters together count as one run for each strength.
+            # The neurons are divided into clusters, and samples are recovered from each cluster. Two
+            # clusters can recover the same sample, so all clusters together count as one run.
             if sources := separate(layers, share, strengths, generator):
                 stride = len(strengths)
                 sources_by_run += [torch.cat(sources[i::stride]) for i in range(stride)]
     versions, run = torch.cat(sources_by_run), _run_numbers(sources_by_run)
-    # If the layer mixes too many samples (more partitions than planned), some sources are mixtures.
-    # Mixtures are smooth, so the attack drops smooth sources.
+    # If the layer mixes very many samples (more partitions than planned), some recovered sources are still
+    # mixtures. Mixtures are smooth, so smooth sources are dropped.
     if len(partitions) > len(effort.partitions):
         source_roughness = roughness(versions.reshape(-1, *shape), sparse_domain)
         is_rough = (

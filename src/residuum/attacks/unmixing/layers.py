@@ -18,11 +18,12 @@ from residuum.attacks.unmixing.ica import COLUMNS, DOMAINS, ROUNDING, Effort, La
 from residuum.records import Knowledge
 from residuum.surfaces.surface import WEIGHTS, Surface
 
-MAX_BYTES = 16 * 2**30  # maximum memory in bytes; the attack rejects layers that need more
+# Maximum memory in bytes; the attack does not run on layers that need more memory.
+MAX_BYTES = 16 * 2**30
 # The largest absolute weight must lie in this range, so that sums of squares stay finite in float32.
 MIN_WEIGHT, MAX_WEIGHT = (1e-12, 1e12)
-# Maximum singular value of unknown initial weights, as a share of the largest singular value of the layer.
-# Larger initial weights hide the samples.
+# If the initial weights are unknown, their largest singular value must not exceed this share of the layer's
+# largest singular value. Larger initial weights hide the training samples.
 VISIBLE = 0.1
 TOO_FEW_DIRECTIONS = "fewer than two directions of the first layer exceed the noise"
 LARGE_INITIALIZATION = "the initial weights are neither small nor known"
@@ -51,7 +52,7 @@ class InputLayer:
     initial_share: float
 
 
-@lru_cache(maxsize=2)  # why_not and find both read the layer
+@lru_cache(maxsize=2)  # the result is cached, because the methods why_not and find both need it
 def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
     """Read the layer that receives the input and subtract its initial weights.
 
@@ -97,7 +98,8 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
             f"the largest weight of the first layer is {largest_weight:.1g}: its square would overflow or "
             "vanish"
         )
-    layer = Layer.from_rows(rows) if bool(rows.any()) else None  # all rows of a frozen layer are 0
+    # None for a layer that training did not change, whose rows are all 0.
+    layer = Layer.from_rows(rows) if bool(rows.any()) else None
     if layer is None or layer.rank < 2:
         return TOO_FEW_DIRECTIONS
     if theta0 is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
