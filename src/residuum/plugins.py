@@ -83,7 +83,8 @@ class Table(dict[str, Entry]):
 
 _loaded: tuple[Plugin, ...] | None = None
 _importing: list[str] = []
-# Entries that the plug-in under import has added, each as a table and the name of the entry in the table.
+# The entries that the plug-in added so far, while it is imported: the table, and the name of the entry in
+# the table.
 _added: list[tuple[Table[Any], str]] = []
 
 

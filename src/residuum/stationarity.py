@@ -186,7 +186,8 @@ def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> 
     gram_matrix: Tensor | None = None
     for layer, inputs, signal in zip(model.linears, trace.inputs, signals, strict=True):
         input_products = inputs @ inputs.T
-        if layer.bias is not None:  # A bias counts as a further input of value 1.
+        # The bias is treated as the weight of an additional input with value 1.
+        if layer.bias is not None:
             input_products = input_products + 1
         layer_gram = (signal @ signal.T).mul_(input_products[index][:, index])
         gram_matrix = layer_gram if gram_matrix is None else gram_matrix.add_(layer_gram)

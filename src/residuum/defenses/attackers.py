@@ -43,7 +43,8 @@ from residuum.errors import InputError
 from residuum.networks.network import Network
 from residuum.records import Reconstruction
 
-INFORMED = ("told", "told-unmix")  # names of the attackers who know the secret shift of the owner
+# Names of the simulated attackers who know the shift (an offset of all inputs) that the owner keeps secret.
+INFORMED = ("told", "told-unmix")
 # A pair: the name of an attacker, and the attack to run or the error that says why the attack is refused.
 Attacker = tuple[str, Adapted | InputError]
 
@@ -80,7 +81,8 @@ def make_attackers(
             yield "adapted", adapted_or_error
         else:
             adapted = adapted_or_error
-            # If the strategy chose the attack of the unaware attacker, do not yield this attack twice.
+            # The unaware attacker does not know the defense. If the strategy chose the same attack, do not
+            # yield this attack twice.
             if adapted.findings.get("chosen") != "unaware":
                 yield "adapted", adapted
     if released.public_facts["large"] and not isinstance(adapted.attack, NTK):
@@ -96,7 +98,8 @@ def make_attackers(
         return Adapted(network, knowledge_with_theta0, unmix_attack)
 
     if adapted.shift is not None:
-        # Infer the shift from the weight update, because initial weights say nothing about the samples.
+        # Infer the shift of the inputs from the weight update, because the initial weights say nothing
+        # about the samples.
         weight_update = replace(released, checkpoints=(_subtract_theta0(released),))
         yield "adapted-unmix", unmix_without_shift(_adapt(strategy, weight_update))
     elif is_shift_in_data and isinstance(adapted_or_error, InputError):
@@ -105,7 +108,7 @@ def make_attackers(
         facts_with_shift = released.public_facts | {"shift": secret.shift, "rewritten": in_biases}
         told_attacker = _adapt("told-the-shift", replace(released, public_facts=facts_with_shift))
         if isinstance(told_attacker, Adapted):
-            # This attacker knows the shift, so the strategy has no findings to report.
+            # This attacker knows the shift of the inputs, so there is no estimate of the shift to report.
             told_attacker = replace(told_attacker, findings={})
         yield "told", told_attacker
         if is_shift_in_data:

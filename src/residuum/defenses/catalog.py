@@ -34,7 +34,7 @@ from residuum.plugins import Table
 from residuum.records import Dataset
 from residuum.training import TrainingConfig, TrainingState
 
-# Steps and learning rate of DP-SGD, divided by the steps and learning rate of plain gradient descent.
+# Number of steps and learning rate of DP-SGD, as shares of those of plain gradient descent.
 DP_STEPS, DP_RATE = 0.05, 0.6
 
 

@@ -26,7 +26,7 @@ from residuum.theory.rows import margins, normalize_labels
 from residuum.training import TrainingConfig, TrainingState, initialize, make_release, train
 from residuum.training.loop import copy_weights
 
-CLIP = 1.0  # norm to which DP-SGD clips the gradient of a sample
+CLIP = 1.0  # DP-SGD (private training) scales the gradient of each sample down to at most this norm
 BATCHES = 4  # expected number of batches per epoch of DP-SGD
 POINTS = 100  # number of steps at which the training loss is recorded, to draw a curve
 TrainingFacts = dict[str, Any]

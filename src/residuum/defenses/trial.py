@@ -54,12 +54,14 @@ NONE = "none"
 UNDEFENDED = Defense("nothing", "", "", "")
 REWRITTEN = "rewrite: biases changed after training"
 RETRAINED = "retrain: training data shifted before training"
-# A uniqueness certificate says how much every other training set that fits the weights shares with a sample.
-# These are the number of training samples that get a certificate, and the time limit in seconds.
+# A uniqueness certificate proves how much every other training set that fits the weights must share with a
+# sample. These are the number of training samples for which it is computed, and the time limit in seconds.
 CERTIFIED_SAMPLES, CERTIFICATE_SECONDS = 4, 3.0
-# A kink is a pre-activation of relative size 0, up to a tolerance. With this tolerance, there are no kinks.
+# A kink is an input of a ReLU that is zero within a tolerance. With a negative tolerance, no input counts
+# as a kink.
 NO_KINKS = -1.0
-MAX_PAIRS = 8  # maximal number of stored matches (a candidate and its training sample)
+# Maximal number of stored pairs of a reconstruction and the training sample that it matches.
+MAX_PAIRS = 8
 Stage = Callable[[str], None]
 
 
@@ -642,7 +644,7 @@ def measure_determined_energy(
         }
     lam = certificate.multipliers
     order_by_multiplier = lam.argsort(descending=True)
-    # The lowest and the highest pixel values, without the shift of the defense.
+    # Compute the lowest and the highest pixel values without the shift that the defense adds to the inputs.
     pixel_bounds = knowledge.box(train.x[0].double())
     try:
         uniqueness_certificate = uniqueness(

@@ -70,16 +70,16 @@ from residuum.networks import MLP, Activation
 from residuum.stationarity import Theta
 
 Errors = list[tuple[Tensor, Tensor | None] | None]
-# Matrix products of one chunk of candidates, for each set of weights (theta, theta0). The first list holds
-# the pre-activations of the layers. The second list holds the backward signals of the layers, multiplied by
-# the weight matrices of the layers.
+# Results of a forward and a backward pass for a chunk of candidates. The first list holds the
+# pre-activations of the layers. The second list holds the derivatives of the output in the inputs of the
+# layers. There is one pair of lists for the trained and one for the initial weights.
 Products = list[tuple[list[Tensor], list[Tensor]]]
 
 # Memory in bytes for intermediate results. If they do not fit, candidates are processed in chunks.
 WORKSPACE = 2 * 2**30
 CHUNK = WORKSPACE // 8  # memory in bytes for the intermediate results of one chunk of candidates
-# How many values are in memory at the same time, per candidate and hidden unit. The backward pass needs five
-# values, and the double backward pass needs five values.
+# Number of values for each candidate and hidden unit that are in memory at the same time: five for the
+# backward pass, and five for the second backward pass through it.
 LIVE_TENSORS = 10
 # Number of tensors in memory that are as large as all candidates together. They hold the current candidates,
 # the best candidates so far, the optimizer state, the gradient, and temporary values.
@@ -214,7 +214,7 @@ class ExplicitEquation:
         chunk: int = CHUNK,
     ) -> None:
         self.workspace, self.chunk = workspace, chunk
-        # If True, factors of matrix products are rounded to bfloat16. Solvers set this attribute.
+        # Whether the factors of matrix products are rounded to bfloat16. Solvers set this attribute.
         self.half = False
         self.points = [
             [(p.weight.detach(), _bias(p.bias)) for p in point.linears] for point in points
@@ -528,9 +528,9 @@ class ExplicitEquation:
         grad_x: Tensor | None = None
         grad_lam, ubars = torch.zeros_like(candidates.lam), []
         for point, recorded in enumerate(recorded_passes):
-            # The backward pass begins with the covectors, and the multipliers only change the covectors. So
-            # the derivative of the loss in the covectors gives the derivative in the multipliers. If the
-            # covectors depend on the outputs, it also gives a derivative in the outputs.
+            # The multipliers affect the loss only through the covectors (weights of the outputs), with
+            # which the backward pass begins. So the derivative in the covectors gives the derivative in the
+            # multipliers.
             ubar, zbars = self._propagate_up(point, recorded, errors)
             outbar, lambar = objective.pullback(
                 point, recorded.outputs, candidates.labels, candidates.lam, ubar
@@ -568,8 +568,8 @@ class ExplicitEquation:
             # chain rule.
             if dbar is not None:
                 dbar = matmul(dbar * recorded.slopes[i - 1], layers[i][0].T)
-            # The gradients in the weight matrix and in the bias were computed from the backward signal too.
-            # So ``dbar`` has one term for the weight matrix and one term for the bias.
+            # The backward signal of the layer also gives the gradients of its weight matrix and its bias.
+            # So ``dbar`` gets one term from each of them.
             if error is not None:
                 dbar = accumulate(
                     dbar, recorded.inputs[i], error[0].transpose(1, 2), half=self.half
@@ -764,7 +764,7 @@ def evaluation_cost(
     cached_values = 2 * sum(widths[1:-1]) + widths[-1]
     cached_bytes = element_bytes * points * runs * plan.cached * plan.size * cached_values
     memory = {
-        # The sets of weights, the target, and two sums of gradients for each run.
+        # Memory for the sets of weights, for the target of the fit, and for two sums of gradients per run.
         "weights": element_bytes * parameter_count * (points + 1 + 2 * runs),
         "candidates": element_bytes * rows * widths[0] * CANDIDATE_COPIES,
         "workspace": live_bytes + (cached_bytes if plan.count > 1 else 0),

@@ -17,7 +17,8 @@ from functools import cache
 
 import torch
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameter numbers of ``mallopt``, a function of glibc
+# Numbers of two parameters of ``mallopt``, the function of glibc that configures memory allocation.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 TRIM_BYTES = 1 << 29  # freed memory in bytes that the process keeps for reuse
 # Freed memory is reused for blocks of at most this size in bytes. glibc does not accept a larger value.
 MAX_MMAP_BYTES = 32 << 20
@@ -97,7 +98,7 @@ def keep_freed_memory() -> bool:
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # the C library is not glibc
+    if mallopt is None:  # another C library than glibc has no such function
         return False
     return bool(mallopt(MMAP_THRESHOLD, MAX_MMAP_BYTES)) and bool(
         mallopt(TRIM_THRESHOLD, TRIM_BYTES)

@@ -23,8 +23,8 @@ from residuum.errors import InputError
 from residuum.records import Record
 from residuum.similarity import chunks, cosine
 
-# The nearest record of a candidate counts as a match if its similarity exceeds this quantile. The quantile is
-# taken over the similarities of each record of the pool and the nearest other record of the pool.
+# A pool is a set of public records. A candidate matches its nearest record of the pool if they are more
+# similar than this share of the records is to their own nearest neighbors in the pool.
 LEVEL = 0.99
 
 

@@ -44,8 +44,8 @@ MAX_CLASSES = 1000  # targets with more distinct values than this are not treate
 # Largest number of held-out samples that are used. More samples would hardly improve the estimate of the
 # chance level, and they would take more memory.
 MAX_HOLDOUT = 2000
-# Sets of samples are matched in blocks to limit the memory. The product of the number of sets in a block and
-# the number of candidates is at most this number.
+# To limit the memory, sets of samples are matched with the candidates in blocks. The number of sets in a
+# block times the number of candidates is at most this number.
 MATCHING_CHUNK = 1 << 24
 # Largest number of pixels in a batch of image pairs. SSIM filters five maps of the size of the batch, and it
 # is fastest if these maps fit into the processor's cache.
@@ -99,8 +99,8 @@ def match_greedily_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> 
     """
     if len(gain) < sets.shape[1]:
         return _match_if_fewer_candidates(gain, sets, floor)
-    # A sample needs no more than its n best candidates, because the other n - 1 samples of the set can take
-    # at most n - 1 of these candidates.
+    # In a set of n samples, each sample needs only its n best candidates, because the other n - 1 samples
+    # take at most n - 1 of them.
     candidates_per_sample = min(len(gain), sets.shape[1])
     if floor > -np.inf:
         candidates_per_sample = min(
@@ -207,8 +207,8 @@ def _match_by_deferred_acceptance(
     proposers = np.arange(s * n)
     while len(proposers := proposers[proposal_counts[proposers] < order.shape[1]]):
         gains = value[sample_of_proposer[proposers], proposal_counts[proposers]]
-        # The next candidate is the best one to which the sample has not proposed. If its gain is -inf, the
-        # sample may be matched with no further candidate and stays unmatched.
+        # Each sample proposes to its most similar candidate that has not refused it. If the similarity
+        # (gain) is -inf, no allowed candidate remains, and the sample stays unmatched.
         proposers, gains = proposers[gains > -np.inf], gains[gains > -np.inf]
         proposed_candidates = (
             proposers // n * m + order[sample_of_proposer[proposers], proposal_counts[proposers]]
@@ -404,7 +404,7 @@ def why_not_calibrated(n: int, holdout_size: int | None) -> str:
     """
     if holdout_size is None:
         return "the chance level is unknown: no held-out set was given"
-    # A held-out set has at least one sample. If none is usable, all of its samples are training samples.
+    # No held-out sample can be used. So all of them must be copies of training samples.
     if holdout_size == 0:
         return "the chance level is unknown: all samples of the held-out set are training samples"
     if holdout_size < max(MIN_HOLDOUT, n):

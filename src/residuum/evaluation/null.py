@@ -54,10 +54,11 @@ SIGNIFICANCE = 0.01  # significance level of all tests of a verdict
 # Minimum and default number of random subsets of a permutation test. The smallest possible p-value is
 # 1 / (subsets + 1).
 MIN_SUBSETS, SUBSETS = (200, 2000)
-# Number of held-out sets from which the floor (the similarity below which pairs are skipped) is estimated.
+# To save time, pairs with a similarity below a limit are skipped. The limit is estimated from this number
+# of random sets of held-out samples.
 PILOT = 16
-# Safety factor of the floor, the similarity below which pairs are skipped. The 99th percentile depends only
-# on the best 1% of the values. The floor is the 95th percentile, so the best 5% of the values are computed.
+# To save time, pairs with a low similarity are skipped. The result, a 99th percentile, depends only on the
+# best 1% of the values. For safety, the best 5% (this factor times 1%) are computed.
 SAFE = 5
 
 
@@ -158,8 +159,8 @@ def calibrate(
             np.isnan(percentiles).any() or np.isnan(threshold) or is_recovered_by_chance is None
         ):
             break
-        # A percentile is unknown because it lies below the floor. So compute all values again without a
-        # floor.
+        # A percentile is unknown, because too many pairs with a low similarity were skipped. So compute all
+        # values again without skipping.
         similarity_floor = -np.inf
     training_values = score_matches(gain, value, training_match, training_and_random_sets[:1])[0]
     excess_by_sample = np.maximum(match_values.values - percentiles[:, None], 0.0)
@@ -194,7 +195,8 @@ def step_down(excess: Array) -> Array:
         standard_deviations > 0, standard_deviations, 1.0
     )
     strongest_first = np.argsort(-standardized_statistics[:, 0], kind="stable")
-    # Row i holds the largest statistics of test i and all weaker tests.
+    # Row i holds, for each random subset, the largest statistic among test i and all tests with smaller
+    # statistics.
     largest_statistics = np.maximum.accumulate(standardized_statistics[strongest_first[::-1]])[::-1]
     p_values_before_step_down = (
         largest_statistics >= standardized_statistics[strongest_first, :1]
@@ -337,8 +339,8 @@ class _MatchValues:
         self.sets, self.samples, self.floor = sets, gain.shape[1], floor
         self.values = score_matches(gain, value, match_greedily_in_sets(gain, sets, floor), sets)
         is_known = self.values > -np.inf
-        # A floor is used only if a set has no more samples than there are candidates. Then every sample has a
-        # match, and the value -inf stands for a match below the floor.
+        # Pairs below the floor are skipped only if there are enough candidates for all samples of a set.
+        # Then every sample has a match, and the value -inf stands for a match below the floor.
         is_matched = np.ones_like(is_known) if floor > -np.inf else is_known
         self.occurrences = np.bincount(sets[is_matched], minlength=self.samples)
         self.is_drawn = np.bincount(sets.ravel(), minlength=self.samples) > 0
@@ -443,7 +445,8 @@ def _percentile_rank_from_top(length: Array | int, sample_count: Array | int) ->
         The rank from the top, 0 for the largest value, or -1 if the percentile exceeds all values.
     """
     length, sample_count = np.asarray(length), np.maximum(np.asarray(sample_count), 1)
-    # This rank of the percentile, for one value per sample, equals ceil(0.99 (sample_count + 1)).
+    # The rank of the 99th percentile among one value per sample, which equals ceil(0.99 (sample_count +
+    # 1)).
     rank_among_samples = sample_count + 1 - (sample_count + 1) // ONE_IN
     rank_from_below = -(-length * rank_among_samples // sample_count)
     return np.where(

@@ -46,8 +46,9 @@ from residuum.records.reconstruction import Reconstruction
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
 
 DECIDING = "ncc"  # the metric that decides a verdict, because it ignores brightness and contrast
-BINS = 5  # number of equally large slices of the training samples, ordered by margin
-PILOT = 16  # number of sets that are matched to estimate how long a permutation test takes
+BINS = 5  # the training samples are sorted by margin and divided into this number of equal parts
+# Number of random sets that are matched with the candidates to estimate the duration of a permutation test.
+PILOT = 16
 
 
 @dataclass(frozen=True)
@@ -236,8 +237,8 @@ def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> Permutat
         return PermutationTestCost(0.0, 0.0)
     rng, durations = np.random.default_rng((seed, 3)), []
     value, similarity_floor = data.value_of(metric), -np.inf
-    # The time is measured for one set, and then for 1 + ``PILOT`` sets. The difference gives the time per
-    # set.
+    # Measure the time to match one random set, and then 1 + ``PILOT`` sets. The difference gives the time
+    # for each set.
     for count in (1, 1 + PILOT):
         start_time = time.monotonic()
         random_keys = rng.random((count, data.holdout_size))

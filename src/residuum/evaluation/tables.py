@@ -21,8 +21,10 @@ from residuum import similarity
 from residuum.evaluation.matching import Array, Metric
 from residuum.records.inputs import Dataset
 
-MAX_DIGITS = 5  # right digits of a column that is equal within rounding of float32
-# A scaled value that is missing in a table. It is far from all present values, which lie between 0 and 1.
+# Number of correct digits that counts as exact, because float32 numbers have few more.
+MAX_DIGITS = 5
+# This number replaces missing values of a table. All other values are scaled to [0, 1], so they are far
+# from it.
 MISSING = -2.0
 
 

@@ -25,10 +25,11 @@ from residuum.evaluation.matching import Array
 from residuum.records.base import Record
 from residuum.records.recovered_table import RecoveredTable
 
-# Recovered targets equal a target of the table if they differ by at most this share of the range.
+# A recovered target (regression value) counts as correct if its error is at most this share of the range of
+# all targets.
 ROUNDING = 1e-6
 VALUES = "values of columns"
-# Number of random orders or random subsets with which a test compares the training samples. The smallest
+# Number of random orders or random subsets that a permutation test draws. The smallest
 # possible p-value is 1 / (DRAWS + 1).
 DRAWS = 10_000
 

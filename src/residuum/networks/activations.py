@@ -309,7 +309,8 @@ def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(k * c for k, c in enumerate(coefficients))[1:]
 
 
-# LeakyReLU has no class with explicit derivatives. ``surrogates.py`` smooths it while a forward pass runs.
+# LeakyReLU is not in this table of activation functions with explicit derivatives. The module
+# ``surrogates.py`` treats it.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": ReLU,
     "linear": Linear,

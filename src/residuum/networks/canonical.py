@@ -36,8 +36,8 @@ from residuum.networks.network import Network
 from residuum.networks.probing import probe_inputs
 from residuum.records import Knowledge
 
-# Modules that satisfy f(a z) = a f(z) for a > 0 and act on every channel separately. Dropout layers are
-# listed too, because they do nothing in evaluation mode.
+# Modules that are positively homogeneous, f(a z) = a f(z) for a > 0, and act on each channel separately.
+# Dropout is among them, because it does nothing in evaluation mode.
 HOMOGENEOUS = (
     *(ReLU, Linear, nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Identity),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
@@ -54,12 +54,14 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAX_PASSES = 10_000
 # Rescaling stops after a pass in which the logarithm of every neuron's factor changes by at most this limit.
 CONVERGED = 1e-13
-# A float64 network is not rescaled if the logarithm of every neuron's factor is at most this limit.
+# Rescaling multiplies the weights of each neuron by a factor. A float64 network stays unchanged if the
+# logarithms of all factors are at most this limit.
 UNCHANGED = 1e-10
-# A float32, float16 or bfloat16 network is not rescaled if the logarithm of every neuron's factor is at most
-# ROUNDINGS times the eps of the number format.
+# Rescaling multiplies the weights of each neuron by a factor. A less precise network stays unchanged if the
+# logarithms of all factors are at most ROUNDINGS times the eps of its number format.
 ROUNDINGS = 100
-NOTABLE = 1.1  # results mention the rescaling if the factor of a neuron exceeds this limit
+# Results mention that neurons were rescaled if the factor of a neuron exceeds this limit.
+NOTABLE = 1.1
 # The outputs of two networks count as equal if they differ by at most this share of the largest output.
 SAME = 1e-9
 
@@ -186,7 +188,8 @@ def _layers_in_sequence(network: Network) -> list[_LayerNames] | None:
     if network.live is None or type(network.live) is not nn.Sequential:
         return None
     layers: list[_LayerNames] = []
-    # True if the activations are vectors of neurons, False if they are images with channels and positions.
+    # Whether the layer's outputs are vectors of neurons (True), or images with channels and positions
+    # (False).
     is_vector = True
     for name, module in network.live.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
@@ -288,9 +291,8 @@ def _balancing_log_factors(tensors: list[_LayerTensors]) -> list[Tensor] | None:
     scaled_layers = _rescale(tensors, log_factors)
     squared_weights = [layer.weight.square().sum(2) for layer in scaled_layers]
     squared_biases = [layer.bias.square() for layer in scaled_layers]
-    # The squares of the factors. Let a neuron have the squared factor u, incoming weights w (with its bias)
-    # and outgoing weights v, both rescaled by the factors of the neighboring layers. The rescaled neuron is
-    # balanced if u ||w||^2 = ||v||^2 / u.
+    # The squares of the factors by which neurons are rescaled. A neuron with incoming weights w (and bias),
+    # outgoing weights v and squared factor u is balanced if u ||w||^2 = ||v||^2 / u.
     squared_factors = [input_factor, *(torch.ones_like(s) for s in log_factors), output_factors]
     for _ in range(MAX_PASSES):
         largest_change = 0.0

@@ -46,7 +46,7 @@ EXAMPLE = (
 # An architecture string can come from an untrusted file, so the network that it describes is limited.
 MAX_PARAMETERS = 10**9
 MAX_LENGTH = 2000  # largest length of an architecture string in characters
-# Assumptions about a file of weights without metadata. They are saved in the metadata of the weights, where a
+# Notes about assumptions for weights from a file without metadata. They are saved with the weights, where a
 # text has at most metadata.MAX_TEXT characters.
 ASSUMED_RELU = (
     "the activation is assumed to be ReLU, because weights do not show it. If it differs, this result is "
@@ -58,7 +58,8 @@ ASSUMED_STRIDES = (
 )
 Named = tuple[str, Tensor]
 BIAS_RULES = {
-    # A ReLU network with biases in its first layer only is homogeneous in its parameters.
+    # With biases only in the first layer, scaling all parameters of a ReLU network by a factor scales its
+    # outputs by a power of this factor.
     "first": lambda layer, depth: layer == 0,
     "hidden": lambda layer, depth: layer < depth - 1,
     "all": lambda layer, depth: True,
@@ -532,8 +533,8 @@ class _ConvNet(_Layered):
 
 class _Polynomial(Kind):
     module, example = PolynomialNetwork, "polynomial:12-36-1,coefficients=0/0/0/1"
-    # Architecture strings omit options that have their default value. The default "" is the value of no
-    # network, so every string contains the coefficients of its network.
+    # The text form of an architecture omits options with their default value. No network has the value "",
+    # so the coefficients are always written.
     options: Mapping[str, str] = {"coefficients": ""}
 
     def check(self, arch: Architecture) -> Architecture:
@@ -724,8 +725,8 @@ def _find_unique_chain(weights: list[Named], limit: int = 2) -> list[list[Named]
             if not chain or chain[-1][1].shape[0] == candidate[1].shape[1]:
                 extend([*chain, candidate], remaining[:i] + remaining[i + 1 :])
 
-    # Two weights of the same shape can be swapped. Then several orders form a chain, so there is no unique
-    # order.
+    # The order of the layers is found from the shapes of their weights. Two weights of the same shape could
+    # be swapped, so the order would not be unique.
     if len(weights) <= 12 and len({w.shape for _, w in weights}) == len(weights):
         extend([], weights)
     return chains if len(chains) == 1 else []

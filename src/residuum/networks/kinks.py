@@ -49,12 +49,13 @@ from torch.overrides import TorchFunctionMode
 
 from residuum.errors import ArchitectureError, DataError
 
-# The three constants PI, R and R0 below were guessed and never tuned. To measure their influence, we made
-# each of them three times as large, and PI also three times as small. On 39 networks, the share of training
-# records that the membership test identifies changed by -3 to +1 percentage points.
+# The three constants PI, R and R0 below are guesses. Their influence is small: changing each by a factor of
+# three changed the share of identified training records by -3 to +1 percentage points on 39 networks.
 PI = 0.03  # share of neurons whose boundary training moved onto a training record
 R = 1e-2  # a neuron carries information about a record if its boundary is at most this far from the record
-R0 = 3e-5  # smaller distances from a boundary are not exact: rounding and the last training steps change them
+# Smaller distances from an activation boundary are not exact, because of rounding and the last training
+# steps.
+R0 = 3e-5
 NULL_DENSITY = 0.8  # density of |N(0, 1)| at zero, sqrt(2 / pi)
 A = PI / (NULL_DENSITY * math.log(R / R0))
 # If the boundary of a neuron is far from a record, the neuron adds this log likelihood ratio to the evidence
@@ -68,13 +69,14 @@ ON_BOUNDARY = 2e-3
 # Two neurons share a boundary if the absolute cosine between their pre-activations on all records exceeds
 # PARALLEL. Their normalized pre-activations then differ by at most sqrt(2e-4), which is about the distance R.
 PARALLEL = 0.9999
-# The statistic ignores a neuron if its effect on the output is at most NEGLIGIBLE times the largest effect in
-# its layer. Rounding to float32 hides such a small effect.
+# The membership test ignores neurons whose effect on the output is at most this share of the largest effect
+# in their layer. Rounding to float32 hides such a small effect.
 NEGLIGIBLE = 1e-7
 # A decoy is a copy of a record with noise. In each column, the standard deviation of the noise is DECOY_NOISE
 # times the standard deviation of the column.
 DECOY_NOISE = 0.1
-MAX_BUNDLED = 8192  # largest number of neurons whose pairwise cosines fit in half a gigabyte
+# Largest number of neurons for which all pairwise cosines are computed, which need half a gigabyte.
+MAX_BUNDLED = 8192
 # Memory in bytes for the activations of a block of records. The records of a block are processed together.
 BLOCK_BYTES = 1 << 27
 DIVERGED = "Use a network whose training did not diverge."
@@ -145,7 +147,8 @@ class ActivationBoundaries:
             sums_by_layer = sums_by_layer or [_Sums.zeros(z) for z, _ in values_by_layer]
             for layer_sums, (z, effect) in zip(sums_by_layer, values_by_layer, strict=True):
                 layer_sums.add(z, effect)
-        # If the outputs are saturated, the effects of all neurons are zero. Then no neuron is ignored.
+        # The effect of a neuron is its influence on the outputs. If the outputs are saturated, all effects
+        # are zero, and no neuron is ignored.
         if not any(layer_sums.effects.any() for layer_sums in sums_by_layer):
             for layer_sums in sums_by_layer:
                 layer_sums.effects += 1
@@ -249,7 +252,8 @@ class _Sums:
 def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     """Return the evidence of one layer that each record was in training, and each record's boundary count."""
     distance = z.abs() * layer.inverse_scale
-    # If all pre-activations of a layer are zero, the record does not count as lying on the boundaries.
+    # If all inputs of the layer's activation functions are zero for a record, the record does not count as
+    # lying on activation boundaries.
     is_silent = (z == 0).all(1)
     is_close = (distance < R) & (layer.weight > 0) & ~is_silent[:, None]
     record, neuron = is_close.nonzero(as_tuple=True)
@@ -301,7 +305,7 @@ class _Recorder(TorchFunctionMode):
             (z_before - bend_point if bend_point else z_before, offset)
             for bend_point in bend_points
         ]
-        # This method and the statistic need memory for about six more tensors of the size of the input z.
+        # Later computations need memory for about six more tensors of the size of the input z.
         self.numbers += 6 * z.numel()
         return output
 

@@ -21,8 +21,9 @@ import math
 import torch
 from torch import Tensor
 
-# If the noise edge of a layer exceeds this share of its largest singular value, the initialization counts as
-# visible. Then directions that come from training cannot be separated from the initialization.
+# The random initial weights of a layer cause singular values up to a limit, the noise edge. If this edge
+# exceeds this share of the largest singular value, the directions from training cannot be separated from
+# the noise.
 VISIBLE = 1e-2
 # With fewer singular values, one cannot tell whether they are distributed like singular values of noise.
 MIN_NOISE_VALUES = 20
@@ -125,7 +126,7 @@ def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
     squared_edges = (
         remaining_squares / (rows * columns).square() * (upper_ends.square() + TRACY_WIDOM * unit)
     )
-    # At least one singular value is below its edge, because the smallest singular value always is.
+    # The smallest singular value is always below its edge, so this list is not empty.
     direction_count = int((squared_values <= squared_edges).nonzero()[0])
     if not squared_values[0] > 0:
         return direction_count, 0.0

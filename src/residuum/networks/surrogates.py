@@ -58,8 +58,9 @@ class Kinks(TorchFunctionMode):
             is_in_place = called != function_name or kwargs.get("inplace", inplace_argument)
             keyword_options = {k: v for k, v in kwargs.items() if k not in ("input", "inplace")}
             z, *options = args[:position] or (kwargs["input"],)
-            # Tensors of integers are not activations. An in-place function overwrites its input, but the
-            # backward pass of the surrogate needs this input. So the surrogate gets a copy of the input.
+            # The smooth function that replaces an activation function needs its input in the backward pass.
+            # An in-place function overwrites its input, so a copy is used. Integer tensors are left
+            # unchanged.
             is_floating = z.is_floating_point()
             z_or_copy = z.clone() if is_in_place else z
             smoothed = (
@@ -155,8 +156,8 @@ def _pool(
         paddings = [p, max(0, last_window_index * s + k - size - p), *paddings]
     if any(paddings):
         z = F.pad(z, paddings, value=torch.finfo(z.dtype).min)
-    # z gets a new first dimension, which runs over the entries of a window. Computing the maximum over the
-    # first dimension is faster, because this processes whole images at a time.
+    # Make the entries of a pooling window the first dimension of z. The maximum over the first dimension is
+    # faster, because it processes whole images at a time.
     first_window_dim = z.ndim - dims
     for i, (k, s) in enumerate(zip(kernel, strides, strict=True)):
         window_dim = first_window_dim + 2 * i

@@ -28,7 +28,8 @@ SMALL_TEXT = 4 << 20
 # Metadata of a dataclass field that ``save`` does not write. After ``load``, the field has its default value.
 UNSAVED = {"saved": False}
 _UNREADABLE = (OSError, SafetensorError, LookupError, ValueError, TypeError)
-_MALFORMED = (AttributeError, RecursionError)  # raised for JSON that ``Record.save`` did not write
+# Errors that reading a file raises if ``Record.save`` did not write its JSON.
+_MALFORMED = (AttributeError, RecursionError)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

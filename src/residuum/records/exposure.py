@@ -17,8 +17,10 @@ from torch import Tensor
 from residuum.records.base import Record, plain, table_rows
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
 
-HALF = 0.5  # share of the expected number of recovered records that the property ``carry_half`` refers to
-SCHEMA_VERSION = "2.0"  # version of exposure.json
+# The property ``carry_half`` counts the records that together make up this share of the expected
+# recoveries.
+HALF = 0.5
+SCHEMA_VERSION = "2.0"  # version of the fields of exposure.json
 # A spreadsheet treats a text that starts with one of these characters as a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")

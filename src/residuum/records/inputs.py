@@ -42,7 +42,8 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
 NUMBERS = ("x", "y", "mean", "scale", "offset")  # names of the arrays of numbers in a data file
 TEXTS = ("classes", "features", "units")  # names of the arrays of texts in a data file
 TASKS = ("binary", "multiclass", "regression")
-# Largest directory of a zip archive. It suffices for about 13 000 tensors of torch.save.
+# Largest size in bytes of the directory (list of files) of a zip archive. It suffices for about 13 000
+# tensors of torch.save.
 MAX_DIRECTORY_BYTES = 1 << 20
 END = struct.Struct("<4s4H2IH")  # record at the end of a zip archive, after its directory
 # Record that describes the directory of a large (zip64) archive. It lies between the directory and LOCATOR.
@@ -50,7 +51,8 @@ END_64 = struct.Struct("<4sQ2H2I4Q")
 # Record that stores the position of END_64 in a large (zip64) archive. It lies between END_64 and END.
 LOCATOR = struct.Struct("<4sIQI")
 
-# Error messages for a field of a dataset with a wrong number of entries: the rule, and what to do.
+# Two parts of the error message if a field of a dataset has a wrong number of entries: the rule, and what
+# to do.
 ONE_PER_SAMPLE = ("have one entry per sample", "Save one identifier per row of x.")
 ONE_PER_COLUMN = ("name every column", "Save one name per column, in the order of x.")
 ONE_OR_ONE_PER_COLUMN = (

@@ -30,10 +30,10 @@ from residuum.errors import InputError, OutputError
 
 IGNORE, LOCK = ".gitignore", ".lock"
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # names of the temporary files of write_atomic
-# Packages whose versions are stored with every run.
+# Packages whose versions are stored with the results of every run.
 PACKAGES = ["residuum", "torch", "numpy", "scipy", "safetensors", "scikit-learn", "clarabel"]
 PACKAGES += ["kornia", "optuna"]
-# Packages of the extras dp and cluster, whose versions are stored only if the packages are installed.
+# Optional packages, whose versions are stored with the results only if the packages are installed.
 OPTIONAL = ("opacus", "ray")
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from residuum.records.base import Record
 
-# Columns of the text table. The first columns compare one-to-one matches with the held-out set. The columns
-# from "published" on use the threshold and the matching of the paper that introduced the metric.
+# Columns of the table of scores. The first columns count matches of reconstructions and samples, compared
+# with held-out samples. From "published" on, the columns count as in the paper that introduced the metric.
 HEAD = ["metric", "recovered", "by chance", "p", "threshold"]
 HEAD += ["published", "train", "held-out", "top 10", "best"]
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from residuum.records.base import Record, table_rows
 
-# Names of the fields that the JSON contains unchanged. The fields OF_ALL describe the whole certificate, and
-# the fields OF_SAMPLE describe each certified candidate. The fields OF_FULL_SETS are bounds for each
-# candidate that hold only for full KKT sets, the training sets that keep every margin. If the network has no
-# margins, these bounds are None in the JSON.
+# Names of the fields that the JSON of a certificate (a proof of how unique reconstructions are) contains
+# unchanged. OF_ALL describes the whole certificate, and OF_SAMPLE each certified candidate. OF_FULL_SETS
+# are stricter bounds for training sets that also keep the margins of the network. They are None for
+# networks without margins.
 OF_ALL = (
     "task",
     "samples",

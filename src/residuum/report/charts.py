@@ -38,7 +38,7 @@ TEXT = 11.5  # font size in points
 BINS = 36  # bins of a histogram, which are a few pixels wide
 MAX_POINTS = 1500  # largest number of points in a scatter plot; more points would cover each other
 MAX_STEPS = 240  # largest number of points of a curve over the steps of an attack
-STOPS = 200  # number of positions of the slider for the threshold
+STOPS = 200  # number of positions of the slider with which readers choose a threshold
 # Layout of parallel coordinates, in units of the view box: width and height of the drawing, left and right
 # margin, and the heights at which the vertical axes begin and end.
 WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300
@@ -149,8 +149,8 @@ def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
 
 def membership_chart(test: MembershipTest) -> Chart | None:
     """Draw histograms of the statistic T of the membership test for training samples and held-out samples."""
-    # The chart has a line at the 99th percentile of T over the held-out samples. The membership test counts
-    # the training samples above this percentile.
+    # The membership test counts the training samples whose statistic is above the 99th percentile of the
+    # held-out samples. The chart shows this percentile as a line.
     train, holdout = select_finite(test.statistic), select_finite(test.holdout_statistic)
     if not len(train) or not len(holdout):
         return None
@@ -260,7 +260,8 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
             axes.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), gid=f"band {kind}")
         axes.plot(x, median, gid=f"line {kind}")
         marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
-    # The axis ends at powers of ten. A value up to a tenth of a decade beyond such an end is cut off.
+    # The axis ends at powers of ten. A value that exceeds such an end by at most a tenth of a power of ten
+    # is cut off.
     log10_residuals = np.log10(select_finite(residuals))
     low, high = math.floor(log10_residuals.min() + 0.1), math.ceil(log10_residuals.max() - 0.1)
     axes.set(yscale="log", ylim=(10.0**low, 10.0 ** max(high, low + 1)), xmargin=0)
@@ -294,7 +295,7 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         return None
     sign = 1 if metric.higher_is_better else -1
     slider_values = make_slider_stops([*train, *null], threshold)
-    # At the strictest position of the slider, no score is better than the threshold.
+    # At this end of the slider, the threshold is so strict that no score is better.
     strictest_position = len(slider_values) - 1 if sign > 0 else 0
     start_position = (
         slider_values.index(threshold) if math.isfinite(threshold) else strictest_position
@@ -335,7 +336,8 @@ def make_slider_stops(values: Sequence[float], threshold: float) -> list[float]:
     low, high = min(values), max(values)
     digits = max(3, 3 - math.floor(math.log10((high - low) or 1.0)))
     stops = {round(float(stop), digits) for stop in np.linspace(low, high, STOPS)}
-    # Add a position beyond each end, so that the slider reaches "all samples" and "no sample".
+    # Add a threshold below all scores and one above all scores, so that the slider can select all samples
+    # or no sample.
     stops |= {(math.floor(low * 1000) - 1) / 1000, (math.ceil(high * 1000) + 1) / 1000}
     return sorted(stops | ({threshold} if math.isfinite(threshold) else set()))
 
@@ -444,15 +446,15 @@ def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Mark
     Yields:
         SVG elements.
     """
-    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name, and it is not
-    # used as a class. A marker (tag "use") refers to a shape that the page defines.
+    # Names of SVG groups become CSS classes, except names with an underscore such as "axes_1", which
+    # matplotlib made. A marker (tag "use") refers to a shape that the page defines.
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
         # One decimal is enough, because nobody sees a tenth of a unit of the view box.
         x, y, path_text = (
             re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd"
         )
-        # Groups whose names start with "patch" are backgrounds, which are left out.
+        # Leave out SVG groups whose names start with "patch", because they are backgrounds.
         if tag == "g" and not name.startswith("patch"):
             yield from _elements(element, css_class if "_" in name else name or css_class)
         elif tag == "path":

@@ -216,8 +216,8 @@ def _attack_notes(outcome: Outcome) -> list[str]:
     notes = [f"recovered of {outcome.n}: {counts_text}."]
     strongest, strongest_with_shift = outcome.adaptive, outcome.informed
     if strongest_with_shift and strongest and strongest_with_shift.attacker == strongest.attacker:
-        # The same attack is the strongest with and without knowledge of the shift (the offset that the
-        # defense adds to the inputs). So it is listed once.
+        # The strongest attack is the same whether or not the attacker knows the shift (the offset that the
+        # defense adds to the inputs). So the attack is listed once.
         strongest_with_shift = None
     for who, best in (
         ("knows the defense", strongest),

@@ -24,7 +24,8 @@ from residuum.report import drawing
 from residuum.report.drawing import MAX_IMAGES, Cell, mask_nonpositive
 
 MAX_COMPARED = 10  # images per attack in a figure that compares attacks
-MAX_LINES = 80  # candidates in a family tree; the families with the most candidates are drawn
+# Largest number of candidates in a tree that shows which candidates were split in two.
+MAX_LINES = 80
 Matched = tuple[SampleScore, SampleMatch]
 
 
@@ -273,7 +274,8 @@ def alternatives_figure(
         ]
         columns = [(true[i], alternative[j], alternative[j + 1]) for j, i in split_pairs]
         subject = "samples, and the two that replace each"
-        # If vectors are drawn as curves, only one half is drawn, because the two halves mirror each other.
+        # A sample can be split into two halves. If samples are drawn as curves, only one half is drawn,
+        # because the other is its mirror image.
         row_names, curve_names = ("true", "half", "half"), ("true", "", "one half")
     if not columns:
         return None

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
-# Icon and style of each answer.
+# Names of the icon and style for each answer of a report.
 SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}
 MAX_LENGTH = 600  # characters of a name or sentence from a file; the rest is cut off
 # Unicode categories of characters that are made visible. Cc: control characters; Cf: direction marks and
@@ -57,14 +57,17 @@ MAX_LENGTH = 600  # characters of a name or sentence from a file; the rest is cu
 # and paragraphs.
 INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a meaning in Markdown
-MAX_COLUMNS = 12  # columns of a table row that a card shows, the most unusual first
+# Largest number of columns of a table row that a report shows, the most unusual values first.
+MAX_COLUMNS = 12
 # A value of a table counts as reconstructed if its error is at most this share of the spread of its column.
 TOLERANCE = 0.1
-MAX_BEST = 3  # best matches on the first screen of a report
-MAX_CARDS = 120  # cards on one page
-MAX_CANDIDATES = 60  # cards of an audit without training data
-MAX_CARD_SENTENCE = 24  # words of the evidence for an answer in a model card
-MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160  # characters in a model card
+MAX_BEST = 3  # number of best matches on the first screen of a report
+MAX_CARDS = 120  # largest number of cards (boxes with one sample each) on one page
+# Largest number of cards (boxes with one candidate each) if an audit had no training data.
+MAX_CANDIDATES = 60
+MAX_CARD_SENTENCE = 24  # largest number of words of a sentence in a model card
+# Largest numbers of characters of the title and the headline in a model card.
+MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160
 CARD_CAVEAT = "This is evidence about the tests that ran. It is no guarantee of privacy."
 # Largest size of all pictures in a page. Pages must stay small, because they are mailed and opened on phones.
 MAX_BYTES = 2_000_000
@@ -83,12 +86,12 @@ DETERMINED, PARTLY_DETERMINED, UNDETERMINED = (
     "others keep a part",
     "others may lose it",
 )
-# A candidate without a certificate gets the certificate of the nearest certified candidate if their cosine is
-# at least this value.
+# A candidate (reconstruction) without a certificate is shown with the certificate of the most similar
+# candidate that has one, if their cosine similarity is at least this value.
 MIN_COSINE = 0.9
-# An image is determined if all other training sets provably keep at least the share MIN_DETERMINED of its
-# energy (squared norm). It is partly determined if the training set that was found to keep least of its
-# energy keeps at least the share MIN_PARTLY.
+# A certificate proves how much of an image's energy (squared norm) every other training set for the same
+# weights must contain. The image counts as determined if this share is at least MIN_DETERMINED. It counts
+# as partly determined if all other training sets that were found contain at least the share MIN_PARTLY.
 MIN_DETERMINED, MIN_PARTLY = 0.9, 0.5
 SORT_NAMES = {
     "margin": "margin",
@@ -137,7 +140,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     if redact:
         items = tuple(replace(item, row=None, reconstruction=None) for item in items)
     best_cards = [] if redact else cards_of(items[:MAX_BEST], result.shape)
-    # If the matches are compared with chance, only matches beyond chance get a card.
+    # If there are scores that compare matches with chance, show only the matches beyond chance.
     if deciding_score is not None:
         items = tuple(item for item in items if item.recovered)
     cards = cards_of(items, result.shape, redact=redact)
@@ -629,8 +632,8 @@ def items_of(result: AuditResult) -> tuple[Item, ...]:
 
     The best items come first.
     """
-    # Matches come from the strongest attack. If only another attack recovers a sample, its match comes from
-    # this other attack.
+    # The matches of the strongest attack are shown. If only another attack recovers a sample, the match of
+    # this other attack is shown.
     if result.evidence is None:
         return tuple(_ranked(result))
     items_of_other_attacks = {item.number: item for item in _matched_by_others(result)}

@@ -31,7 +31,8 @@ from residuum.evaluation.null import count_interval
 from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.records.exposure import CanaryBound, Operating
 
-# Shares of the canaries about which we guess whether they were inserted. Every share is tried.
+# Canaries are test records that were inserted into the training set or left out at random. We guess only
+# for the clearest canaries whether they were inserted. Each of these shares is tried.
 GUESSES = (1.0, 0.5, 0.25, 0.1)
 RATES = (0.01, 0.001)  # false positive rates at which a true positive rate is reported
 MIN_CANARIES = 10  # a bound needs this many inserted canaries, and this many omitted canaries
@@ -55,12 +56,12 @@ def compute_p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) 
     Returns:
         The upper bound on the probability.
     """
-    # If delta is 0, each guess is right with probability at most q.
+    # If delta is 0, a guess whether a canary was inserted is right with probability at most q.
     q = 1 / (1 + math.exp(-epsilon))
     upper_tail = float(binom.sf(v - 1, r, q))
     if delta == 0:
         return upper_tail
-    # The maximum of P(v > W >= v - i) / i over all i in the bound of the module's docstring.
+    # The bound in the docstring of this module needs the maximum of P(v > W >= v - i) / i over all i.
     largest_ratio = probability_below = 0.0
     for i in range(1, v + 1):
         probability_below += float(binom.pmf(v - i, r, q))  # P(v > W >= v - i)
@@ -167,7 +168,8 @@ def find_best_bound(
             f"{inserted_count} of {m} canaries were inserted; if fair coins decide, a split at least this "
             f"uneven has probability {coin_p_value:.1g}",
         )
-    # An operating point is a false positive rate, and the true positive rate at this rate.
+    # Each operating point is a pair of a false positive rate and the true positive rate that is reached at
+    # it.
     operating_points = tuple(
         _measure_operating_point(statistics[name], inserted, rate) for rate in RATES
     )

@@ -139,7 +139,8 @@ class Case:
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs (n, C) of the network for the samples x, computed block by block."""
-        # Assumed upper limit of the float64 values that the network stores for one sample.
+        # Assumed upper limit of the number of float64 values that a pass through the network stores for one
+        # sample.
         values_per_sample = 8 * x[0].numel() + 4096
         return torch.cat(
             [evaluate(self.model, x[block]) for block in split_blocks(len(x), values_per_sample)]
@@ -195,9 +196,8 @@ def _read_input_rows(
     These rows are linear combinations of samples. If the rows are no such combinations, the function returns
     the reason as a text.
     """
-    # ``read_input_layer`` needs the final weights and not the weight update, because it subtracts the initial
-    # weights itself. Before it subtracts them, it scales them by the factor by which weight decay shrank
-    # them.
+    # ``read_input_layer`` needs the trained weights and not the weight update, because it subtracts the
+    # initial weights itself, after scaling them by the factor by which weight decay shrank them.
     surface_to_read = SURFACES[WEIGHTS](network, knowledge) if surface.name == CHANGE else surface
     input_rows = read_input_layer(surface_to_read, knowledge.replace(shape=shape, provenance={}))
     if isinstance(input_rows, InputLayer) and not input_rows.is_sample:
@@ -228,8 +228,8 @@ def _target(surface: Surface, knowledge: Knowledge, initial_factor: float, devic
         The tensors by parameter name.
     """
     target = {name: t.to(device, torch.float64) for name, t in surface.target.items()}
-    # An optimizer state is a sum of gradients of the loss. The records' weighted sum has gradients of the
-    # negative loss, so the sign changes.
+    # An optimizer state is a sum of gradients of the loss, and the sum over the records uses gradients of
+    # the negative loss. So the sign is changed.
     if surface.name == MOMENT:
         return {name: -t for name, t in target.items()}
     if surface.name == CHANGE and knowledge.theta0 is not None and knowledge.weight_decay:

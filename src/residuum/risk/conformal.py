@@ -28,7 +28,8 @@ import torch
 from scipy.stats import betabinom
 from torch import Tensor
 
-TAIL = 0.01  # share of held-out records above the threshold of the group test
+# The group test counts training records above a threshold that this share of the held-out records exceeds.
+TAIL = 0.01
 
 
 def rank_p_values(statistic: Tensor, holdout: Tensor) -> Tensor:

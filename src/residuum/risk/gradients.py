@@ -43,12 +43,14 @@ from residuum.stationarity import Rows, Theta, by_layer, parameters
 from residuum.theory.multipliers import factor_gram, solve
 
 BLOCK_BYTES = 1 << 27  # bytes of the gradients or activations of one block of records
-# With more gradients than this, the multipliers are fitted without the Gram matrix, which needs much memory.
+# With more gradients than this, the weights of the records are fitted without the Gram matrix (all inner
+# products of gradients), which would need much memory.
 MAX_EXACT_ROWS = 1500
-# Largest number of steps of the descent, and number of steps of the power method for the step size.
+# Largest number of steps of the gradient descent, and number of steps of the power method that finds its
+# step size.
 ITERATIONS, POWER_ITERATIONS = 400, 20
-# The descent stops if no entry of the projected gradient exceeds this share of the largest gradient entry at
-# zero multipliers. At the optimum, the projected gradient is zero.
+# The gradient descent under constraints stops if no entry of the projected gradient, which is zero at the
+# optimum, exceeds this share of the largest gradient entry at the start.
 TOLERANCE = 1e-4
 # A function that reports progress. It is called with the step, the number of steps, and a text.
 Counter = Callable[[int, int, str], None]
@@ -268,8 +270,8 @@ class AnyGradients:
 
     def gram(self) -> Tensor:
         """Return the inner products of all pairs of gradients, (R, R)."""
-        # Only the gradients of two blocks are in memory. So the gradients of a later block are computed again
-        # for each earlier block.
+        # Only the gradients of two blocks of records fit into memory. So the gradients of a block are
+        # computed again for each other block.
         row_blocks = list(split_blocks(len(self.rows), self.size))
         gram_matrix = self.x.new_zeros(len(self.rows), len(self.rows))
         for k, block in enumerate(row_blocks):
@@ -423,7 +425,7 @@ def descend(
         The multipliers, (R,).
     """
     gradient_norms = gradients.squares().sqrt()
-    # If a gradient is zero up to rounding, its multiplier stays 0.
+    # If the gradient of a record is zero up to rounding, the weight (multiplier) of the record stays 0.
     inverse_norms = torch.where(
         gradient_norms > 1e-12 * gradient_norms.max(), 1 / gradient_norms.clamp(min=1e-300), 0.0
     )
@@ -451,7 +453,7 @@ def descend(
         descent_direction = scaled_inner_products - product(lookahead)
         next_scaled_lam = lookahead + step_size * descent_direction
         next_scaled_lam = next_scaled_lam if free else next_scaled_lam.clamp(min=0)
-        # If the step points against the descent direction, the momentum restarts.
+        # If a step with momentum points against the descent direction, the momentum is set to zero.
         if float((descent_direction * (next_scaled_lam - scaled_lam)).sum()) < 0:
             next_momentum = 1.0
         previous_scaled_lam, scaled_lam, momentum = scaled_lam, next_scaled_lam, next_momentum

@@ -37,11 +37,11 @@ from residuum.networks.spectrum import noise_edge
 from residuum.risk.gradients import split_blocks
 from residuum.similarity import standardize
 
-# The signal share of a sample is a weighted sum over singular vectors. If a singular value is below this
-# share of the largest singular value, its vector has a weight below 1/2 (t in the module's docstring).
+# The signal share of a sample is a weighted sum over singular vectors. Vectors whose singular value is
+# below this share of the largest one get a weight below 1/2. It is t in the docstring of this module.
 SOFT = 1e-2
-# The estimate of a sample's dual vector divides by singular values. Values below this share of the largest
-# singular value are damped, because they would amplify noise (e in the module's docstring).
+# The computation divides by singular values. Values below this share of the largest one are damped, because
+# dividing by them would amplify noise. It is e in the docstring of this module.
 RIDGE = 5e-3
 
 

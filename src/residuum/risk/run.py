@@ -66,7 +66,8 @@ from residuum.risk.stages import (
 from residuum.similarity import ncc
 from residuum.surfaces.surface import WEIGHTS
 
-# By default, the images of this number of most exposed records are stored in the result.
+# By default, the result contains the images of this number of records, those with the highest risk of being
+# recovered.
 MAX_SHOWN = 10
 MIN_HOLDOUT = 100  # smallest number of held-out records; with fewer, no p-value is below 1%
 STAGES = ("outputs", "multipliers", "span", "kinks", "canaries")

@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 FAST_PRECISIONS = ("tf32", "bf16")  # number formats that are float32 with faster matrix products
-LR_LAM = 0.01  # default learning rate of the multipliers, if no sparse prior for images is used
-# Default values of settings whose default is None, because the attack chooses their value by the data.
+# Default learning rate of the multipliers (weights of the candidates), if no sparse prior for images is
+# used.
+LR_LAM = 0.01
+# For some settings, the attack may choose another value that suits the data, so their default is None.
+# These are the values that it uses otherwise.
 FALLBACKS = {"lr_lam": LR_LAM}
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
 PER_RUN = (*NUMBERS, "priors")  # settings that can have another value in each restart of an attack

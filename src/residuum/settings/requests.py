@@ -13,7 +13,8 @@ from pydantic import Field
 
 from residuum.settings.base import EXPERT, Settings
 
-# Number of restarts in each trial of a sweep. The agreement between restarts needs at least two restarts.
+# Number of restarts in each trial of a sweep. The sweep measures how well restarts agree, so at least two
+# are needed.
 TRIAL_RESTARTS = 2
 
 

@@ -77,7 +77,7 @@ class TrainingConfig(Settings):
     )
     stop_margin: float = Field(
         default=math.inf,
-        gt=-math.inf,  # this bound refuses nan and allows every other number
+        gt=-math.inf,  # this bound rejects NaN and allows every other number
         allow_inf_nan=True,
         description="Stop the training when the normalized margin (distance of the training samples from "
         "the decision boundary) reaches this number.",

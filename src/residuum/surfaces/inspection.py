@@ -15,8 +15,8 @@ from residuum.networks.spectrum import count_directions, rank_above, singular_va
 from residuum.records import Record
 from residuum.records.published import Count
 
-# Fractions of the largest singular value of the first layer. For each fraction, ``Inspection.ranks`` counts
-# the singular values above this fraction of the largest one.
+# For each of these fractions, ``Inspection.ranks`` counts the singular values of the first layer that
+# exceed this fraction of the largest one.
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 
 

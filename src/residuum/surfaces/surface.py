@@ -107,9 +107,9 @@ def build_weights_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
         The attack surface.
     """
     target = {name: t.detach() for name, t in checkpoint.theta.items()}
-    # Without initial weights, we know only of the first layer that training moved it, so an attack must fit
-    # this layer. In a live module, we do not know which layer is the first, so the attack must fit all
-    # layers.
+    # If the initial weights are unknown, only the first layer has surely changed in training, so an attack
+    # must fit this layer. In a PyTorch module it is unknown which layer is the first, so the attack must
+    # fit all layers.
     required_layers = tuple(by_layer(target))[: 1 if checkpoint.live is None else None]
     if knowledge.theta0 is None:
         return Surface(WEIGHTS, checkpoint, target, required_layers)
@@ -173,7 +173,7 @@ def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
             f"{misfits[0]!r} does not.",
             "Pass the state of the optimizer that trained this network.",
         )
-    # A parameter without a mean gradient was frozen in training, so we set its mean gradient to zero.
+    # The optimizer stores no mean gradient for parameters that were frozen in training, so zeros are used.
     moment_of_all_parameters = {
         name: moments.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes
     }
@@ -181,8 +181,8 @@ def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
         name: t.detach().to(checkpoint.theta[name]) for name, t in moment_of_all_parameters.items()
     }
     layers = tuple(layer for layer, names in by_layer(target).items() if {*names} & {*moments})
-    # An attack must fit only the first layer with a mean gradient.
-    # In a live module, we do not know which layer is the first, so the attack must fit all layers.
+    # An attack must fit only the first layer for which the optimizer stores a mean gradient. In a PyTorch
+    # module it is unknown which layer is the first, so the attack must fit all layers.
     return Surface(MOMENT, checkpoint, target, layers[: 1 if checkpoint.live is None else None])
 
 

@@ -50,9 +50,10 @@ from residuum.sweeping.space import (
     count_restarts,
 )
 
-MEMORY = "out of memory"  # the reason of a failed job contains this text if memory ran out
-# A slot of a cluster is the cores and the GPU share that a job needs. This many jobs are submitted per slot.
-# A second job waits in the queue, so that the slot is never idle, and an autoscaler adds machines.
+MEMORY = "out of "
+"memory"  # if a job failed because memory ran out, the reason of the failure contains this text
+# A slot of a cluster is the cores and the GPU share that one job needs. For each slot, this many jobs are
+# submitted. While one runs, the other waits, so that no slot is idle and an autoscaler adds machines.
 JOBS_PER_SLOT = 2
 REFRESH = 5.0  # seconds after which we count again how many jobs a cluster can run at the same time
 # These environment variables switch off the usage reports and a warning of Ray.
@@ -431,7 +432,8 @@ class Processes(Engine):
     def __init__(self, task: Task, request: SweepRequest) -> None:
         self._count = request.workers or max(1, (os.cpu_count() or 1) // request.cpus)
         self._task = task
-        self._threads = ThreadPoolExecutor(self._count)  # each thread waits for one process
+        # One thread for each worker process, which waits for the result of the process.
+        self._threads = ThreadPoolExecutor(self._count)
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
 

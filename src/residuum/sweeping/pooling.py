@@ -38,8 +38,10 @@ from residuum.attacks.unmixing.attack import Unmix, confidence_by_share
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-LIMIT = 4096  # maximal number of groups in memory: 300 MB for images of 3 x 32 x 32 values
-MAX_GROUPS = 2000  # maximal number of groups in the pooled result
+# Maximal number of groups of similar candidates in memory: 300 MB for images of 3 x 32 x 32 values.
+LIMIT = 4096
+# Maximal number of groups of similar candidates in the combined result of all trials.
+MAX_GROUPS = 2000
 
 
 class Pool:
@@ -90,7 +92,8 @@ class Pool:
             group_count += len(new_groups)
         self._merge(x, labels, weight, group_index, group_count)
         self.runs, self.candidates = self.runs + 1, self.candidates + len(x)
-        # Groups are dropped only if there are 25% more than the limit, because sorting all groups is slow.
+        # The weakest groups are removed only if there are 25% more groups than the limit, because sorting
+        # is slow.
         if len(self) > 1.25 * self.limit:
             best_group_indices = self.order()[: self.limit].sort().values
             self.dropped += len(self) - len(best_group_indices)
@@ -230,7 +233,7 @@ def pool_trials(
     for reconstruction in reconstructions:
         attack, selection = reconstruction.attack, reconstruction.selection
         if selection is not None and len(selection):
-            # If a trial has no confidence (NaN), the maximum and the pooled confidence become NaN.
+            # If a trial gave no confidence (NaN), the maximum and the combined confidence are NaN as well.
             best_confidence = torch.maximum(
                 best_confidence, selection.confidence.max().to(best_confidence)
             )

@@ -320,7 +320,7 @@ class Driver:
             number: paused_value(self.folder.state(number))[1]
             for number in params.keys() - self.trials.keys()
         }
-        # Count also the trials that were stopped at this step before the sweep was interrupted.
+        # Also count the trials that the sweep had stopped at this step before it was interrupted.
         recorded_trials = (self.trials[number] for number in params.keys() & self.trials.keys())
         stopped_count = sum(t.state == PRUNED and t.step == until for t in recorded_trials)
         survivor_count = math.ceil((len(residual_by_trial) + stopped_count) / ETA)

@@ -24,11 +24,16 @@ from residuum.sweeping.executors import Task
 from residuum.sweeping.pooling import Pool
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, SweepRequest, Trial
 
-SUBSETS = 500  # number of held-out subsets for the chance level of the pooled result
-# Number of held-out subsets for the chance level of a trial, which is the smallest allowed number.
+# Number of random subsets of held-out samples that show how many samples all trials together match by
+# chance.
+SUBSETS = 500
+# Number of random subsets of held-out samples that show how many samples one trial matches by chance. It is
+# the smallest allowed number.
 TRIAL_SUBSETS = 200
-TOP = 5  # the report names the trial that recovered most samples among this number of best trials
-MAX_ROWS, MAX_CARDS = 12, 60  # maximal numbers of table rows and of pictures in the report
+# Of this number of best-ranked trials, the report names the trial that recovered most samples.
+TOP = 5
+# Maximal numbers of table rows and of pictures in the report of a sweep.
+MAX_ROWS, MAX_CARDS = 12, 60
 HEADLINES = {"residual": "First-layer residual", "expected": "Reconstructions expected to be real:"}
 
 

@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 
 Params = dict[str, float]
 SAMPLERS = ("random", "sobol", "tpe")
-# Samplers that use the results of earlier trials. They draw trials in waves, which are groups of trials.
+# Names of the samplers that use the results of earlier trials to choose the settings of the next trials.
 LEARNING = ("tpe",)
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
-STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # the names of states in Optuna
-# Maximal number of trials of a sweep, so that sweeps with different seeds give their trials different seeds.
+# The names that Optuna gives to the states of a trial.
+STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}
+# Maximal number of trials of a sweep. It guarantees that the trials of two sweeps with different seeds have
+# different seeds.
 SEEDS = 100_003
 OBJECTIVES = ("residual", "agreement")
-# Objective for attacks without a residual: the number of reconstructions that are expected to be real.
+# What a sweep maximizes if the attack solves no equation: the number of reconstructions that are probably
+# real.
 EXPECTED = ("expected",)
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
 RANKING_RULES = {  # the key is True for the attack unmix, and False for other attacks

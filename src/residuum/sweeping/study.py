@@ -21,7 +21,8 @@ from residuum.errors import InputError
 from residuum.records.rundir import digest
 from residuum.sweeping.space import DIRECTIONS, STATES, Params, SweepRequest, Trial
 
-# Names of the Optuna attributes in which a study stores its plan, and a trial stores its statistics.
+# Names of two Optuna attributes: the plan of the sweep is stored in the study, and statistics in each
+# trial.
 PLAN_ATTRIBUTE, TRIAL_ATTRIBUTE = "residuum:plan", "residuum:trial"
 
 
@@ -151,8 +152,8 @@ def _open_journal(path: Path) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    # Only this process can use the folder of the sweep. So a lock file of the journal is from a killed sweep.
-    # A last line without a line end is incomplete, after a power failure or on a full disk.
+    # This process has exclusive access to the folder, so a lock file of the journal was left by a killed
+    # process. A last line without a line end is incomplete, for example after a power failure.
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)

@@ -28,8 +28,8 @@ from residuum.theory.budgets import Budgets
 from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.theory.patterns import HypothesisError
 
-# A budget is the distance that a sample can move before its activation pattern changes. A budget below this
-# number times (1 + norm of the sample) counts as zero.
+# The budget of a sample is the distance that it can move before another neuron becomes active or inactive.
+# A budget below this number times (1 + norm of the sample) counts as zero.
 MIN_BUDGET = 1e-9
 
 

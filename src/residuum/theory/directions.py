@@ -36,13 +36,13 @@ from residuum.theory.patterns import (
     estimate_slope_sizes,
 )
 
-# The rule "largest" solves at most this number of linear programs. Each program improves the solution of the
-# previous program.
+# The rule "largest", which searches for the direction of the longest move, solves at most this number of
+# linear programs. Each program improves the solution of the program before.
 MAX_ROUNDS = 4
 # Time limit of a linear program in seconds. With over a thousand neurons, a program would take minutes.
 PROGRAM_SECONDS = 30.0
-# The rule "softest" divides by the distances of a sample from activation boundaries. To avoid huge quotients,
-# every distance is at least the largest distance divided by this number.
+# The rule "softest" divides by the distances of a sample from activation boundaries. Distances are set to
+# at least the largest distance divided by this number, because others would give huge quotients.
 DISTANCE_RATIO = 1e6
 
 
@@ -106,8 +106,8 @@ def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     if not null_space_basis.shape[1]:
         return null_space_basis
     _, _, sorted_directions = torch.linalg.svd(x.flatten(1) @ null_space_basis, full_matrices=True)
-    # The singular vectors of the projected samples come in order of decreasing components of the samples.
-    # This order is reversed, so that directions with small components come first.
+    # The singular vectors are sorted by the size of the samples' components along them, largest first. The
+    # order is reversed, so that directions with small components come first.
     basis = null_space_basis @ sorted_directions.T.flip(1)
     # A second projection removes the rounding errors of the first, which a long split would multiply.
     for _ in range(2):
@@ -337,4 +337,5 @@ DIRECTIONS: dict[str, Finder] = {
     "softest": _one_by_one(find_softest_direction),
     "largest": _one_by_one(find_largest_direction),
 }
-SLOW = ("softest", "largest")  # rules that process one sample after the other and show progress
+# Rules that are slow, because they process one sample after the other, and therefore show progress.
+SLOW = ("softest", "largest")

@@ -58,15 +58,16 @@ from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 # The pre-activation of a ReLU counts as zero below this share of the norm of the neuron's weights times the
 # norm of the layer's input.
 KINK_TOLERANCE = 1e-3
-# A quadratic program has at most this number of gates (derivatives of ReLUs at zero) as variables, because
-# its cost grows with the cube of this number.
+# If the input of a ReLU is zero, its derivative (gate) may be any number in [0, 1]. A quadratic program
+# optimizes at most this number of gates, because its cost grows with the cube of their number.
 KINK_LIMIT = 1200
-# If there are more than KINK_LIMIT kinks, gates become variables in this number of rounds. Each round chooses
-# the gates that reduce the current residual most.
+# If there are more gates (derivatives of ReLUs at zero) than KINK_LIMIT, the gates to optimize are chosen
+# in this number of rounds. Each round chooses those that reduce the error most.
 ROUNDS = 4
-# The largest relative residual of an exact KKT point, and of a point near a KKT point.
+# Largest relative error in the KKT equation for a network that counts as an exact solution (KKT point), and
+# for a network that counts as near a solution.
 EXACT_KKT, NEAR_KKT = 1e-6, 0.1
-# A network evaluates samples in batches of at most this many numbers.
+# Samples are evaluated in batches. All samples of a batch together have at most this many numbers.
 MAX_VALUES = 1 << 22
 
 
@@ -117,8 +118,8 @@ def certify(
     eps, theta_norm = norm(residual_by_parameter), norm(theta)
     clarke, kinks, freed_kinks = eps, 0, 0
     if (chain := dense_chain(model)) is not None:
-        # The quadratic program needs nonnegative multipliers, but the multipliers ``lam`` of a regression may
-        # be negative. So the covector of each constraint is multiplied by the sign of its multiplier.
+        # The solver needs nonnegative multipliers, but the multipliers ``lam`` of a regression may be
+        # negative. So the sign of each multiplier is moved to the weights of the outputs (the covector).
         signs = torch.where(lam < 0, -1.0, 1.0).double()
         signed_rows = Rows(rows.index, rows.covectors * signs[:, None])
         clarke, kinks, freed_kinks, is_solved = clarke_residual(
@@ -416,8 +417,8 @@ def _free_layer(
             residual_reductions = torch.where(
                 gates_are_open, -residual_reductions, residual_reductions
             ).masked_fill(gates_are_free, -torch.inf)
-            # Each round adds only half of the gates that the limit still allows. Later rounds know a smaller
-            # residual, and therefore choose more useful gates.
+            # Each round chooses only half of the number of gates that are still allowed. Later rounds can
+            # choose better gates, because the remaining error is smaller.
             gates_to_free = residual_reductions.topk(max(1, room // 2)).indices
             gates_to_free = gates_to_free[
                 residual_reductions[gates_to_free] > 1e-12 * norm(plain) ** 2
@@ -458,8 +459,8 @@ def _first_order_gain(
     Returns:
         (K,) gains, positive if opening the gate reduces the residual.
     """
-    # First-order change of the pre-activations of layer ``pairs.layer`` if the residual is added to the
-    # weights.
+    # How the pre-activations of layer ``pairs.layer`` change, to first order, if the residual is added to
+    # the weights.
     pre_activation_changes = torch.zeros((), dtype=torch.float64)
     for i, layer in enumerate(model.linears[: pairs.layer + 1]):
         if i:
@@ -608,8 +609,8 @@ def _solve_quadratic_program(
     import clarabel
 
     matrix, target = factor.matrix.numpy(), factor.target.numpy()
-    # The columns of F and the vector h are scaled to length 1. The bounds mu <= lam are written for the
-    # scaled variables, so their coefficients are one over the norms of the columns.
+    # The columns of F and the vector h are scaled to length 1. So in the bounds mu <= lam, each variable is
+    # divided by the norm of its column.
     column_norms = np.linalg.norm(matrix, axis=0)
     column_norms = np.where(column_norms > 0, column_norms, 1.0)
     target_norm = max(float(np.linalg.norm(target)), 1e-300)
@@ -647,8 +648,8 @@ def _solve_quadratic_program(
     )
     solution = solver.solve()
     z = np.asarray(solution.x)[:columns] * target_norm / column_norms
-    # The solver may violate the bounds by rounding. The solution is moved onto the bounds, because only
-    # allowed multipliers and gates give a valid upper bound on the Clarke residual.
+    # The solver may violate the bounds of its variables by rounding errors. The solution is moved onto the
+    # bounds, because only then is its residual a valid upper bound.
     z = np.maximum(np.nan_to_num(z), 0)
     z[rows:] = np.minimum(z[rows:], z[owner_rows])
     is_solved = str(solution.status) in ("Solved", "AlmostSolved")

@@ -50,8 +50,9 @@ from residuum.theory.patterns import (
 )
 from residuum.theory.rows import margins
 
-TOLERANCE = 1e-9  # a smaller relative residual, or relative gap to the margin, counts as zero
-# If directions of splits are computed by a slow rule, progress is reported after this number of samples.
+TOLERANCE = 1e-9  # smaller relative errors count as zero, for the KKT equation and for margins
+# If the directions in which samples are split are slow to compute, progress is reported after this number
+# of samples.
 WATCHED_CHUNK = 4
 Watcher = Callable[[int, int], None]
 
@@ -116,7 +117,7 @@ class KKTSet:
             lam = fit_multipliers(model, x, rows, free=task == "regression")[0]
         if task == "binary":
             return cls((model,), parameters(model), x, y, lam.double(), y[:, None, None], task)
-        # For each sample, the sum of its constraints' covectors times multipliers.
+        # For each sample: the sum over its constraints of multiplier times output weights (covector).
         u = rows.combine(lam.double(), len(x))[:, None]
         return cls.from_covectors((model,), parameters(model), x, y, u, task)
 
@@ -537,7 +538,8 @@ class KKTSet:
         unit_steps = nu.reshape(len(indices), *self.x.shape[1:])
         backward_shares = alpha / (alpha + beta)
         copies_per_sample = torch.ones(len(self), dtype=torch.long).index_fill(0, indices, 2)
-        # Each split sample has two halves. These are the indices of the first halves in the new set.
+        # Each split sample becomes two samples, its halves. These are the indices of the first halves in
+        # the new set.
         first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[indices]
         x, y, lam, covectors = (
             t.repeat_interleave(copies_per_sample, 0)

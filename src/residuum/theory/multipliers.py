@@ -20,10 +20,10 @@ from torch import Tensor
 
 from residuum.errors import InconclusiveError
 
-# If the condition number of the gradients' Gram matrix exceeds this limit, the fitted multipliers have fewer
-# than four correct digits.
+# Multipliers are fitted with the matrix of inner products of gradients. If its condition number exceeds
+# this limit, they have fewer than four correct digits.
 MAX_CONDITION = 1e12
-# Number of steps of iterative refinement. Each step gives the fitted multipliers more correct digits.
+# Number of steps of iterative refinement of fitted multipliers. Each step gives more correct digits.
 REFINEMENTS = 2
 DENSE_BYTES = 1 << 30  # largest size in bytes of a matrix of gradients for a QR factorization
 

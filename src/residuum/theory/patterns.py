@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from residuum.errors import InputError
 from residuum.networks import MLP, Linear, dense_chain
 
-ROUNDING = 1e-13  # a slope below this share of the largest slope in its layer is a rounding error
+# A derivative below this share of the largest derivative in its layer is a rounding error.
+ROUNDING = 1e-13
 CHUNK = 256  # number of directions along which the network is differentiated at once
 MAX_NAMED = 4  # largest number of neurons that an error message names individually
 _PIECEWISE = (nn.ReLU, nn.LeakyReLU)
@@ -110,7 +111,8 @@ def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
     """
     layers, values = [], []
     for i, model in enumerate(models):
-        # A switch is named after its copy of the network ("point"), its layer and its number in the layer.
+        # The name of a switch (input of a ReLU) is made of its copy of the network ("point"), its layer and
+        # its number in the layer.
         copy_name = f"point {i}: " if len(models) > 1 else ""
         for name, value in record_switches(model, x):
             layers.append((copy_name + name, value.shape[1]))

@@ -34,8 +34,8 @@ from residuum.errors import InputError
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records.identification import Identification
 
-# At a KKT point, |W_j|^2 and alpha a_j^2 are equal for input weights W_j and output weight a_j of every
-# neuron. A note tells the reader if their relative difference is larger than this limit.
+# At a KKT point (a solution of margin maximization), |W_j|^2 = alpha a_j^2 for the input weights W_j and
+# the output weight a_j of each neuron. If the relative difference exceeds this limit, a note says so.
 BALANCE_TOLERANCE = 1e-6
 # A neuron is ignored if its weights are smaller than this share of the largest neuron's weights, because they
 # are then rounding errors.
@@ -47,7 +47,8 @@ SINGLE_TOLERANCE = 1e-5
 # The kernel matrix of the neurons has the entries (W_p.W_q)^(alpha-1), with the neurons' input weights W_p.
 # Its eigenvalues below this share of the largest eigenvalue count as zero.
 KERNEL_TOLERANCE = 1e-12
-# ``Neurons.carrying`` counts the neurons that together hold this share of the squared norm of all weights.
+# The property ``Neurons.carrying`` counts the largest neurons that together have this share of the squared
+# norm of all weights.
 CARRIED_SHARE = 0.999
 
 
@@ -276,7 +277,8 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
         neurons.coefficient[is_live, None],
     )
     directions = projections / norms
-    # At a KKT point, the input weights of neuron j are this factor times the value of f.
+    # At a KKT point (a solution of margin maximization), the input weights of neuron j are this factor
+    # times the value of f.
     weight_per_value = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
     values = projections / weight_per_value
     eigenvalues, vectors = torch.linalg.eigh((directions @ directions.T) ** (alpha - 1))

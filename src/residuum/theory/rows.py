@@ -21,7 +21,8 @@ from residuum.records import TASKS
 from residuum.stationarity import Rows
 
 RIVALS = ("tied", "best")
-# A rival class counts as tied if its margin exceeds the sample's smallest margin by at most this share.
+# A sample has a margin to each wrong class. A wrong class counts as tied if its margin exceeds the smallest
+# one by at most this share.
 TIED_TOLERANCE = 0.05
 
 

@@ -272,7 +272,7 @@ class _Run:
             return "margin"
         if 0 < history_entry.get("residual", 0) <= self.config.stop_residual:
             return "residual"
-        # If stop_loss is 0, no value of the loss stops the run.
+        # With stop_loss 0, the training never stops because of its loss.
         return "loss" if 0 < self.config.stop_loss >= loss else "running"
 
     def _residual(self) -> float:
@@ -338,7 +338,8 @@ def _delayed_interrupts() -> Iterator[Callable[[], bool]]:
         previous_handler = signal.signal(
             signal.SIGINT, lambda number, frame: interrupts.append(number)
         )
-    except ValueError:  # this is not the main thread, and only the main thread receives interrupts
+    # Interrupts can be handled only in the main thread, and this is another thread.
+    except ValueError:
         yield lambda: False
         return
     try:

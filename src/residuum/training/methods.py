@@ -214,14 +214,14 @@ class MarginMaximization:
         order: Order of homogeneity L of the network, or None if the network is not homogeneous.
     """
 
-    # The step size grows slowly and shrinks fast, because a step that is too long costs more than a step that
-    # is too short.
+    # Constants of the descent. The step size grows slowly and shrinks fast, because a step that is too long
+    # costs more than a step that is too short.
     MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
-    # Limits of the step size c. With a smaller step size, the descent stalls at kinks. With a larger step
-    # size, the objective is not nearly linear in a step.
+    # Limits of the step size c. With smaller steps, the descent gets stuck where a ReLU's input is zero.
+    # With larger steps, the objective is not nearly linear within a step.
     MIN_C, MAX_C = 1e-4, 0.5
-    # If the margin exceeds MARGIN_CAP, the weights are rescaled so that the margin is MARGIN_BACK_TO. The
-    # next rescaling comes only when the margin has doubled, so rescaling is rare.
+    # If the margin of the network exceeds MARGIN_CAP, all weights are scaled down so that the margin is
+    # MARGIN_BACK_TO. The margin must double before this happens again.
     MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, order: float | None) -> None:
@@ -279,7 +279,8 @@ class MarginMaximization:
                 for p, o, v in zip(weights, old_weights, velocity, strict=True):
                     p.copy_(o.add(v.mul_(shrink_factor)))
             after, lowest, _, _ = self._objective()
-            if after <= before + self.SLACK:  # the comparison is False if the objective is NaN
+            # NaN counts as an increase, because comparisons with NaN are False.
+            if after <= before + self.SLACK:
                 break
             for v in velocity:
                 v.zero_()
@@ -322,8 +323,8 @@ class MarginMaximization:
         Args:
             lowest: Lowest margin of all samples.
         """
-        # Multiplying the weights by a factor c multiplies all margins by c^L. The velocity and tau are
-        # rescaled too, so the course of the descent does not change.
+        # Multiplying the weights by a factor c multiplies all margins by c^L, where L is the order of
+        # homogeneity. The momentum and tau are rescaled too, so that the descent continues unchanged.
         if self.order is None or not self.MARGIN_CAP < lowest < math.inf:
             return
         weight_factor = (self.MARGIN_BACK_TO / lowest) ** (1 / self.order)

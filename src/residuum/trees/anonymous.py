@@ -28,14 +28,14 @@ from residuum.trees.leaves import Leaves
 from residuum.trees.links import UNKNOWN, Records
 
 IN_BAG = 1 - np.exp(-1)  # probability that a bootstrap sample contains a given record
-# A leaf value counts as the target of one record if two records with this target are at most this number of
-# times as probable as one record.
+# A leaf value is taken as the target of exactly one record if "two records have this target" is at most
+# this number of times as probable as "one record has it".
 MAX_DOUBT = 0.01
 # Largest probability that a leaf value counts as a target although it is the mean of two targets.
 FALSE_TARGET = 1e-4
 # Leaf values count as targets only if the most frequent values occur in at least this share of the trees.
 MIN_IN_BAG = 0.3
-MAX_SAME_TARGET = 6  # if more records than this have the same target, they are left out
+MAX_SAME_TARGET = 6  # targets that more records than this have in common are left out
 
 
 def records_without_seeds(leaves: Leaves) -> Records:
@@ -93,8 +93,8 @@ def _group_sizes(leaves: Leaves) -> Integers:
     occurrences = (leaf_counts > 0).sum(1)
     if (occurrences == tree_count).mean() > 0.9:  # without a bootstrap, every tree has every target
         return most_leaves
-    # Apply Bayes' rule to two hypotheses: one record has the target, or two records have the target. The
-    # prior of two records is the share of the values that two leaves of one tree have.
+    # Apply Bayes' rule to two hypotheses: one record has the target, or two records have it. The prior
+    # probability of two records is the share of values that occur in two leaves of the same tree.
     pair_prior = max((most_leaves > 1).mean(), 0.5 / len(most_leaves))
     single_joint = (1 - pair_prior) * binom.pmf(occurrences, tree_count, IN_BAG)
     pair_joint = pair_prior * binom.pmf(occurrences, tree_count, 1 - (1 - IN_BAG) ** 2)
@@ -124,7 +124,7 @@ def _are_targets(occurrences: Integers, trees: int) -> Booleans:
     share_error = 4 * np.sqrt(expected_share * (1 - expected_share) / len(occurrences)) + 0.02
     if expected_share <= 0.5 and (occurrences == 1).mean() <= expected_share + share_error:
         return np.ones(len(occurrences), dtype=bool)
-    # Find the number of trees that is exceeded only by values of 10% of the leaves.
+    # Find how often a frequent value occurs: only 10% of the leaves have values that occur in more trees.
     sorted_occurrences = np.sort(occurrences)
     large_occurrence = sorted_occurrences[
         np.searchsorted(np.cumsum(sorted_occurrences), 0.9 * sorted_occurrences.sum())

@@ -30,8 +30,9 @@ from numpy.typing import ArrayLike
 from residuum.errors import MissingExtraError
 from residuum.trees.forest import Booleans, Floats, Forest, Integers
 
-UNPLACED = -1  # stands for the leaf of a record that has not been put into leaves yet
-# The weight of a class in a leaf is a whole number up to this rounding error.
+UNPLACED = -1  # this number stands for the leaf of a record whose leaf is not determined yet
+# The weight of a class in a leaf is the number of its records. It counts as a whole number up to this
+# rounding error.
 ROUNDING = 1e-3
 COST_STEPS = 100  # the solver minimizes whole numbers, so costs are multiplied by this number
 
@@ -471,11 +472,12 @@ def solve(
         raise NoTableError
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    # Find for each segment whether its value is at most the upper end of the segment.
+    # For each segment (range of possible values): whether the value of its record is at most its upper end.
     is_below = np.ones(len(segments.first), dtype=bool)
     for s, key in _with_literals(segments):
         is_below[s] = solver.boolean_value(literals[key])
-    # Each value lies in the first segment of its record and column whose upper end the value does not exceed.
+    # The possible values are divided into segments. A value lies in the first segment whose upper end it
+    # does not exceed.
     segment_of_value = np.full(choices.low.shape, -1)
     reached = np.flatnonzero(is_below)[::-1]
     segment_of_value[segments.member[reached], segments.column[reached]] = reached

@@ -40,16 +40,16 @@ from residuum.trees.leaf_equations import (
 
 # A target counts as determined if its error is at most this share of the range of all targets.
 TOLERANCE = 1e-5
-DEVIATIONS = 6.0  # the error of a target is taken to be at most this number of standard errors
+DEVIATIONS = 6.0  # assumed upper limit for the error of a recovered target, in standard errors
 MAX_DENSE = 2000  # with more records than this, the equations are solved by iteration
-# Targets are computed only if there are at least this many more equations than independent unknowns. With
-# fewer equations, wrong rows would fit as well.
+# Targets are computed only if there are at least this many more equations than unknowns. With fewer
+# equations, wrong rows would also fit.
 MIN_SPARE = 10
-# An unknown learning rate or regularization is not computed if its relative effect on the residuals of the
-# equations is smaller than this.
+# An unknown learning rate or regularization is not computed if it changes the errors of the equations by
+# less than this share.
 MIN_TRACE = 1e-9
-# Names that scikit-learn, XGBoost, LightGBM and CatBoost give to the squared error. "" means that the file
-# names no loss.
+# Names of the squared error as a training loss in scikit-learn, XGBoost, LightGBM and CatBoost. "" means
+# that the file does not name the loss.
 SQUARED_ERROR = (
     "",
     *("squared_error", "ls", "least_squares", "halfsquarederror"),
@@ -118,7 +118,7 @@ def recover_targets(
     Args:
         forest: Boosted trees that were trained with squared error.
         x: (records, columns) rows of the training table. The targets have the same order.
-        tolerance: A target counts as determined if its error is at most this share of the range of all
+        tolerance: A target counts as recovered if its error is at most this share of the range of all
             targets.
         learning_rate: Learning rate, if known. If None, the function uses the learning rate in the file, or
             computes it if the file does not state it.
@@ -200,7 +200,7 @@ def _fit(
         solution: Least-squares solutions y for each of the right-hand sides base, rate and shrinkage.
         choices: (3, 1 + k) coefficients of these right-hand sides from :func:`_choices`, with k unknown
             settings.
-        tolerance: A target counts as determined if its error is at most this share of the range of all
+        tolerance: A target counts as recovered if its error is at most this share of the range of all
             targets.
 
     Returns:

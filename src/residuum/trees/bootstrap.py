@@ -13,9 +13,10 @@ import numpy as np
 
 from residuum.trees.forest import Forest, Integers
 
-# With more records or more draws than this, bootstrap samples are not computed.
+# The bootstrap samples of a forest are not computed if there are more records or more draws than this.
 MAX_RECORDS = 1_000_000
-# If the number of records times the number of trees is larger than this, bootstrap samples are not computed.
+# The bootstrap samples of a forest are not computed if the number of records times the number of trees
+# exceeds this.
 MAX_COUNTS = 100_000_000
 
 

@@ -41,32 +41,39 @@ from residuum.trees.assignment import (
 )
 from residuum.trees.forest import Booleans, Floats, Forest, Integers
 
-SECONDS = 60.0  # default of the wall-clock time of the search for tables
-# If the number of records times the number of trees is larger than this, rows are not estimated.
+SECONDS = 60.0  # default time limit in seconds of the search for tables that fit a forest
+# The rows of the training table are not estimated if the number of records times the number of trees
+# exceeds this.
 MAX_ASSIGNMENTS = 50_000
-# If the number of nodes times the number of columns is larger than this, rows are not estimated.
+# The rows of the training table are not estimated if the number of nodes times the number of columns
+# exceeds this.
 MAX_BOX_SIDES = 10_000_000
 SWEEPS = 100  # default number of times that the random walk draws new values for all records
-BURN_IN = 1 / 3  # the mean leaves out this share of the tables, from the beginning of the walk
+BURN_IN = 1 / 3  # the first tables of the random walk, this share of all, are left out of the mean
 BLOCK = 3  # number of records for which one step of the walk draws new values
-STEP_WORK = 0.2  # limit of the solver's deterministic time in one step of the walk
-# Limit of the solver's deterministic time in the first attempt to find a table. Each further attempt has
-# twice the limit of the attempt before.
+# Limit of the solver's work (in its own deterministic unit) in one step of the random walk.
+STEP_WORK = 0.2
+# Limit of the solver's work (in its own deterministic unit) in the first attempt to find a table. Each
+# further attempt has twice the limit of the attempt before.
 FIRST_WORK = 4.0
 BINS = 64  # number of bins of the density of a column on [0, 1]
-BUMP = 0.1  # standard deviation of the Gaussian bump of one record in the density of a column on [0, 1]
-# In the density of a class, all records of other classes together weigh as much as this number of records.
+# Standard deviation of the Gaussian that each record adds to the density of a column, which is scaled to
+# [0, 1].
+BUMP = 0.1
+# The density of a column is estimated for each class. All records of other classes together count as much
+# as this number of records of the class.
 CLASS_PRIOR = 2.0
-# In the density of the other classes, the uniform density weighs as much as this number of records.
+# When the density of a column is estimated from the other classes, a uniform density counts as much as this
+# number of records.
 UNIFORM_PRIOR = 2.0
 GRID = 1000  # number of points at which the density of a column's thresholds is computed
 # Smallest bandwidth of the kernel density estimate of a column's thresholds, as a share of the column's
 # range.
 MIN_WIDTH = 0.05
-# The uniform density is added to the density of the thresholds with this weight.
+# A uniform density is mixed into the density of a column's thresholds with this weight.
 UNIFORM_SHARE = 0.1
 BINARY_THRESHOLD = 0.5  # threshold of a column whose values are 0 and 1
-MIN_MASS = 1e-9  # smallest probability of a segment, so that its logarithm is finite
+MIN_MASS = 1e-9  # smallest probability of a range of values, so that its logarithm is finite
 
 
 @dataclass(frozen=True)

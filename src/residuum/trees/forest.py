@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
-NO_CHILD = -1  # stands for the number of a child in the entries of leaves, which have no children
+NO_CHILD = -1  # this number replaces the number of a child in leaves, which have no children
 # How the trees of a model work together. Trees of a forest are fitted to the targets, and their values are
 # averaged. Trees of boosting are fitted to residuals or gradients, and their values are added. Trees of an
 # isolation forest split at random, and their values are path lengths, which are averaged.

@@ -26,7 +26,7 @@ from scipy.sparse import csr_array, eye_array, kron, vstack
 from residuum.trees.forest import Floats, Forest, Integers
 
 INFEASIBLE = 2  # status that scipy.optimize.milp returns if an integer program has no solution
-WHOLE = 1e-4  # a number counts as whole if its distance to a whole number is at most this
+WHOLE = 1e-4  # a number counts as an integer if its distance to the nearest integer is at most this
 SEED = 0  # seed of the random objectives of the linear programs
 PROGRAM_SECONDS = 60.0  # time limit of each linear or integer program
 # If the number of records times the number of classes is larger than this, no linear program is solved.

@@ -19,13 +19,14 @@ from residuum.trees.predict import find_leaf_nodes
 
 # An eigenvalue of G = A^T A counts as zero if it is at most this share of the largest eigenvalue.
 MIN_EIGENVALUE = 1e-11
-# Let N be the projection onto the null space of G. A target is determined by the equations if its diagonal
-# entry of N is at most this number.
+# Let N be the projection onto the null space of the matrix G of the equations. The equations determine
+# target i if the entry N_ii is at most this number.
 MAX_FREEDOM = 1e-14
-# Number of vectors of random targets that the iterative solver solves for, to find which targets are
-# determined.
+# To find which targets the equations determine, the iterative solver is tested on this number of vectors of
+# random targets.
 PROBES = 4
-# A target is determined if the solver recovers its random standard normal values with at most this error.
+# The equations determine a target if the iterative solver recovers random values of this target with at
+# most this error.
 MAX_PROBE_ERROR = 1e-7
 MAX_STEPS = 1000  # maximum number of steps of the iterative solver LSMR
 

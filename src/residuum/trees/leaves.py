@@ -14,12 +14,14 @@ import numpy as np
 
 from residuum.trees.forest import Floats, Forest, Integers
 
-# Because of rounding, two means of equal targets may differ by at most this share of the largest target.
+# Two leaves whose records have equal targets may store means that differ by rounding, at most by this share
+# of the largest target.
 ROUNDING = 256 * np.finfo(np.float64).eps
-# A leaf counts as pure if its impurity is at most this share of the variance of all leaf values.
+# A leaf counts as pure (all of its records have the same target) if its impurity is at most this share of
+# the variance of all leaf values.
 PURE = 1e-12
-# The impurity of a pure leaf is the difference of two sums over the records of its parent, divided by the
-# weight of the leaf. So its rounding error grows with the squares of the targets and the number of records.
+# Relative rounding error of the impurity of a leaf. The impurity is computed from sums over many records,
+# so the rounding error is multiplied by the squares of the targets and the number of records.
 IMPURITY_ROUNDING = 8 * np.finfo(np.float64).eps
 MIXED = -1  # group number of a leaf whose records have different targets
 

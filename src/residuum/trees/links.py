@@ -20,9 +20,10 @@ from residuum.trees.forest import Floats, Forest, Integers, Structure
 from residuum.trees.leaves import MIXED, Leaves
 from residuum.trees.subsets import find_members
 
-# If at least this number of leaves is updated, the links of all trees are counted in one step.
+# A link is a record that may lie in a leaf. If at least this number of leaves has changed, the links of all
+# trees are counted again in one step.
 MANY_LEAVES = 1000
-UNKNOWN = -1  # stands for an unknown number of draws, leaf number or group number
+UNKNOWN = -1  # this number stands for an unknown leaf, group, or number of draws
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,9 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from residuum.trees.forest import Booleans, Floats, Integers
 
-# Every node sends missing values to one of its children. If a record is below this child at at least this
-# number of nodes, and if some value agrees with all thresholds of these nodes, the value of the record is
-# taken to be present.
+# Every node sends records with a missing value to one of its children. If a record went to this child at
+# this many nodes or more, and a present value can explain all of these steps, the value is taken to be
+# present.
 MIN_STEPS = 12
 # A value lies on a lattice of equally spaced numbers if its distance to the lattice is at most this share of
 # the lattice step.
@@ -203,8 +203,8 @@ class Column:
         right_low, right_high = 2 * threshold - left_high, 2 * threshold - left_low
         np.minimum.at(high, members[is_left], left_high[node[is_left]])
         np.maximum.at(low, members[~is_left], right_low[node[~is_left]])
-        # Find the members that can have the largest value on the left side or the smallest one on the right
-        # side.
+        # Find the records that can have the largest value on the left side of a node, or the smallest value
+        # on its right side.
         tolerance = self.tolerance
         can_be_extreme = np.where(
             is_left,
@@ -233,8 +233,8 @@ class Column:
             return
         graph = EquationGraph.build(self.edges, self.records)
         members = graph.records
-        # The values of a component are x = sign z + constant, so the interval of each record gives limits of
-        # z.
+        # All values x of a connected component depend on one unknown z: x = sign z + constant. So the
+        # interval of each record limits z.
         allowed_z = graph.sign * (
             np.stack([self.low[members], self.high[members]]) - graph.constant
         )

@@ -23,10 +23,12 @@ from residuum.trees.midpoints import LATTICE_ERROR, ROUNDING, Column, ColumnNode
 from residuum.trees.targets import find_records
 
 MAX_ROUNDS = (
-    200  # maximum number of times that records are linked with leaves and intervals are narrowed
+    # Maximum number of rounds, which link records with leaves and narrow the intervals of values.
+    200
 )
 MAX_PASSES = (
-    50  # maximum number of times that the nodes of a column narrow its intervals in one round
+    # Maximum number of times, in one round, that the nodes of a column narrow the intervals of its values.
+    50
 )
 # The values of a column can be exact only if their rounding error is at most this share of the column's
 # range.
@@ -92,7 +94,8 @@ def recover_table(
     records = (
         records_without_seeds(leaves) if counts is None else find_records(forest, leaves, counts)
     )
-    # If the seeds in the file lead to no target, they may be wrong, so do not use them.
+    # If no target can be recovered with the random seeds in the file, the seeds may be wrong, so continue
+    # without them.
     if records.has_row_order and np.isnan(records.y).all():
         records = records_without_seeds(leaves)
     if not len(records.y):
@@ -103,8 +106,8 @@ def recover_table(
         mistaken_records = search.run(progress)
         if records.has_row_order or not len(mistaken_records):
             return search.table()
-        # Without seeds, a target that was attributed to one record may belong to several records. Then the
-        # leaves of this record contradict each other, so the search begins again without this target.
+        # Without random seeds, a target that was assigned to one record may belong to several records. Then
+        # the leaves of this record contradict each other, so the search begins again without this target.
         records = records.without_groups(np.unique(records.group[mistaken_records]))
 
 

@@ -41,10 +41,11 @@ ZERO_THRESHOLD = 1e-30
 # Largest rounding error of the edge of a histogram bin, as a share of the largest absolute value of the
 # column.
 EDGE_ROUNDING = 1e-14
-# The learning rate and the regularization are computed only if there are at least this many inner nodes.
+# The learning rate and the regularization are computed from the values of inner nodes, and only if there
+# are at least this many inner nodes.
 MIN_NODES = 10
-# The learning rate and the regularization are accepted only if the relative error of the equations that
-# determine them is at most this. LightGBM writes the values of inner nodes with six digits.
+# The learning rate and the regularization are computed from equations for the values of inner nodes. They
+# are accepted only if the relative error of these equations is at most this.
 MAX_MISFIT = 1e-4
 
 # If a column has more than 255 distinct values, HistGradientBoosting uses this number of bin edges by
@@ -336,8 +337,8 @@ def settings_of_inner_nodes(forest: Forest) -> tuple[float, float] | None:
         weight = tree.count if tree.weight is None else tree.weight
         if weight is None:
             return None
-        # Leave out nodes with the value 0. HistGradientBoosting stores 0 in its roots instead of their
-        # values.
+        # Leave out nodes with the value 0, because HistGradientBoosting does not store the values of roots
+        # and writes 0 instead.
         parents = np.flatnonzero((tree.left != NO_CHILD) & (tree.value[:, 0] != 0))
         children = np.stack([tree.left[parents], tree.right[parents]], 1)
         is_leaf = tree.left[children] == NO_CHILD

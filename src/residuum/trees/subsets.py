@@ -21,19 +21,20 @@ import numpy as np
 from residuum.trees.forest import Floats, Integers
 from residuum.trees.leaves import MIXED, Leaves
 
-# A candidate target is accepted for a record only if at least this number of its candidates have the count
-# that the record has in the same tree.
+# Each tree drew each record a known number of times. A value is accepted as the target of a record only if
+# the number of draws agrees in at least this number of trees.
 MIN_TREES = 6
-# A candidate target is accepted for a record only if at least this share of its candidates have the count
-# that the record has in the same tree.
+# Each tree drew each record a known number of times. A value is accepted as the target of a record only if
+# the number of draws agrees in at least this share of the trees in which the value occurs.
 MIN_SHARE = 0.9
-# Two candidate targets count as equal if their difference is at most this share of the standard deviation of
-# all leaf values.
+# Two values that may be targets count as equal if their difference is at most this share of the standard
+# deviation of all leaf values.
 SAME_TARGET = 1e-7
-# Largest difference between the mean of the targets of some records and the mean that a leaf stores, as a
-# share of the standard deviation of all targets.
+# The records of a leaf are accepted if the mean of their targets equals the stored mean up to this share of
+# the standard deviation of all targets.
 SAME_SUM = 1e-6
-# Leaves with three records are not searched if more than this number of records may lie in them.
+# To limit the time, leaves with three records are not examined if more than this number of records may lie
+# in them.
 MAX_FREE = 400
 
 

@@ -35,13 +35,15 @@ from residuum.trees.links import UNKNOWN, Records
 from residuum.trees.subsets import targets_of_pairs
 
 MAX_STEPS = 20_000  # maximum number of steps in the search for the records that have one target
-# If some leaves are mixed, a leaf value is attributed to a record only if at least this number of trees have
-# it.
+# If some leaves hold records with different targets, a leaf value is taken as a record's target only if at
+# least this number of trees have it.
 MIN_TREES = 6
-# The equations of the roots are solved if the smallest singular value of the matrix of the ``c_ti`` is at
-# least this share of the largest singular value.
+# The value at the root of each tree t is a mean of targets, in which record i counts c_ti times. These
+# equations are solved only if the smallest singular value of the matrix c is at least this share of the
+# largest one.
 MIN_RANK_RATIO = 1e-9
-# Largest residual of the equations of the roots, as a share of the largest right-hand side.
+# Largest error of the equations for the values at the roots of the trees, as a share of the largest
+# right-hand side.
 MAX_MISFIT = 1e-7
 
 
@@ -213,7 +215,8 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
         column_counts = (candidate_columns[np.ix_(unfilled_trees, allowed)] > 0).sum(1)
         scarcest_tree = unfilled_trees[column_counts.argmin()]
         for column in allowed[candidate_columns[scarcest_tree, allowed] > 0]:
-            # The recursive call finds all sets with column k, so later calls search for sets without it.
+            # The recursive call has found all sets that contain column k, so the search continues with sets
+            # without it.
             allowed = allowed[allowed != column]
             if not search(
                 remaining - candidate_columns[:, column], [*chosen, int(column)], allowed
@@ -242,8 +245,9 @@ def _solve(forest: Forest, counts: Integers) -> Floats:
     solution, _, _, singular = np.linalg.lstsq(count_matrix, target_sums, rcond=None)
     if singular.min(initial=np.inf) < MIN_RANK_RATIO * singular.max(initial=0.0):
         return no_targets
-    # If the seeds in the file are wrong, the matrix of counts is wrong. With more trees than records, wrong
-    # counts show as large residuals. Otherwise, only the stored numbers of distinct records verify the seeds.
+    # If the random seeds in the file are wrong, the computed counts of drawn records are wrong. With more
+    # trees than records, wrong counts lead to large errors. Otherwise, the numbers of distinct records that
+    # the file stores verify the counts.
     is_verified = forest.trees[0].count is not None or len(counts) > counts.shape[1]
     errors = np.abs(count_matrix @ solution - target_sums).max(0)
     if not is_verified or (errors > MAX_MISFIT * np.abs(target_sums).max(0)).any():

@@ -53,26 +53,29 @@ from residuum.theory.patterns import compute_slope_matrix
 from residuum.theory.uniqueness.polytope import Polytope, eliminates_rows, minimize_energy
 from residuum.theory.uniqueness.sums import Groups, Pinned, across_patterns, find_pinned_sums
 
-# By default, an image replaces a candidate if it has at least this share of the candidate's multiplier.
+# A certificate considers images that could replace a candidate (reconstruction). By default, their
+# multiplier (weight) must be at least this share of the candidate's multiplier.
 SHARE = 0.1
-MIN_MULTIPLIER = 1e-9  # candidates with less than this share of the largest multiplier are ignored
+# Candidates (reconstructions) whose multiplier is below this share of the largest multiplier are ignored.
+MIN_MULTIPLIER = 1e-9
 # An activation boundary is the set of images at which a function, such as the input of a ReLU, is zero. An
 # image lies on the boundary if the function's value is at most this number times the function's slope times
 # (1 + norm of the image).
 KINK_TOLERANCE = 1e-10
-# The relative energy of an image is its squared norm over that of the candidate that it replaces. A note
-# counts the candidates for which the smallest relative energy that was found exceeds the proved lower bound
-# by more than this number.
+# The certificate proves a lower bound for the relative squared norm of images that could replace a
+# candidate, and searches for the smallest one. A note counts the candidates for which the two differ by
+# more than this number.
 WIDE_GAP = 0.05
 # The output weights (covectors) of two candidates count as equal if they differ by less than this share of
 # their length.
 PROPORTIONAL = 1e-9
-# Largest number of entries in the constraint matrices of all candidates of one batch, by device.
+# Largest number of entries in the matrices of one batch of candidates, by kind of device, to limit the
+# memory.
 ENTRIES = {"cpu": 2**21, "cuda": 2**25}
 SIDE = 512  # number of rows of the square matrices whose product measures the speed of the machine
 REPEATS = 3  # number of products that are timed to measure the speed of the machine
-# Expected number of steps of the interior-point method per candidate. Two problems are solved, one with and
-# one without constraints on margins. Each problem takes about 13 steps.
+# Expected number of steps of the solver for each candidate: two problems of about 13 steps each, with and
+# without constraints on margins.
 FACTORS = 26
 # Seconds per candidate for everything except the products and factorizations of matrices.
 OVERHEAD = 0.01
@@ -198,8 +201,8 @@ class Cells:
         if kkt_set.margins is not None:
             nonnegative_values.append(kkt_set.margins - kkt_set.margins.min())
         covectors = kkt_set.covectors.flatten(1)
-        # Covectors are the weights of the network's outputs. If the candidates of a group have different
-        # covectors, two images with the same covector cannot replace the whole group.
+        # A candidate's covector is the vector of weights for the network's outputs. If the candidates of a
+        # group have different covectors, images with the same covector cannot replace the whole group.
         covector_differences = (covectors - covectors[groups.first][groups.index]).norm(dim=1)
         differs_from_first = covector_differences > PROPORTIONAL * covectors.norm(dim=1)
         has_several_covectors = groups.total(differs_from_first.double()) > 0
@@ -331,8 +334,9 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
         For each example, a training set exists that contains it and fits the weights as well.
         """
         minimum = minimize_energy(cells.polytope(indices, rows[:, :count], free, false_mask))
-        # If the weights do not determine the sums of a group, an image in this polytope may belong to no
-        # training set. Then a smaller polytope gives an example that belongs to a training set.
+        # The images in this polytope do not all belong to a training set with the same weights, if the
+        # weights do not determine the sums of a group. Then a smaller polytope is used to find an example
+        # that does.
         example_indices = (free | moves_alone).nonzero()[:, 0]
         if len(example_indices):
             inner_polytope = cells.polytope(

@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 
 STEPS = 60  # maximum number of interior-point steps
-# The method has converged if the difference between the energy of the best example and the lower bound is
-# below this share of the image's energy.
+# The solver looks for the image with the smallest energy (squared norm) in a polytope. It stops if the best
+# image and the proved lower bound differ by less than this share of the energy.
 GAP = 1e-6
-# A step is idle if it reduces the difference between example and bound by less than this share of the energy.
+# The solver closes the gap between the best image that was found and the proved lower bound. A step counts
+# as idle if the gap shrinks by less than this share of the energy (squared norm).
 STALL_TOLERANCE = 1e-8
-PATIENCE = 8  # the method stops after this number of idle steps in a row
+PATIENCE = 8  # the solver stops after this number of steps in a row without progress
 # A wall is a linear inequality of the polytope. At the start of the interior-point method, the distance from
 # each wall times the wall's multiplier has this value.
 START_COMPLEMENTARITY = 1e-2
@@ -44,11 +45,11 @@ STEP_FRACTION = 0.995
 WALL_ROUNDING = 1e-12
 # Rounding errors may change a bound by this share of the sum of its absolute terms.
 ROUNDING = 1e-12
-# If a pixel can change by less than this share of the image's norm, the solver keeps it constant. The proved
-# bound still allows it to change.
+# The solver keeps a pixel constant if it can change by less than this share of the image's norm. The proved
+# bound stays valid, because it allows the change.
 PINNED_TOLERANCE = 1e-9
-# Examples are moved towards the inside of the polytope by this factor, because a rounding error could move a
-# point on the boundary to the outside.
+# Images on the boundary of the polytope are moved to the inside by this factor, because a rounding error
+# could move them to the outside.
 INSIDE_FRACTION = 1 - 1e-9
 # Largest ratio of a wall's multiplier and the distance from the wall. The limit keeps matrices finite if a
 # distance becomes zero.

@@ -48,24 +48,26 @@ if TYPE_CHECKING:
 
 # Singular values below this share of the largest singular value count as zero.
 RANK_TOLERANCE = 1e-10
-# The indicator of a group is 1 in the rows of the group and 0 elsewhere. The sums of a group are fixed if at
-# most this share of its indicator lies outside the range of the backward signals.
+# The weights determine the sums over a group of samples if the vector with 1 for the group and 0 elsewhere
+# is a combination of backward signals. This is the tolerance for its part outside their range.
 FIXED_TOLERANCE = 1e-8
-# The linear map from sums to weights is not decomposed if it has more than 3000 columns or 5e7 entries.
+# To limit time and memory, the linear map from sums over samples to weights is not decomposed if it has
+# more columns or more entries than this.
 MAX_UNKNOWNS, MAX_ENTRIES = 3000, 5 * 10**7
 MAX_MATRIX_ENTRIES = 4 * 10**6  # largest number of entries in the matrix of the quadratic program
-# A basis vector of the null space changes the sums of a group if its entries for the group exceed this
-# number.
+# A change of the sums that leaves the weights unchanged counts as a change of a group if its entries for
+# the group exceed this number.
 TOUCHED_TOLERANCE = 1e-9
 # Share of the longest possible step that is taken. It is below 1, so that the image stays inside its
 # activation pattern despite rounding errors.
 STEP_FRACTION = 1 - 1e-7
-# A constraint may be violated by this amount because of rounding errors. For limits of pixels, the amount is
+# Rounding errors may violate a constraint by this amount. For limits of pixel values, the amount is
 # relative to the norm of the image.
 WALL_TOLERANCE = 1e-9
 # A group has no samples if its mass (sum of multipliers) is below this share of the largest multiplier.
 EMPTY_TOLERANCE = 1e-12
-NONNEGATIVE_TASKS = ("binary", "multiclass")  # tasks whose multipliers are nonnegative
+# Tasks for which the multipliers of the samples cannot be negative.
+NONNEGATIVE_TASKS = ("binary", "multiclass")
 
 
 @dataclass(frozen=True)
@@ -263,8 +265,8 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
 
     unit_multipliers = torch.ones(len(rows), 1, dtype=x.dtype, device=x.device)
     unit_moves = torch.eye(x.numel() + len(x), dtype=x.dtype, device=x.device)
-    # Each row of ``unit_moves`` changes one entry of the sums. Every constraint has d entries for the moment
-    # and one entry for the mass.
+    # Each row of ``unit_moves`` changes one entry of the sums over samples: for each constraint, d entries
+    # of the weighted sum of samples (moment), and one entry for the sum of their multipliers (mass).
     moves_by_constraint = unit_moves.reshape(len(unit_moves), len(x), -1)
 
     def parameter_change(move: Tensor) -> Tensor:
@@ -334,7 +336,8 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
         group_index: cells.kkt_set.x[cells.groups.first[group_index]].flatten().cpu().numpy()
         for group_index in cones_by_group
     }
-    # For each constraint of its group, the image has a share of the multiplier of candidate i.
+    # In each constraint of its group, the image gets a share of the multiplier of candidate i, which it
+    # replaces.
     image_multipliers = {
         int(q): cells.share * float(_row_multipliers(cells.kkt_set, i, rows.covectors[q]))
         for q in np.flatnonzero(group_of_row == own_group)
@@ -348,7 +351,8 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
             _total(cells, group_index, rows.covectors[q]),
         )
         row_sums[q] = total
-        # Only the constraints of the image's own group contain the image, so it has no multiplier for others.
+        # The image contributes only to the constraints of its own group, so its multiplier is zero in
+        # others.
         image_weight = image_multipliers[q] if group_index == own_group else 0.0
         constraint_blocks.append(
             np.concatenate(
@@ -356,7 +360,7 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
             )
         )
         constant_blocks.append(inequalities @ total - image_weight * inequalities[:, -1])
-    # These inequalities (the group's cone) keep the image in the activation pattern of its group.
+    # These inequalities ensure that the image activates the same neurons as the samples of its group.
     inequalities = cones_by_group[own_group]
     constraint_blocks.append(
         np.concatenate([inequalities[:, :-1], np.zeros((len(inequalities), change_count))], 1)
