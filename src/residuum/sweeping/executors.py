@@ -50,8 +50,8 @@ from residuum.sweeping.space import (
     count_restarts,
 )
 
-MEMORY = "out of "
-"memory"  # if a job failed because memory ran out, the reason of the failure contains this text
+# If a job failed because memory ran out, the reason of the failure contains this text.
+MEMORY = "out of memory"
 # A slot of a cluster is the cores and the GPU share that one job needs. For each slot, this many jobs are
 # submitted. While one runs, the other waits, so that no slot is idle and an autoscaler adds machines.
 JOBS_PER_SLOT = 2
