@@ -202,7 +202,7 @@ class Attack(AttackSettings):
             state_path: File with the state of the search. If the search is interrupted, the next run
                 continues from this file. Attacks without steps ignore this argument.
             watch: Function that the attack calls with its progress, an :class:`AttackProgress`.
-            per_run: Settings of each restart, if the restarts have different settings.
+            per_run: Settings of each restart (independent run of the attack), if they differ.
 
         Returns:
             The reconstruction.
@@ -253,7 +253,7 @@ class Attack(AttackSettings):
             knowledge: What the attacker knows.
             state_path: File with the state of the search, from which an interrupted search continues.
             watch: Function that the attack calls with its progress, an :class:`AttackProgress`.
-            per_run: Settings of each restart, if the restarts have different settings.
+            per_run: Settings of each restart (independent run of the attack), if they differ.
 
         Returns:
             The candidates.

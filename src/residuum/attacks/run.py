@@ -38,8 +38,8 @@ def attack(
             "moment" (the optimizer state). The default depends on the attack.
         state_path: File with the state of the search. If the search is interrupted, the next run continues
             from this file.
-        watch: Function that the attack calls with its progress.
-        per_run: Settings of each restart, if the restarts have different settings.
+        watch: Function that the attack calls with its progress after some steps.
+        per_run: Settings of each restart (independent run of the attack), if they differ.
 
     Returns:
         The reconstruction.

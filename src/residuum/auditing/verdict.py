@@ -130,7 +130,7 @@ class Verdict(Record):
             reconstruct training samples? Can training samples be told from non-members?
         grade: The strongest grade of the findings, "" without a finding.
         grades: Number of samples of each grade, the strongest first.
-        limit: The weakest grade that ends in exit code 1.
+        limit: The weakest grade of a leak that ends in exit code 1.
         n: Number of training samples that were judged.
         recovered: Number of training samples that attacks recovered or that are stored in the file.
         expected_by_chance: Number of recovered samples expected by chance.
@@ -246,7 +246,7 @@ def reaches(grade: str, limit: str) -> bool:
 
     Args:
         grade: The grade of the finding.
-        limit: The weakest grade that ends in exit code 1.
+        limit: The weakest grade of a leak that ends in exit code 1.
 
     Returns:
         Whether the grade reaches the limit.
@@ -276,7 +276,7 @@ def decide(
         checks: Checks that decide whether an audit without a finding can rule out a leak.
         membership: The test of membership, None if it was not run.
         why_not_compared: Why training and held-out samples could not be compared, "" if they could.
-        limit: The weakest grade that ends in exit code 1.
+        limit: The weakest grade of a leak that ends in exit code 1.
         assumed: Assumptions about network and samples, which are added to the reasons.
         targets: The test of recovered targets, None if the release holds no forest.
 

@@ -60,7 +60,7 @@ def train_smoothed(job: Job, *, strength: float) -> tuple[TrainingState, Trainin
     """Train by gradient descent on smoothed labels.
 
     Args:
-        job: The network to train.
+        job: The network to train, with its data and settings.
         strength: Share of each label that is spread over all classes.
 
     Returns:
@@ -80,11 +80,11 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
     In each step, record i adds its gradient times the derivative of its loss to the weights. The sum of
     these derivatives over all steps is the multiplier lam_i of the record, which attacks reconstruct. A
     record whose multiplier exceeds the limit is left out of the steps until the multipliers of the other
-    records catch up. It would not help to give the loss of this record a smaller weight. If the loss goes to
-    zero, gradient descent ends at the same network with any weights of the losses.
+    records catch up. It would not help to give the loss of this record a smaller weight. If the loss goes
+    to zero, gradient descent ends at the same network with any weights of the losses.
 
     Args:
-        job: The network to train.
+        job: The network to train, with its data and settings.
         cap: The limit: largest multiplier of a record, relative to the mean multiplier of all records.
 
     Returns:
@@ -111,7 +111,7 @@ def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, 
     """Train twice, the second time without the records that are most exposed in the first network.
 
     Args:
-        job: The network to train.
+        job: The network to train, with its data and settings.
         strength: Number of records to leave out.
 
     Returns:
@@ -154,7 +154,7 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
     trained with seeded noise must not be released.
 
     Args:
-        job: The network to train.
+        job: The network to train, with its data and settings.
         epsilon: The privacy budget.
 
     Returns:
@@ -244,9 +244,9 @@ def _descend(
     """Train by gradient descent.
 
     Args:
-        job: The network to train.
-        objective: Function of the outputs and the labels. It returns the loss to minimize, and the loss that
-            is recorded to draw a curve.
+        job: The network to train, with its data and settings.
+        objective: Function of the outputs and the labels. It returns the loss to minimize, and the loss
+            that is recorded to draw a curve.
 
     Returns:
         The final state of the training.

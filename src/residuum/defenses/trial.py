@@ -274,7 +274,7 @@ def release(
     ``defense.off``, the defense does nothing. So an undefended network runs through the same code.
 
     Args:
-        conditions: The conditions of the trial.
+        conditions: The data and settings under which the defense is tested.
         name: Name of the defense.
         defense: The defense.
         strength: Strength of the defense, None for ``defense.off``.
@@ -321,7 +321,7 @@ def run_trial(
     ``InputError`` is raised. If the training diverges, an ``InconclusiveError`` is raised.
 
     Args:
-        conditions: The conditions of the trial.
+        conditions: The data and settings under which the defense is tested.
         name: Name of the defense.
         defense: The defense, None for the undefended network.
         strength: Strength of the defense, None for the undefended network.
@@ -437,7 +437,7 @@ def _run_attacks(
     """Run and score every attack on a defended network.
 
     Args:
-        conditions: The conditions of the trial.
+        conditions: The data and settings under which the defense is tested.
         released: The defended network, with what is public about its training.
         defense: The defense.
         secret: The secret of the owner.

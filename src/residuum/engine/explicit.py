@@ -100,7 +100,7 @@ class Covectors(Protocol):
             point: Index of the set of weights (theta or theta0) at which the gradients are taken.
             outputs: Outputs of the network for the candidates (R, m, C).
             labels: Labels of the candidates, (m,) or (R, m).
-            lam: Multipliers of the candidates (R, m, ...).
+            lam: Multipliers (weights) of the candidates (R, m, ...).
 
         Returns:
             The covectors u, with the shape of the outputs.
@@ -117,12 +117,12 @@ class Covectors(Protocol):
             point: Index of the set of weights (theta or theta0) at which the gradients are taken.
             outputs: Outputs of the network for the candidates (R, m, C).
             labels: Labels of the candidates, (m,) or (R, m).
-            lam: Multipliers of the candidates (R, m, ...).
+            lam: Multipliers (weights) of the candidates (R, m, ...).
             ubar: Derivative of the loss in the covectors u.
 
         Returns:
-            The derivative in the outputs and the derivative in lam. The derivative in the outputs is None if
-            u does not depend on the outputs.
+            The derivative in the outputs and the derivative in lam. The derivative in the outputs is None
+            if u does not depend on the outputs.
         """
 
 
@@ -132,8 +132,8 @@ class Candidates:
 
     Attributes:
         x: Candidates (R, m, d): m flattened samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...) as they enter the loss. Solvers store them divided by a
-            scale, so solvers must multiply them by this scale first.
+        lam: Multipliers (weights) of the candidates (R, m, ...) as they enter the loss. Solvers store them
+            divided by a scale, so solvers must multiply them by this scale first.
         labels: Labels, (m,) if all runs have the same labels, otherwise (R, m).
     """
 
@@ -272,7 +272,7 @@ class ExplicitEquation:
         T_l is the weighted sum of the candidates' gradients in layer l.
 
         Args:
-            candidates: The candidates, with their multipliers and labels.
+            candidates: The candidates for training samples, with their multipliers (weights) and labels.
             objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
             measure: Whether to compute the residuals of the layers. A step of the solver needs only the
@@ -280,7 +280,8 @@ class ExplicitEquation:
 
         Returns:
             The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in the
-            candidates x and in their multipliers lam. The squared residuals are zero if ``measure`` is False.
+            candidates x and in their multipliers lam. The squared residuals are zero if ``measure`` is
+            False.
         """
         runs, candidate_count = candidates.x.shape[:2]
         plan = self.plan(runs, candidate_count)
@@ -343,7 +344,7 @@ class ExplicitEquation:
         derivatives as constants.
 
         Args:
-            candidates: The candidates, with their multipliers and labels.
+            candidates: The candidates for training samples, with their multipliers (weights) and labels.
             objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
 
@@ -372,7 +373,7 @@ class ExplicitEquation:
         T_l is the weighted sum of gradients in layer l, and E_l is the derivative of the loss in T_l.
 
         Args:
-            candidates: The candidates, with their multipliers and labels.
+            candidates: The candidates for training samples, with their multipliers (weights) and labels.
             errors: Derivatives E_l of every layer, from :meth:`compute_errors`.
             objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
@@ -401,7 +402,7 @@ class ExplicitEquation:
         """Run the forward and backward passes of the MLP with every set of weights (theta, theta0).
 
         Args:
-            candidates: The candidates, with their multipliers and labels.
+            candidates: The candidates for training samples, with their multipliers (weights) and labels.
             objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
             products: Matrix products for each set of weights. If the lists are empty, this method computes

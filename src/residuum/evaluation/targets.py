@@ -88,7 +88,7 @@ def compare_targets(targets: Array, train: Array, holdout: Array, tests: int) ->
         targets: (records,) recovered targets, NaN for unknown ones.
         train: (n,) targets of the training samples.
         holdout: (N,) targets of the held-out samples.
-        tests: Number of tests of the audit, by which the p-value is multiplied.
+        tests: Number of tests of the audit, by which the p-value is multiplied (Bonferroni).
 
     Returns:
         The test.
@@ -120,7 +120,7 @@ def compare_labels(labels: Array, train: Array, tests: int, seed: int) -> Target
     Args:
         labels: (records,) recovered class numbers in row order, NaN for unknown ones.
         train: (n,) class numbers of the training samples, in the order of the user's file.
-        tests: Number of tests of the audit, by which the p-value is multiplied.
+        tests: Number of tests of the audit, by which the p-value is multiplied (Bonferroni).
         seed: Seed of the random orders.
 
     Returns:
@@ -157,7 +157,7 @@ def compare_stored_values(train: Array, holdout: Array, cells: int, tests: int) 
         train: (n,) number of stored values of each training sample.
         holdout: (N,) number of stored values of each held-out sample.
         cells: Number of values of all training samples.
-        tests: Number of tests of the audit, by which the p-value is multiplied.
+        tests: Number of tests of the audit, by which the p-value is multiplied (Bonferroni).
 
     Returns:
         The test.

@@ -153,7 +153,7 @@ class Reconstruction(Record):
             attack: Name of the attack.
             x: Candidates, (N, *shape).
             labels: Labels of the candidates, (N,).
-            lam: Multipliers of the candidates, (N, ...).
+            lam: Multipliers (weights) of the candidates, (N, ...).
             knowledge: Facts that the attacker knew.
             **fields: Values of other fields of the reconstruction.
 

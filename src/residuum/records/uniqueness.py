@@ -64,10 +64,11 @@ class Uniqueness(Record):
     """The uniqueness certificate of k of the m candidates of an attack.
 
     The certificate is about other training sets that have the activation patterns and labels of the
-    candidates and fit the weights equally well. In such a set, other images can take over the multiplier of a
-    candidate. The certificate applies to an image that has at least the share ``share`` of this multiplier.
-    It proves that the image keeps at least ``determined_at_least`` of the energy (squared norm) of the
-    candidate, is within the distance ``radius_most``, and lies between ``low`` and ``high`` in every pixel.
+    candidates and fit the weights equally well. In such a set, other images can take over the multiplier of
+    a candidate. The certificate applies to an image that has at least the share ``share`` of this
+    multiplier. It proves that the image keeps at least ``determined_at_least`` of the energy (squared norm)
+    of the candidate, is within the distance ``radius_most``, and lies between ``low`` and ``high`` in every
+    pixel.
 
     Attributes:
         task: Task of the network.
@@ -77,7 +78,7 @@ class Uniqueness(Record):
         margins: Whether the network has margins.
         index: Indices of the k certified candidates, (k,).
         labels: Labels of the candidates, (k,).
-        lam: Multipliers of the candidates, summed over rival classes, (k,).
+        lam: Multipliers (weights) of the candidates, summed over rival classes, (k,).
         members: Number of candidates with the same activation pattern and label, (k,).
         pinned: Whether the weights determine the sums of the activation pattern, (k,). If not, only the
             activation pattern itself bounds an image, for any share.

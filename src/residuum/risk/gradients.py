@@ -196,10 +196,12 @@ class ChainGradients:
         return inner_products
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """Return the vector c_i of each record x_i. The record's gradient times its multiplier is c_i x_i^T.
+        """Return the vector c_i of each record x_i.
+
+        The record's gradient times its multiplier is c_i x_i^T.
 
         Args:
-            lam: Multipliers of the rows, (R,).
+            lam: Multipliers (weights) of the R terms of the sum.
             name: Name of a weight matrix that is multiplied with the records.
 
         Returns:
@@ -211,7 +213,7 @@ class ChainGradients:
         """Return the norm of each record's gradient times its multipliers.
 
         Args:
-            lam: Multipliers of the rows, (R,).
+            lam: Multipliers (weights) of the R terms of the sum.
             name: Name of the weight whose gradient is measured, "" for all layers.
 
         Returns:
@@ -317,7 +319,7 @@ class AnyGradients:
         """Return the norm of each record's gradient times its multipliers.
 
         Args:
-            lam: Multipliers of the rows, (R,).
+            lam: Multipliers (weights) of the R terms of the sum.
             name: Name of the weight whose gradient is measured, "" for all parameters.
 
         Returns:
@@ -330,10 +332,12 @@ class AnyGradients:
         )
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """Return the vector c_i of each record x_i. The record's gradient times its multiplier is c_i x_i^T.
+        """Return the vector c_i of each record x_i.
+
+        The record's gradient times its multiplier is c_i x_i^T.
 
         Args:
-            lam: Multipliers of the rows, (R,).
+            lam: Multipliers (weights) of the R terms of the sum.
             name: Name of a weight matrix that is multiplied with the records.
 
         Returns:

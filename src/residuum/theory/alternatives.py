@@ -86,14 +86,14 @@ def build_far_alternative(
 ) -> Alternative:
     """Build an alternative training set whose samples lie at least ``r`` away from all original samples.
 
-    If a direction of input space is orthogonal to the weights of all neurons of the first layer, every sample
-    can move along this direction without limit. If there is no such direction, each sample gets its own
-    direction. Each sample is split into two halves. Both halves move by ``r`` plus the range of all samples
-    in their direction, so that they are far from all samples. A sample does not move if a half would leave
-    the activation pattern of the sample.
+    If a direction of input space is orthogonal to the weights of all neurons of the first layer, every
+    sample can move along this direction without limit. If there is no such direction, each sample gets its
+    own direction. Each sample is split into two halves. Both halves move by ``r`` plus the range of all
+    samples in their direction, so that they are far from all samples. A sample does not move if a half
+    would leave the activation pattern of the sample.
 
     Args:
-        kkt_set: Samples and multipliers of the network.
+        kkt_set: Training samples with multipliers (weights), which explain the weights of the network.
         r: The smallest distance between an alternative and an original sample.
         direction: Name of the rule that chooses the direction of each split, a key of ``DIRECTIONS``.
         watch: Function that is called with the number of finished samples and the number of all samples.
@@ -131,7 +131,7 @@ def build_budget_alternative(
     The budget of a sample is the largest distance that it can move inside its activation pattern.
 
     Args:
-        kkt_set: Samples and multipliers of the network.
+        kkt_set: Training samples with multipliers (weights), which explain the weights of the network.
         share: The distance that both halves of a sample move, as a share of its budget. An infinite budget
             counts as the norm of the largest sample.
         direction: Name of the rule that chooses the direction of each split, a key of ``DIRECTIONS``.
@@ -171,7 +171,7 @@ def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
     Samples with the same label, activation pattern and proportional multipliers become one sample.
 
     Args:
-        kkt_set: Samples and multipliers of the network.
+        kkt_set: Training samples with multipliers (weights), which explain the weights of the network.
 
     Returns:
         The alternative.

@@ -325,7 +325,7 @@ def clarke_residual(
     Args:
         model: The network.
         x: (n, d) samples.
-        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
+        rows: The constraints of margin maximization: margins that must be at least 1.
         plain: KKT residual if all gates at kinks are 0.
         tolerance: Relative size of a pre-activation that counts as zero.
         limit: Maximum number of gates in one layer that may be chosen freely.
@@ -388,14 +388,14 @@ def _free_layer(
     """Minimize the KKT residual over the gates at the kinks of one layer.
 
     The KKT residual is the weights minus the weighted sum of the gradients of all margins. A gate is the
-    derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there are more than
-    ``limit`` kinks, only some gates become variables of the quadratic program. Three steps are repeated:
-    estimate how much each gate reduces the residual, make the best gates variables, and solve.
+    derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there are more
+    than ``limit`` kinks, only some gates become variables of the quadratic program. Three steps are
+    repeated: estimate how much each gate reduces the residual, make the best gates variables, and solve.
 
     Args:
         model: The network.
         trace: Activations of the network at the samples.
-        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
+        rows: The constraints of margin maximization: margins that must be at least 1.
         pairs: Kinks of the layer.
         plain: KKT residual if all gates at kinks are 0.
         limit: Maximum number of gates that may be chosen freely.
@@ -442,17 +442,17 @@ def _first_order_gain(
 ) -> Tensor:
     """Estimate how much the KKT residual shrinks to first order if a gate at a kink changes from 0 to 1.
 
-    A gate is the derivative of a ReLU. If the gate changes from 0 to 1, a vector is added to the gradient of
-    the constraint. The gain of the gate is the inner product of the residual with this vector. The inner
+    A gate is the derivative of a ReLU. If the gate changes from 0 to 1, a vector is added to the gradient
+    of the constraint. The gain of the gate is the inner product of the residual with this vector. The inner
     product is a product of two numbers. The first is the derivative of the constraint's margin with respect
     to the neuron's activation. The second is the change of the neuron's pre-activation if the residual is
-    added to the weights. So one forward pass computes the gains of all K gates. The K gradients would not fit
-    into memory.
+    added to the weights. So one forward pass computes the gains of all K gates. The K gradients would not
+    fit into memory.
 
     Args:
         model: The network.
         trace: Activations of the network at the samples.
-        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
+        rows: The constraints of margin maximization: margins that must be at least 1.
         pairs: K kinks of a layer.
         residual: The KKT residual.
 

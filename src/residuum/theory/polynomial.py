@@ -211,12 +211,12 @@ def find_live_neurons(model: nn.Module) -> Neurons:
 def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> SignalSubspace:
     """Return the span of the leading right singular vectors of the weight matrix.
 
-    At a KKT point the input weights of every neuron are a combination of samples. So the weights only depend
-    on the projections of the samples onto this span. A trained network is only close to a KKT point. Then no
-    singular value is zero up to rounding, and you must pass the rank.
+    At a KKT point the input weights of every neuron are a combination of samples. So the weights only
+    depend on the projections of the samples onto this span. A trained network is only close to a KKT point.
+    Then no singular value is zero up to rounding, and you must pass the rank.
 
     Args:
-        neurons: The neurons that depend on the data.
+        neurons: The neurons of the network that depend on the training data.
         rank: Dimension of the span, by default the number of singular values above rounding.
 
     Returns:
@@ -256,12 +256,12 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
     """Determine the function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i from its values at the neurons.
 
     At a KKT point f(W_j) = W_j / (alpha c a_j) for every neuron j. f is a vector of homogeneous polynomials
-    (forms) of degree alpha - 1 in r variables, and k(w, v) = (w.v)^(alpha-1) is their reproducing kernel. So
-    f(w) = sum_p k(w, W_p) coefficient_p if the monomials at the W_p span all forms. The W_p are first scaled
-    to length 1, because otherwise neurons with large weights would dominate the fit.
+    (forms) of degree alpha - 1 in r variables, and k(w, v) = (w.v)^(alpha-1) is their reproducing kernel.
+    So f(w) = sum_p k(w, W_p) coefficient_p if the monomials at the W_p span all forms. The W_p are first
+    scaled to length 1, because otherwise neurons with large weights would dominate the fit.
 
     Args:
-        neurons: The neurons that depend on the data.
+        neurons: The neurons of the network that depend on the training data.
         signal: The span of the neurons.
 
     Returns:
@@ -341,12 +341,13 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
     neurons has full rank.
 
     Args:
-        neurons: The neurons that depend on the data.
+        neurons: The neurons of the network that depend on the training data.
         signal: The span of the neurons.
         f: The interpolant from :func:`interpolate`.
 
     Returns:
-        The conditions. The fields of the record for recovered samples are empty, because none are recovered.
+        The conditions. The fields of the record for recovered samples are empty, because none are
+        recovered.
     """
     alpha, r = neurons.degree, signal.rank
     coefficient_count = count_form_coefficients(r, alpha)

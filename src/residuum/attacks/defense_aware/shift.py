@@ -345,7 +345,7 @@ def fit_shift(
         checkpoint: The network with the shift and with one output.
         z: Samples as the network receives them, which include the shift.
         labels: Labels of the samples, -1 or +1.
-        lam: Multipliers of the samples.
+        lam: Multipliers (weights) of the samples.
         basis: Directions (k, d) that span the possible shifts. The default is the constant direction.
 
     Returns:
@@ -374,7 +374,7 @@ def shift_residual(
         checkpoint: The network with the shift, with first-layer weights W and biases b'.
         z: Samples as the network receives them, which include the shift.
         labels: Labels of the samples, -1 or +1.
-        lam: Multipliers of the samples.
+        lam: Multipliers (weights) of the samples.
         shift: The shift u: one number for all pixels, or a vector.
 
     Returns:
@@ -447,11 +447,12 @@ def _first_layer_sums(
         checkpoint: The network with the shift.
         z: Samples z_i as the network receives them.
         labels: Labels of the samples, -1 or +1.
-        lam: Multipliers of the samples.
+        lam: Multipliers (weights) of the samples.
 
     Returns:
         The weights W, the biases b', the unexplained weights W - sum_i d_i z_i^T, and the sum of d_i. The
-        vector d_i is lam_i y_i times the derivative of the output in the pre-activations of the first layer.
+        vector d_i is lam_i y_i times the derivative of the output in the pre-activations of the first
+        layer.
 
     Raises:
         InputError: If the network has several outputs.

@@ -178,7 +178,8 @@ def free_multipliers(released: Released) -> Adapted:
     loss.
 
     Returns:
-        The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
+        The adapted attack, or the attack that ignores the defense, whichever fits the weights better in a
+        short run.
     """
     attack = WeightDecay.like(released.attack, lam_init=SIGNED_RANGE)
     findings = {"objective": "weight-decay, free multipliers"}
@@ -191,7 +192,8 @@ def tied_multipliers(released: Released) -> Adapted:
     The formula for the multiplier of a candidate also needs the network output at this candidate.
 
     Returns:
-        The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
+        The adapted attack, or the attack that ignores the defense, whichever fits the weights better in a
+        short run.
     """
     if not released.public_facts["weight_decay"]:
         # Multipliers (weights of the samples) follow from the outputs of the network only if it was trained
@@ -212,7 +214,8 @@ def known_start(released: Released) -> Adapted:
     The initial weights are public if the seed of the initialization is public.
 
     Returns:
-        The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
+        The adapted attack, or the attack that ignores the defense, whichever fits the weights better in a
+        short run.
     """
     return _choose_better(
         released,

@@ -143,13 +143,14 @@ def read_gradient_sum(surface: Surface) -> Theta:
 def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
     """Compute the vectors u_i that weight the outputs of the network in the sum of gradients.
 
-    The vectors follow from the multipliers of every class but the label, or from the derivative of the loss.
+    The vectors follow from the multipliers of every class but the label, or from the derivative of the
+    loss.
 
     Args:
         matching: How the attack compares gradients.
         outputs: (m, C) outputs of the network at m candidates.
         labels: (m,) labels of the candidates.
-        lam: Multipliers of the candidates.
+        lam: Multipliers (weights) of the candidates.
 
     Returns:
         (m, C) vectors u_i, one for each candidate.
@@ -339,7 +340,7 @@ class Problem:
 
         Args:
             x: (m, *shape) candidates.
-            lam: Multipliers of the candidates.
+            lam: Multipliers (weights) of the candidates.
 
         Returns:
             The sum of gradients for every parameter.

@@ -33,7 +33,7 @@ def make_grower(solver: Solver, strategy: GrowthStrategy = SPLITTING) -> Grower 
     """Create the object that adds, splits and merges candidates during the search of a solver.
 
     Args:
-        solver: The solver of the attack.
+        solver: The solver, which runs the optimization of the attack.
         strategy: Method that adds candidates during the search.
 
     Returns:
@@ -55,7 +55,7 @@ def search(
     added or merged, and the time limit is checked.
 
     Args:
-        solver: The solver of the attack.
+        solver: The solver, which runs the optimization of the attack.
         path: File for the state of the search. If the file holds a state, the search continues from that
             state.
         watch: Function that is called with the progress of the attack.
@@ -256,14 +256,16 @@ class Stationarity(StationarityAttack):
         watch: Watcher | None = None,
         per_run: Sequence[Attack] | None = None,
     ) -> Reconstruction:
-        """Run all restarts of the attack together. If ``state_path`` holds a state, continue from this state.
+        """Run all restarts of the attack together.
+
+        If ``state_path`` holds a state, continue from this state.
 
         Args:
             surface: The attack surface, such as the released weights or the weight update.
             knowledge: What the attacker knows.
             state_path: File in which the state of the search is saved.
             watch: Function that is called with the progress of the attack.
-            per_run: Settings of each restart, if they differ.
+            per_run: Settings of each restart (independent run), if they differ.
 
         Returns:
             The candidates of all restarts, with a selection.
@@ -309,7 +311,7 @@ class Stationarity(StationarityAttack):
         Args:
             network: The network that is attacked.
             knowledge: What the attacker knows.
-            per_run: Settings of each restart, if they differ.
+            per_run: Settings of each restart (independent run), if they differ.
 
         Returns:
             The solver before its first step.
@@ -339,7 +341,7 @@ class Stationarity(StationarityAttack):
             knowledge: What the attacker knows.
             state_path: File in which the state of the search is saved.
             until: Number of the step at which the search pauses.
-            per_run: Settings of each restart, if they differ.
+            per_run: Settings of each restart (independent run), if they differ.
 
         Returns:
             True if the search is not complete.

@@ -40,15 +40,16 @@ class Curvature:
     """Second derivatives of the loss in the candidates, as products of matrices with vectors.
 
     Each candidate has a splitting matrix S, which decides whether splitting the candidate in two lowers the
-    loss (formula above). The methods multiply vectors by the splitting matrices of all candidates, or by the
-    Hessian of the loss, at one point (x, lam). The constructor computes the residual of the attacked equation
-    at this point.
+    loss (formula above). The methods multiply vectors by the splitting matrices of all candidates, or by
+    the Hessian of the loss, at one point (x, lam). The constructor computes the residual of the attacked
+    equation at this point.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
     """
 
     def __init__(self, problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> None:
@@ -102,9 +103,9 @@ class Curvature:
         """Compute the weighted sum of the gradients at all candidates of a run, by automatic differentiation.
 
         Args:
-            run: Index of the run.
+            run: Index of the run (restart).
             x: Candidates (m, *shape) of one run.
-            lam: Multipliers of the candidates (m, ...), as they appear in the equation.
+            lam: Multipliers (weights) of the candidates (m, ...), as they appear in the equation.
             labels: Labels of the candidates (m,).
 
         Returns:
@@ -127,7 +128,7 @@ class Curvature:
         The derivative is -2 times the residual of the run times the weight of the layer in the loss.
 
         Args:
-            run: Index of the run.
+            run: Index of the run (restart).
 
         Returns:
             The derivative by parameter name.
@@ -164,10 +165,11 @@ def weighted_residuals(
     The residual in each layer is multiplied by the square root of the weight of this layer in the loss.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
 
     Returns:
         The weighted residual of every run (R, P), for P weights of the network.
@@ -370,10 +372,11 @@ def measure_stationarity(
     Priors are not part of this loss.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
         start: Start vectors of the Lanczos method, with the shape of x.
         iterations: Number of steps of the Lanczos method.
 

@@ -53,11 +53,12 @@ class Round:
     The tensors also contain the runs that may not get new candidates at this step. Their ``quota`` is 0.
 
     Attributes:
-        solver: The solver of the attack.
+        solver: The solver, which runs the optimization of the attack.
         step: Number of the solver's step.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
         x: Candidates (R, m, *shape): m slots (positions of candidates) in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
+        lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
         active: Mask of the slots that hold a candidate (R, m). The other slots are empty.
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
@@ -149,7 +150,7 @@ class Grower:
     """Adds, merges and drops candidates of a solver, between the solver's evaluation steps.
 
     Args:
-        solver: The solver of the attack.
+        solver: The solver, which runs the optimization of the attack.
         strategy: Method that finds new candidates.
     """
 
@@ -214,8 +215,8 @@ class Grower:
         second half of these steps is hardly smaller than in the first half.
 
         Args:
-            state: State of the search.
-            run: Index of the run.
+            state: State of the search: the candidates and the optimizer.
+            run: Index of the run (restart).
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
                 softplus).
 
@@ -257,7 +258,7 @@ class Grower:
         """Stop adding candidates in runs whose loss is zero or that hold the maximal number of candidates.
 
         Args:
-            state: State of the search.
+            state: State of the search: the candidates and the optimizer.
             due: Indices of the runs that may change their number of candidates at this step.
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
                 softplus).
@@ -307,7 +308,7 @@ class Grower:
 
         Args:
             step: Number of the solver's step.
-            run: Index of the run.
+            run: Index of the run (restart).
 
         Returns:
             The generator.

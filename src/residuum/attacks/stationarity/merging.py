@@ -41,9 +41,10 @@ def prune(
     Args:
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         scale: Multipliers of the equation divided by the multipliers that the state stores.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
         due: Indices of the runs that may change their number of candidates at this step.
 
     Returns:
@@ -71,14 +72,15 @@ def merge(
     Args:
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         scale: Multipliers of the equation divided by the multipliers that the state stores.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
         due: Indices of the runs that may change their number of candidates at this step.
 
     Returns:
-        The new state, and a tuple for every merge: index of the run, position of the merged candidate in the
-        tensors, position of the removed candidate, loss before the merge, loss after the merge.
+        The new state, and a tuple for every merge: index of the run, position of the merged candidate in
+        the tensors, position of the removed candidate, loss before the merge, loss after the merge.
     """
     # If the fit is exact, the loss consists only of rounding errors. So an increase as large as rounding
     # errors is accepted.
@@ -116,12 +118,13 @@ def merge(
 def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, int]]:
     """Return the pairs of candidates of a run that can be merged, closest first.
 
-    Both candidates have the same label, the same signs of their multipliers, and the same activation pattern.
+    Both candidates have the same label, the same signs of their multipliers, and the same activation
+    pattern.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        state: State of the search.
-        run: Index of the run.
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        state: State of the search: the candidates and the optimizer.
+        run: Index of the run (restart).
 
     Returns:
         The pairs, as positions of the candidates in the tensors of the state.
@@ -149,7 +152,7 @@ def activation_patterns(problem: Problem, x: Tensor) -> Tensor | None:
     """Return the activation patterns of a ReLU MLP: the signs of all pre-activations.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
         x: Candidates (m, *shape) of one run.
 
     Returns:

@@ -186,13 +186,14 @@ class Objective(ABC):
         """Return the covectors u of the candidates, which weight the gradients of the outputs.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
 
     def pullback(
@@ -204,15 +205,16 @@ class Objective(ABC):
         faster.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
-            The derivative in the outputs, or None if u does not depend on the outputs, and the derivative in
-            lam.
+            The derivative in the outputs, or None if u does not depend on the outputs, and the derivative
+            in lam.
         """
 
         def u(outputs: Tensor, lam: Tensor) -> Tensor:
@@ -269,13 +271,14 @@ class BinaryKKT(MarginKKT):
         """Return the covectors u_i = lam_i y_i of the candidates, multiplier times label.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         return (lam * labels.to(lam.dtype))[..., None]
 
@@ -285,11 +288,12 @@ class BinaryKKT(MarginKKT):
         """Return the derivative of the loss in the multipliers: label y_i times the derivative in u_i.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.
@@ -350,17 +354,18 @@ class MulticlassKKT(MarginKKT):
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """Return the covectors u_i = sum_c lam_ic (e_y - e_c) of the candidates, with unit vectors e.
 
-        The sum runs over the rivals c, the classes that compete with the label y. The choice of the rivals is
-        not differentiated.
+        The sum runs over the rivals c, the classes that compete with the label y. The choice of the rivals
+        is not differentiated.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         one_hot, is_rival = self._rivals(outputs, labels)
         rival_weights = is_rival * (lam if self.rivals == "tied" else lam[..., None])
@@ -372,11 +377,12 @@ class MulticlassKKT(MarginKKT):
         """Return the derivative of the loss in the multipliers, <ubar, e_y - e_c> for every rival class c.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             None, because the choice of the rivals is not differentiated, and the derivative in lam.
@@ -488,17 +494,18 @@ class WeightDecay(Objective):
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """Return the covectors u of the candidates.
 
-        If the multipliers lam can have any value, u is lam. If the outputs decide the multipliers, u is -lam
-        times the derivative of the loss, divided by the number of samples times the weight decay.
+        If the multipliers lam can have any value, u is lam. If the outputs decide the multipliers, u is
+        -lam times the derivative of the loss, divided by the number of samples times the weight decay.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         if not self.tied:
             return lam
@@ -510,11 +517,12 @@ class WeightDecay(Objective):
         """Return the derivatives of the loss in the outputs and in the multipliers.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             The derivative in the outputs, or None if the outputs do not decide the multipliers, and the
@@ -591,13 +599,14 @@ class NTK(Objective):
         """Return the covectors u of the candidates: the multipliers of the gradients at theta or at theta0.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         return lam[..., point, :]
 
@@ -610,11 +619,12 @@ class NTK(Objective):
         vice versa.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.
@@ -691,13 +701,14 @@ class Moment(Objective):
         u_i is -lam_i y_i for one output, and -sum_c lam_ic (e_y - e_c) for several, with unit vectors e.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         output_count = outputs.shape[-1]
         if output_count == 1:
@@ -714,11 +725,12 @@ class Moment(Objective):
         ``covectors`` is linear in the multipliers, so this method applies the transpose of that linear map.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.

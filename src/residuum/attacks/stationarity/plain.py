@@ -71,7 +71,7 @@ def residual(
         objective: Defines the covectors u, which weight the gradients of the outputs.
         x: Candidates (m, *shape) of one run.
         y: Labels of the candidates (m,).
-        lam: Multipliers of the candidates (m, ...).
+        lam: Multipliers (weights) of the candidates (m, ...).
 
     Returns:
         The residual by parameter name.

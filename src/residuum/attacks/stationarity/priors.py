@@ -62,8 +62,8 @@ class Prior:
         """Return the penalty of every run on its candidates and multipliers.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -78,8 +78,8 @@ class Prior:
         """Return the penalty and its derivatives by explicit formulas, if these are faster than autograd.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty (R,) and its derivatives in x and in lam, None if there are no explicit formulas.
@@ -99,8 +99,8 @@ class ValueBox(Prior):
         """Return the penalty sum relu(low - x)^2 + relu(x - high)^2 for a value range from low to high.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -117,8 +117,8 @@ class UnitBox(Prior):
         """Return the penalty sum relu(|x| - 1)^2 over all pixels x.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -133,8 +133,8 @@ class PixelBox(Prior):
         """Return the distance to [0, 1], averaged over pixels and summed over candidates.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -155,8 +155,8 @@ class MeanBox(Prior):
         """Return the squared distance to the value range, divided by the number of pixels of a candidate.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -171,8 +171,8 @@ class MultiplierFloor(Prior):
         """Return the penalty sum relu(lam_min - lam)^2 over all stored multipliers lam.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -191,8 +191,8 @@ class TotalVariation(Prior):
         Differences below 1e-3 are smoothed, so that the gradient exists.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -212,8 +212,8 @@ class HighFrequency(Prior):
         """Return the sum of squared differences of neighboring pixels.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -246,8 +246,8 @@ class SparseGradients(Prior):
         STEEPNESS.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -275,8 +275,8 @@ class SparseGradients(Prior):
         contributes tanh(k |d|) d / (channels |d|), with k = STEEPNESS.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty (R,) and its derivatives in x and in lam.
@@ -335,8 +335,8 @@ class TypedColumns(Prior):
         and a single 1 in one-hot columns.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -363,8 +363,8 @@ def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tens
 
     Args:
         priors: The priors, each a penalty on candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
         share: Share of the optimization steps that is done, from 0 to 1.
 
     Returns:
@@ -380,8 +380,8 @@ def derivatives(
 
     Args:
         priors: The priors, each a penalty on candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
         share: Share of the optimization steps that is done, from 0 to 1.
 
     Returns:
@@ -418,7 +418,7 @@ def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         knowledge: What the attacker knows, including the value range of the samples.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
 
     Returns:
         The lower and upper bounds, in shapes that broadcast with x.
@@ -456,7 +456,7 @@ def _candidate_weights(lam: Tensor) -> tuple[Tensor, Tensor]:
     objectives can be negative, and a negative weight would reward rough images.
 
     Args:
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
     Returns:
         The weights (R, m) and their derivatives (R, m, ...).

@@ -61,15 +61,15 @@ class Problem:
 
     Args:
         model: The network that is attacked.
-        objective: Defines the target, the gradients and the multipliers of the equation.
+        objective: Defines the equation that the attack solves.
         knowledge: What the attacker knows.
         labels: Labels of the candidates (m,), or (R, m) if the labels differ between runs.
         surrogate: Name of the smooth function that replaces the derivative of ReLUs, "none" for the true
             derivative.
         normalize: Whether to divide the squared residual of each layer by ||target_l||^2.
         layers: Layers whose residuals enter the loss. "first" is the first layer only. "auto" is the first
-            layer for MLPs and all layers for other networks. For a weight update, "auto" is every layer that
-            training changed. Frozen layers never enter the loss, because training did not follow their
+            layer for MLPs and all layers for other networks. For a weight update, "auto" is every layer
+            that training changed. Frozen layers never enter the loss, because training did not follow their
             gradients.
         dtype: Number format of the search.
         device: Where the loss is computed, such as "cpu" or "cuda".
@@ -169,8 +169,8 @@ class Problem:
         """Evaluate the loss, the relative squared residuals of the layers, and the gradients of the loss.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
                 softplus), (R, 1, 1) if runs differ.
             measure: Whether to compute the loss and the residuals. If False, only the gradients are valid.
@@ -210,8 +210,8 @@ class Problem:
         """Return the candidates in the format of :class:`ExplicitEquation`, the explicit derivatives of MLPs.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
 
         Returns:
             The candidates, with flattened samples, multipliers and labels.
@@ -239,7 +239,7 @@ class Problem:
         Args:
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
                 softplus), (R, 1, 1) if runs differ.
-            run: Index of the run.
+            run: Index of the run (restart).
 
         Returns:
             One network for each of the weights where gradients are taken.
@@ -259,7 +259,7 @@ class Problem:
         Args:
             models: One network for each of the weights where gradients are taken.
             x: Candidates (m, *shape) of one run.
-            lam: Multipliers of the candidates (m, ...), as they appear in the equation.
+            lam: Multipliers (weights) of the candidates (m, ...), as they appear in the equation.
             labels: Labels of the candidates (m,).
 
         Returns:
@@ -280,15 +280,16 @@ class Problem:
     ) -> Theta:
         """Compute the weighted sum of the gradients at all candidates of one run.
 
-        For candidates x_i with outputs Phi(x_i), weights u_i of the outputs (covectors) give the sum
-        sum_i grad <u_i, Phi(x_i)>. One backward pass computes this sum, without a gradient per candidate. The
+        For candidates x_i with outputs Phi(x_i), weights u_i of the outputs (covectors) give the sum sum_i
+        grad <u_i, Phi(x_i)>. One backward pass computes this sum, without a gradient per candidate. The
         result is differentiable in x and lam.
 
         Args:
             model: The network with the weights at which gradients are taken.
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             x: Candidates (m, *shape) of one run.
-            lam: Multipliers of the candidates (m, ...), as they appear in the equation.
+            lam: Multipliers (weights) of the candidates (m, ...), as they appear in the equation.
             labels: Labels of the candidates (m,).
 
         Returns:
@@ -325,12 +326,13 @@ def fit_multipliers(
     MAX_UNKNOWNS multipliers.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
         floor: Smallest permitted multiplier, None if multipliers can have any value.
         scale: Multipliers of the equation divided by stored multipliers.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
 
     Returns:
         The stored multipliers (R, m, ...) that minimize the loss for these candidates.
@@ -374,10 +376,11 @@ def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpne
     The norms of the sum and the target are compared in the first layer that enters the loss.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
         x: Candidates (1, m, ...).
         shape: Shape of the multipliers of one candidate.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
 
     Returns:
         The multiplier, 1 if the sum of gradients is zero.

@@ -53,7 +53,7 @@ def append_events(state: SolverState, events: list[dict[str, Any]]) -> SolverSta
     """Append events, such as splits and merges, to the history of a state.
 
     Args:
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         events: The new events as dictionaries.
 
     Returns:
@@ -72,12 +72,12 @@ def place_newcomers(
     candidate is split in two, both halves inherit its optimizer state.
 
     Args:
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         newcomers: New candidates of each run, with multipliers divided by the solver's scale.
 
     Returns:
-        The new state, and the numbers of each run's new candidates. A split has two numbers: that of the half
-        that replaces the split candidate, and that of the other half.
+        The new state, and the numbers of each run's new candidates. A split has two numbers: that of the
+        half that replaces the split candidate, and that of the other half.
     """
     if not any(newcomers):
         return state, [[] for _ in newcomers]
@@ -123,7 +123,7 @@ def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
     """Remove candidates from a state, and fill their positions in the tensors with zeros.
 
     Args:
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         dropped: Mask of the candidates to remove (R, m).
 
     Returns:
@@ -146,7 +146,7 @@ def add_slots(state: SolverState, slots: int) -> SolverState:
     """Append empty slots (positions of candidates, filled with zeros) to the tensors of a state.
 
     Args:
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         slots: Number of slots that each run needs.
 
     Returns:

@@ -177,14 +177,15 @@ def build_kkt_set(
     """Build the set of candidates that solves the equation of an attack, with a residual per layer.
 
     The residuals are computed in float64 and with the true activations of the network. The attack may have
-    used smooth surrogates, but a certificate (a proof about the candidates) must describe the network itself.
+    used smooth surrogates, but a certificate (a proof about the candidates) must describe the network
+    itself.
 
     Args:
         model: The network that is attacked.
         reconstruction: The result of the attack, with its knowledge and settings.
         x: Candidates (k, *shape).
         labels: Labels (k,).
-        lam: Multipliers of the candidates (k, ...), as they appear in the equation.
+        lam: Multipliers (weights) of the candidates (k, ...), as they appear in the equation.
 
     Returns:
         The set of candidates with multipliers, target and residuals.

@@ -134,8 +134,8 @@ class SolverState(Record):
     The tensors of a state may share memory, so no tensor is changed in place.
 
     Attributes:
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
         best_x: Candidates at the best point of each run, which has the smallest loss.
         best_lam: Stored multipliers at the best point of each run.
         best_loss: Loss at the best point of each run (R,).
@@ -143,8 +143,8 @@ class SolverState(Record):
             multiple of this loss.
         alive: Mask of the runs that have not diverged (R,).
         step: Number of optimization steps done.
-        fingerprint: Hash of network, objective, knowledge and settings. Only an attack with the same hash can
-            continue from this state.
+        fingerprint: Hash of network, objective, knowledge and settings. Only an attack with the same hash
+            can continue from this state.
         moments: Tensors of the optimizer state by name.
         steps: Numbers of the steps at which the loss was evaluated so far.
         loss: Losses of the runs (R,) at each evaluation step.
@@ -182,7 +182,7 @@ class Solver:
 
     Args:
         model: The network that is attacked.
-        objective: Defines the target, the gradients and the multipliers of the equation.
+        objective: Defines the equation that the attack solves.
         knowledge: What the attacker knows.
         config: Settings of the attack.
         shape: Shape of a sample.
@@ -250,7 +250,7 @@ class Solver:
         """Take optimization steps up to step ``until``, and evaluate the loss at the evaluation steps.
 
         Args:
-            state: State of the search.
+            state: State of the search: the candidates and the optimizer.
             until: Number of the step to stop at, by default the last step of the attack.
 
         Returns:
@@ -298,7 +298,7 @@ class Solver:
         """Take ``count`` optimization steps without an evaluation of the loss.
 
         Args:
-            state: State of the search.
+            state: State of the search: the candidates and the optimizer.
             count: Number of steps.
             fast: Whether matrix products use tf32 or bf16, by default as decided by :meth:`is_fast`.
 
@@ -500,12 +500,13 @@ class Solver:
         """Compute the loss with priors, the residuals of the layers and the gradients of the loss.
 
         Stored multipliers are the multipliers of the gradients divided by a scale. By default, the scale
-        makes the weighted sum of gradients initially as large as the target, so that one learning rate suits
-        all networks. By the chain rule, the gradient in the stored multipliers is multiplied by the scale.
+        makes the weighted sum of gradients initially as large as the target, so that one learning rate
+        suits all networks. By the chain rule, the gradient in the stored multipliers is multiplied by the
+        scale.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
             step: Number of the step, which decides the surrogate's sharpness and the weights of the priors.
             measure: Whether to compute the loss and the residuals. If False, only the gradients are valid.
 
@@ -827,7 +828,7 @@ def compute_fingerprint(
 
     Args:
         model: The network that is attacked.
-        objective: Defines the target, the gradients and the multipliers of the equation.
+        objective: Defines the equation that the attack solves.
         knowledge: What the attacker knows.
         configs: Settings of the attack, followed by the settings of each run if the runs differ.
         candidates: Number of candidates.

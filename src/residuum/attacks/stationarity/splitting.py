@@ -230,18 +230,20 @@ def split_candidates(
     """Split candidates into x + eta v and x - eta v, each with half the multiplier.
 
     A candidate that is not split (eta = 0) keeps its multiplier, and the multiplier of its second half is
-    zero. All runs then have 2m candidates, so that runs with different splits can be evaluated in one batch.
+    zero. All runs then have 2m candidates, so that runs with different splits can be evaluated in one
+    batch.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...).
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...).
         v: Directions of the splits, with the shape of x.
         eta: Step lengths of the splits (R, m), 0 for candidates that are not split.
         clamp: Projects candidates into the value range that the attacker knows.
 
     Returns:
-        The candidates after the splits (R, 2m, *shape), their multipliers, and the problem with their labels.
+        The candidates after the splits (R, 2m, *shape), their multipliers, and the problem with their
+        labels.
     """
     shift = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
     is_split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))
@@ -262,7 +264,7 @@ def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> T
 
     Args:
         curvature: The splitting matrices S, with the candidates and their multipliers.
-        run: Index of the run.
+        run: Index of the run (restart).
         v: Directions of the splits (R, m, *shape).
         chosen: Mask of the candidates to split (m,).
 

@@ -257,17 +257,17 @@ def search_corners(
 ) -> Corners:
     """Search for corners, which are points on many activation boundaries, on random lines, and rank them.
 
-    A row of the table lies on more boundaries than expected by chance. The score of a corner is the negative
-    logarithm of the probability that a Poisson variable reaches its number of boundaries. The mean of the
-    Poisson variable is the mean number at random corners (:func:`sample_chance_corners`).
+    A row of the table lies on more boundaries than expected by chance. The score of a corner is the
+    negative logarithm of the probability that a Poisson variable reaches its number of boundaries. The mean
+    of the Poisson variable is the mean number at random corners (:func:`sample_chance_corners`).
 
     Args:
-        planes: Hyperplanes of the first layer.
+        planes: Activation boundaries of the first layer's neurons (hyperplanes).
         lines: Minimum number of random lines to draw.
         seed: Seed of the random lines.
         count_upper: Function that counts the boundaries of the layers above (:func:`make_upper_counter`).
-        margin: Function from points (n, d) to margins (n,) of the network. If None, margins do not change the
-            score.
+        margin: Function from points (n, d) to margins (n,) of the network. If None, margins do not change
+            the score.
 
     Returns:
         The distinct corners, best first.
@@ -327,11 +327,11 @@ def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
 def count_excess(planes: Planes, x: Tensor) -> Tensor:
     """Count the hyperplanes near each point, in excess of the number of columns d.
 
-    A corner in d dimensions is the intersection of at least d hyperplanes. Only further hyperplanes near the
-    corner are a sign of a training sample.
+    A corner in d dimensions is the intersection of at least d hyperplanes. Only further hyperplanes near
+    the corner are a sign of a training sample.
 
     Args:
-        planes: Hyperplanes of the first layer.
+        planes: Activation boundaries of the first layer's neurons (hyperplanes).
         x: (k, d) points.
 
     Returns:
@@ -347,7 +347,7 @@ def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
     The number of activation boundaries near these corners is the number that is expected by chance.
 
     Args:
-        planes: Hyperplanes of the first layer.
+        planes: Activation boundaries of the first layer's neurons (hyperplanes).
         generator: Random number generator.
 
     Returns:
@@ -365,11 +365,11 @@ def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
 def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -> Tensor:
     """Find the points at which several hyperplanes cross a random line close to each other.
 
-    A line x + t u is the intersection of d - 1 hyperplanes near a given point. The function chooses x as the
-    point on the line for which the vector from the given point is orthogonal to a random direction.
+    A line x + t u is the intersection of d - 1 hyperplanes near a given point. The function chooses x as
+    the point on the line for which the vector from the given point is orthogonal to a random direction.
 
     Args:
-        planes: Hyperplanes of the first layer.
+        planes: Activation boundaries of the first layer's neurons (hyperplanes).
         around: (B, d) random points. The function draws DRAWS lines near each point.
         generator: Random number generator.
 

@@ -94,7 +94,7 @@ def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
     Args:
         share: (k,) share of the runs that contain each distinct source.
         runs: Number of runs.
-        rank: Number of singular values of the layer's weight matrix that exceed the noise.
+        rank: Number of singular values of the layer's weights above the noise of the initial weights.
 
     Returns:
         True if the runs disagree.
@@ -110,7 +110,7 @@ def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort
 
     Args:
         seconds: Time limit.
-        rank: Number of singular values of the layer's weight matrix that exceed the noise.
+        rank: Number of singular values of the layer's weights above the noise of the initial weights.
         values: Number of values of a source in the domain in which samples are sparse.
         device: Device of the attack.
 

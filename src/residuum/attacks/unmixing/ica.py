@@ -124,7 +124,7 @@ class Sources:
         group: (k,) number of the group of each row of ``x``. Similar sources of several runs form a group.
             The rows of a group are the mean of the group and the source of a single run.
         runs: Number of runs on the whole layer, and number of runs on clusters.
-        rank: Number of singular values of the layer's weight matrix that exceed the noise.
+        rank: Number of singular values of the layer's weights above the noise of the initial weights.
         edge: Largest singular value of the noise, as a share of the largest singular value of the layer.
     """
 
@@ -288,7 +288,7 @@ def _separate(
         strengths: Strengths a of the contrast log cosh(a y) of a source y.
         generator: Random number generator.
         shape: Shape of a sample.
-        domain: Domain in which samples are sparse.
+        domain: Name of the transform that makes most values of samples nearly zero.
         effort: Amount of computation.
 
     Returns:
@@ -454,11 +454,12 @@ def whiten(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
     """Map directions to the domain in which samples are sparse, and whiten the result.
 
     The result Z = (mapped directions - mean) K^T has unit covariance. After whitening, every mixture of
-    independent sources is a rotation of the sources. The search is then limited to orthogonal r x r matrices.
+    independent sources is a rotation of the sources. The search is then limited to orthogonal r x r
+    matrices.
 
     Args:
         directions: (r, *shape) directions that span the rows of a layer.
-        domain: Domain in which samples are sparse.
+        domain: Name of the transform that makes most values of samples nearly zero.
 
     Returns:
         The whitened directions Z (N, r) and the whitening matrix K (r, r).
@@ -656,7 +657,7 @@ def roughness(x: Tensor, domain: Domain) -> Tensor:
 
     Args:
         x: (k, *shape) sources.
-        domain: Domain in which samples are sparse.
+        domain: Name of the transform that makes most values of samples nearly zero.
 
     Returns:
         (k,) roughness of each source.

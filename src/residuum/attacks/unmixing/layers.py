@@ -56,14 +56,14 @@ class InputLayer:
 def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
     """Read the layer that receives the input and subtract its initial weights.
 
-    The function checks four conditions, the cheapest first. The network has a layer that receives the input.
-    The layer fits into memory. Its initial weights are small or known. At least two singular values of the
-    weight matrix exceed the noise of the initial weights.
+    The function checks four conditions, the cheapest first. The network has a layer that receives the
+    input. The layer fits into memory. Its initial weights are small or known. At least two singular values
+    of the weight matrix exceed the noise of the initial weights.
 
     Args:
         surface: The attack surface: the weights, the weight update or an optimizer state.
         knowledge: What the attacker knows.
-        domain: Domain in which samples are sparse.
+        domain: Name of the transform that makes most values of samples nearly zero.
 
     Returns:
         The layer, or a text that names the first condition that fails.

@@ -145,20 +145,20 @@ def uniqueness(
 class Cells:
     """The constraints that an image must meet to replace a candidate, for each of m candidates.
 
-    A candidate is a reconstructed image. A group consists of all candidates with the same activation pattern
-    and label. The sums of a group are its mass (sum of multipliers) and its moment (sum of images times
-    multipliers).
+    A candidate is a reconstructed image. A group consists of all candidates with the same activation
+    pattern and label. The sums of a group are its mass (sum of multipliers) and its moment (sum of images
+    times multipliers).
 
     Attributes:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
         groups: Candidates grouped by pattern and label.
         sums: Which sums of the groups are determined by the weights.
         pinned: (m,) whether the weights determine the sums of the candidate's group.
         share: Share of a candidate's multiplier that an image must have to replace the candidate.
         switches: Number of activation boundaries. They belong to the first columns of ``values``.
-        values: (m, J) values at the candidates of J functions that must stay nonnegative. The first functions
-            are the absolute values of pre-activations (and of differences in pooling windows). The other
-            functions are margins minus the smallest margin.
+        values: (m, J) values at the candidates of J functions that must stay nonnegative. The first
+            functions are the absolute values of pre-activations (and of differences in pooling windows).
+            The other functions are margins minus the smallest margin.
         moves_alone: (m,) whether the candidate's group has candidates with different covectors (weights of
             the outputs). Then an example replaces only the candidate and not its group.
         low: (m, d) lowest values of the pixels, widened to contain all candidates of the group.
@@ -184,11 +184,11 @@ class Cells:
     def build(cls, kkt_set: KKTSet, share: float, box: Box | None) -> Cells:
         """Group the candidates, and compute the sums and the value range of each group.
 
-        The value range of a group is widened to contain all candidates of the group. Otherwise no image could
-        replace a candidate that lies outside the range.
+        The value range of a group is widened to contain all candidates of the group. Otherwise no image
+        could replace a candidate that lies outside the range.
 
         Args:
-            kkt_set: The candidates (reconstructed images) with their multipliers.
+            kkt_set: The candidates (reconstructed images) with their multipliers (weights).
             share: Share of a candidate's multiplier that an image must have to replace the candidate.
             box: Lowest and highest value of a pixel, or None.
 
@@ -527,14 +527,14 @@ def estimate_cost(
     """Estimate the cost of a uniqueness certificate from the size of its problems and the machine's speed.
 
     Let K be the number of activation boundaries, and let k be the number of pixels that can change. The
-    solver factorizes s x s matrices, with s = K if there are few boundaries (:func:`eliminates_rows`), and s
-    = k otherwise. For each candidate, the gradients of the boundaries are computed. Then follow ``FACTORS``
-    steps, each with a product of K s^2 operations and a factorization of s^3 operations. If there are few
-    boundaries, an orthonormal basis of their gradients needs K^2 k further operations. This basis is computed
-    in every step if a value range limits the pixels, and once otherwise.
+    solver factorizes s x s matrices, with s = K if there are few boundaries (:func:`eliminates_rows`), and
+    s = k otherwise. For each candidate, the gradients of the boundaries are computed. Then follow
+    ``FACTORS`` steps, each with a product of K s^2 operations and a factorization of s^3 operations. If
+    there are few boundaries, an orthonormal basis of their gradients needs K^2 k further operations. This
+    basis is computed in every step if a value range limits the pixels, and once otherwise.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
         box: Lowest and highest value of a pixel, or None.
         samples: Number of candidates to certify, by default all candidates.
         device: Device to compute on.

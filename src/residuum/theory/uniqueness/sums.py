@@ -89,7 +89,7 @@ class Groups:
         If multipliers may be negative, candidates are grouped only by pattern.
 
         Args:
-            kkt_set: The candidates (reconstructed images) with their multipliers.
+            kkt_set: The candidates (reconstructed images) with their multipliers (weights).
 
         Returns:
             The groups.
@@ -144,15 +144,15 @@ class Pinned:
 def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
     """Find the groups whose sums are fixed, i.e. every change of these sums changes the weights.
 
-    The sums of a group are its mass (sum of multipliers) and its moment (sum of images times multipliers). If
-    the first layer has a bias, a cheap test of its backward signals may show that all sums are fixed.
+    The sums of a group are its mass (sum of multipliers) and its moment (sum of images times multipliers).
+    If the first layer has a bias, a cheap test of its backward signals may show that all sums are fixed.
     Otherwise the full linear map from sums to weights is decomposed if it fits into memory. The sums of a
     group are fixed if no vector in the null space of this map changes them. If multipliers may be negative,
     no sums count as fixed, because samples with multipliers of opposite signs can cancel.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
-        groups: The candidates, grouped by activation pattern and label.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
+        groups: The candidates, in groups that activate the same neurons and have the same label.
 
     Returns:
         The groups with fixed sums.
@@ -202,13 +202,13 @@ def _rows(kkt_set: KKTSet, groups: Groups) -> Rows:
 def _by_first_layer(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, float | None]:
     """Find the groups whose sums are fixed by the first layer alone.
 
-    The matrix of backward signals has a row for each constraint. The indicator of a group is the vector that
-    is 1 for the constraints of the group and 0 for all others. The sums of a group are fixed if its indicator
-    lies in the range of this matrix.
+    The matrix of backward signals has a row for each constraint. The indicator of a group is the vector
+    that is 1 for the constraints of the group and 0 for all others. The sums of a group are fixed if its
+    indicator lies in the range of this matrix.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
-        groups: The candidates, grouped by activation pattern and label.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
+        groups: The candidates, in groups that activate the same neurons and have the same label.
         rows: A constraint for each group and rival class.
 
     Returns:
@@ -245,8 +245,8 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
     candidate of the group, and then L.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
-        groups: The candidates, grouped by activation pattern and label.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
+        groups: The candidates, in groups that activate the same neurons and have the same label.
         rows: Q constraints, one for each group and rival class.
 
     Returns:
@@ -442,11 +442,11 @@ def _total(cells: Cells, g: int, covector: Tensor) -> Array:
 def _row_multipliers(kkt_set: KKTSet, samples: Tensor | int, covector: Tensor) -> Tensor:
     """Return the multipliers of some candidates for one constraint.
 
-    With several classes a constraint belongs to one rival class, and each candidate has a multiplier for each
-    rival class.
+    With several classes a constraint belongs to one rival class, and each candidate has a multiplier for
+    each rival class.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
         samples: Indices of the candidates.
         covector: (C,) covector of the constraint, which is negative at the rival class.
 
