@@ -670,7 +670,7 @@ def test_a_forward_that_fails_where_the_attack_runs_is_no_internal_error() -> No
     complete_problem.points[0].broken = True  # type: ignore[assignment]
     with pytest.raises(
         ArchitectureError,
-        match=r"must run on the device 'cpu' in the number format float64; the network's forward",
+        match=r"must run on the device 'cpu' with numbers of the type float64; its forward",
     ):
         complete_problem.evaluate(*points(1, 3))
 

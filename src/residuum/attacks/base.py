@@ -48,13 +48,14 @@ class AttackProgress:
     """Progress of a running attack. Attacks pass this record to the function ``watch`` of the caller.
 
     Attributes:
-        step: Number of the current step.
+        step: Number of the current optimization step.
         steps: Number of steps that the attack takes.
-        loss: (R,) current loss of each of R restarts.
+        loss: (R,) current loss of each of R restarts (independent runs of the attack).
         layers: (R, L) squared residual of the equations of each layer, divided by the squared norm of their
             target, for R restarts and L layers.
         layer_names: Names of the L layers.
-        current_candidates: Function that returns the current candidates of every restart.
+        current_candidates: Function that returns the current candidates (guesses of samples) of every
+            restart.
     """
 
     step: int
@@ -94,7 +95,7 @@ class Attack(AttackSettings):
 
     @classmethod
     def like(cls, other: AttackSettings, **changes: Any) -> Self:
-        """Return an attack of this class with the settings that another attack has set.
+        """Create an attack of this class that takes its settings from another attack.
 
         Settings that this class does not have are ignored.
 
@@ -110,7 +111,7 @@ class Attack(AttackSettings):
 
     @classmethod
     def select_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the entries of ``settings`` that are settings of this attack."""
+        """Return the entries of the dictionary ``settings`` whose names are settings of this attack."""
         return {name: value for name, value in settings.items() if name in cls.model_fields}
 
     def to_json(self) -> dict[str, Any]:
@@ -167,7 +168,7 @@ class Attack(AttackSettings):
             )
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Fill in the settings that depend on the network, such as the number of candidates.
+        """Set the settings that depend on the network, such as the number of candidates (guesses of samples).
 
         Args:
             network: The network to attack.
@@ -302,10 +303,13 @@ class Attack(AttackSettings):
 
 
 class OneShotAttack(Attack):
-    """Base class of attacks that cannot report progress or continue. Subclasses implement ``find``."""
+    """Base class of attacks that run in one piece, without progress reports.
+
+    Subclasses implement ``find``.
+    """
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Find candidates for training samples.
+        """Find candidates for training samples. Subclasses implement this method.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -320,7 +324,7 @@ class OneShotAttack(Attack):
         raise NotImplementedError
 
     def reconstruct(self, surface: Surface, knowledge: Knowledge, **_: Any) -> Reconstruction:
-        """Run ``find``. If ``find`` selects no candidates, select candidates on which several restarts agree.
+        """Run the method ``find``. If it selects no candidates, select those that several restarts found.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -343,7 +347,7 @@ class OneShotAttack(Attack):
 def read_target(
     target: Release | Network | nn.Module | str | Path, knowledge: Knowledge | None
 ) -> tuple[Network, Knowledge]:
-    """Read the network to attack, and what the release tells the attacker.
+    """Read the network to attack, and collect what its file tells the attacker.
 
     Args:
         target: A release, the path of a release, a network or a PyTorch module.

@@ -1,4 +1,4 @@
-"""Estimate the cost of an attack before it runs: unknowns, operations, memory and time."""
+"""Estimate the cost of an attack before it runs: number of unknowns, operations, memory and time."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class Estimate:
         device: Device of the attack.
         dtype: Number format of the attack.
         parameters: Number of parameters of the network.
-        restarts: Number of restarts.
-        candidates: Number of candidates of each restart.
+        restarts: Number of restarts (independent runs of the attack).
+        candidates: Number of candidates (guesses of training samples) of each restart.
         dimensions: Number of values of each candidate.
         unknowns: Number of values that all restarts optimize: the values of the candidates and the
             multipliers.
@@ -73,7 +73,7 @@ class Estimate:
 
     @property
     def flops_per_second(self) -> float:
-        """Floating-point operations per second in the measured steps."""
+        """Number of floating-point operations per second in the measured steps of the attack."""
         return self.flops_per_step / self.step_seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def estimate(
     Args:
         network: The network to attack.
         knowledge: What the attacker knows.
-        attack: The attack, which must solve a stationarity equation. The default is the KKT attack for
-            classifiers, and the weight-decay attack for regressions.
+        attack: The attack, which must solve a stationarity equation. By default, the attack on the KKT
+            equation for classifiers, and the attack on the equation of weight decay for regressions.
         measured: Total duration of the measured steps in seconds. The default is 2 seconds.
 
     Returns:
@@ -194,7 +194,7 @@ def estimate_reference_seconds(
 
 
 def _seconds(solver: Solver, step_seconds: float) -> float:
-    """Return the estimated seconds of a search, at most its time limit.
+    """Return an estimate of how many seconds the search of an attack takes, at most its time limit.
 
     The search takes steps, evaluates the loss and, if the settings say so, fits multipliers in closed form.
     """
@@ -206,7 +206,7 @@ def _seconds(solver: Solver, step_seconds: float) -> float:
 
 
 def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple[str, ...]]:
-    """Return the number of operations and the memory of one step.
+    """Return the number of operations and the memory of one step of an attack.
 
     For dense networks, both numbers come from formulas. For other networks, the function evaluates the loss
     once and counts the operations.
@@ -229,7 +229,7 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple
 
 
 def _measure(solver: Solver, budget: float) -> float:
-    """Return the measured seconds of one step.
+    """Return the measured duration of one step of an attack in seconds.
 
     After a first step as a warm-up, the function takes steps for about ``budget`` seconds in total.
     """

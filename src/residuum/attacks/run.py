@@ -1,4 +1,4 @@
-"""Run an attack on a release, given what the attacker knows. An attack never sees the training data."""
+"""Run an attack on a released model, given what the attacker knows. The attack never sees training data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attack(
     watch: Watcher | None = None,
     per_run: Sequence[Attack] | None = None,
 ) -> Reconstruction:
-    """Reconstruct training samples from a release.
+    """Reconstruct training samples from a released model.
 
     If the attack does not apply to the release, this function raises an ``InputError``.
 

@@ -1,4 +1,4 @@
-"""Select candidates on which several restarts agree, without the training data.
+"""Select the candidates that several restarts of an attack found. No training data is used.
 
 Two restarts have nothing in common but the weights. If both restarts arrive at the same image, the weights
 probably store this image. The weight of a candidate is the size of its multipliers. Candidates with the same
@@ -53,7 +53,7 @@ WEIGHT_FLOOR = 1e-3
 def select(
     reconstruction: Reconstruction, similarity: float = SIMILARITY, radius: float | None = None
 ) -> Selection:
-    """Group the candidates of all restarts and sort the groups, best first.
+    """Group similar candidates from all restarts of an attack, and sort the groups, best first.
 
     Args:
         reconstruction: The candidates.
@@ -117,7 +117,7 @@ def _describe_groups(
 
 
 def find_usable_candidates(reconstruction: Reconstruction) -> Tensor:
-    """Return the mask (N,) of candidates that are finite and nonzero, and whose weight is large enough.
+    """Return a mask (N,) of the candidates that are finite, not zero, and of sufficient weight.
 
     The smallest permitted weight is the share WEIGHT_FLOOR of the largest weight in the same restart.
 
@@ -222,12 +222,12 @@ def effective_dimension(x: Tensor) -> float:
 def compute_features(
     row: dict[str, Any], restarts: int, heaviest: float, spread: float
 ) -> tuple[float, ...]:
-    """Compute the features of a group from which the confidence is estimated.
+    """Compute the features of a group of candidates from which its confidence is estimated.
 
     Args:
         row: Description of the group.
         restarts: Number of restarts.
-        heaviest: Largest weight of all groups.
+        heaviest: Largest weight of any group.
         spread: Logarithm of the effective dimension of all candidates.
 
     Returns:
@@ -258,5 +258,5 @@ def estimate_confidence(features: tuple[float, ...], restarts: int) -> float:
 
 @lru_cache(maxsize=1)
 def load_calibration() -> dict[str, Any]:
-    """Return the fitted constants of the confidence, and the networks on which they were fitted."""
+    """Load the constants of the confidence formula, and the names of the networks that they come from."""
     return json.loads(files("residuum.attacks").joinpath("calibration.json").read_text())

@@ -49,7 +49,7 @@ class Work:
     numbers: int = 0
 
     def seconds(self, speed: Speed) -> float:
-        """Return the seconds that the counted work takes on a machine with the given speed."""
+        """Return how many seconds the counted work takes on a machine of a given speed."""
         return self.calls / speed.calls + self.flops / speed.flops + self.numbers / speed.numbers
 
 

@@ -1,4 +1,4 @@
-"""Write the files of a finished audit, and read its result back.
+"""Write the files of a finished audit, and read its result again.
 
 ``result.json`` is written last, so a folder with this file holds a complete audit. :mod:`.published` defines
 the content of ``result.json``.

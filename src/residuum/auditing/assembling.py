@@ -1,4 +1,4 @@
-"""Build the result of an audit, an ``AuditResult``, from the outputs of all stages of the audit."""
+"""Build the result of an audit, an ``AuditResult``, from the outputs of all its stages (steps)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def assemble_result(audit: Audit) -> AuditResult:
 
 
 def describe_case(case: Case) -> tuple[Applies, ...]:
-    """Return the measured properties of the network, one row of the table of the audit per property.
+    """Return the measured properties of the network as rows of the audit's table, one for each property.
 
     If the first layers were frozen in training, only the layers above them are audited. The row "layers that
     moved" (layers whose weights changed in training) still counts all layers of the network in the file.
@@ -237,7 +237,7 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
 
 
 def describe_predictor(case: Case) -> tuple[Applies, ...]:
-    """Return the properties of a model that is no network, one row of the table of the audit per property."""
+    """Return the properties of a model that is not a network as rows of the audit's table."""
     assert case.predictor is not None
     source = (
         "the live model" if case.predictor.model is not None else "the file, without running it"
@@ -288,7 +288,7 @@ def _now() -> str:
 
 
 def _subject(audit: Audit, name: str) -> str:
-    """Return the name of the audited model that the result shows.
+    """Return the name of the audited model for the result of the audit.
 
     If the audit has a run directory and read a checkpoint file, return the name of this file. Otherwise
     return ``name``, a description of the model.

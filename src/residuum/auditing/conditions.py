@@ -55,7 +55,7 @@ class Comparison:
     bound: float
 
     def holds(self, verdict: Verdict) -> bool:
-        """Return True if the comparison holds for the verdict."""
+        """Return True if the comparison holds for the numbers in the verdict of an audit."""
         audit_value = QUANTITIES[self.name](verdict)
         return audit_value is not None and self.compare(audit_value, self.bound)
 
@@ -88,8 +88,7 @@ def exit_code(verdict: Verdict, comparisons: Sequence[Comparison], only: bool = 
     Args:
         verdict: The verdict of the audit.
         comparisons: Comparisons. If one of them holds, the exit code is 1.
-        only: Whether only the comparisons decide about the exit code of a leak. If ``only`` is True and no
-            comparison holds, the exit code of a leak is 0.
+        only: Whether a leak for which no comparison holds gives the exit code 0.
 
     Returns:
         1 if a comparison holds. Otherwise 0 if ``only`` is True and the verdict is a leak, else the exit code

@@ -27,7 +27,7 @@ FILE_FACTS = ("mean", "init")
 
 
 class AuditConfig(AuditRequest):
-    """The settings of an audit together with the names of its input files.
+    """A configuration file of an audit: its settings and the names of its input files.
 
     ``knowledge`` names a file with everything that the attacker knows. If ``knowledge`` is set, fields for
     single facts, such as ``mean``, must not be set. ``sha256`` holds the hashes of checkpoint, data and
@@ -58,7 +58,7 @@ class AuditConfig(AuditRequest):
         return self.model_dump(exclude_defaults=True, include=set(AuditRequest.model_fields))
 
     def knowledge_or_facts(self) -> str | dict[str, Any]:
-        """Return the path of the knowledge file, or the known facts by name if there is no such file.
+        """Return the path of the file with the attacker's knowledge, or the known facts without such a file.
 
         The knowledge file holds everything that the attacker knows.
 

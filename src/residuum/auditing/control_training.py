@@ -92,7 +92,7 @@ class ControlTraining:
 
     @property
     def initialization(self) -> str:
-        """How the positive control is initialized: "small", "default", "lecun" or "granted".
+        """How the positive control (a network that memorizes its samples) is initialized.
 
         If the recipe names an initialization, the recipe decides. Otherwise, if the attacker knows the
         initial weights, the control begins at them ("granted"). Otherwise the spectrum of the first layer
@@ -105,18 +105,18 @@ class ControlTraining:
 
     @property
     def initial_weights(self) -> Initialization:
-        """The random initialization that is used if the attacker does not know the initial weights."""
+        """Random initialization of the positive control, used if the true initial weights are unknown."""
         initialization = "default" if self.initialization == "granted" else self.initialization
         return cast(Initialization, initialization)
 
     @property
     def begins_at_known_weights(self) -> bool:
-        """Whether the control begins at the known initial weights of the audited network."""
+        """Whether the training of the control begins at the initial weights of the audited network."""
         return self.initialization == "granted" and self.knowledge.theta0 is not None
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Names of the layers that are not trained.
+        """Names of the layers that stay frozen when the positive control is trained.
 
         If the recipe names frozen layers, these layers are returned. Otherwise, if the attacker knows the
         initial weights, the layers whose weights still equal the initial weights are returned.
@@ -195,7 +195,7 @@ class ControlTraining:
         )
 
     def _complete_recipe(self, optimizer: str) -> TrainingRecipe:
-        """Return the training recipe with ``optimizer`` and without missing settings.
+        """Complete the training recipe: set the optimizer, and replace missing settings by defaults.
 
         If the optimizer trains in batches, missing epochs and a missing batch size are replaced by defaults.
 

@@ -91,7 +91,7 @@ MIN_CLASSIFIER_SECONDS = 0.3  # the classifier runs only if this many seconds ar
 
 @dataclass(frozen=True, eq=False)
 class ControlRow(Record):
-    """The result of one negative control, whose candidates do not depend on the network.
+    """The result of a negative control: a test of guesses (candidates) that do not depend on the network.
 
     Attributes:
         name: Name of the control.
@@ -116,12 +116,12 @@ class ControlRow(Record):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the candidates recover more training samples than expected by chance (p at most 0.001)."""
+        """Whether the control's guesses match more training samples than expected by chance (p <= 0.001)."""
         return self.p_value <= LEVEL
 
     @property
     def is_undecided(self) -> bool:
-        """Whether too few held-out subsets were drawn to decide whether the control fails."""
+        """Whether too few random subsets were drawn to decide whether the negative control fails."""
         return not self.has_failed and self.p_value * (self.subsets + 1) < 1.5
 
 
@@ -171,7 +171,7 @@ class SampleSets:
 
     @property
     def repeats(self) -> tuple[int, ...]:
-        """Row numbers of the training samples that were set aside."""
+        """Row numbers of training samples that were removed because they also occur in the held-out set."""
         return () if self.set_aside is None else tuple(self.set_aside.rows)
 
 
@@ -206,7 +206,7 @@ def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
 
 
 def _find_repeats(train: Tensor, holdout: Tensor) -> Tensor:
-    """Return an (n, N) mask that is True if a training sample and a held-out sample are the same sample.
+    """Return a mask (n, N) that says which of n training and N held-out samples are the same.
 
     n is the number of training samples, and N is the number of held-out samples.
     """
@@ -225,7 +225,7 @@ def _find_repeats(train: Tensor, holdout: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Control:
-    """A negative control: candidates that do not depend on the network, and held-out samples.
+    """A negative control: a test of guesses that do not depend on the network, which must find no leak.
 
     Attributes:
         name: Name of the control.
@@ -359,7 +359,7 @@ def run_controls(
 
 
 def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:
-    """Return a tuple with the reason why the negative control in ``row`` fails, () if the control passes."""
+    """Return the reason why a negative control fails, in a tuple, or () if it passes."""
     if row.is_undecided and not row.granted:
         return (UNDECIDED.format(name=row.name, drawn=row.subsets, subsets=subsets),)
     if not row.has_failed:
@@ -455,7 +455,7 @@ def make_candidates_from_knowledge(
 def run_control(
     control: Control, train: Dataset, seed: int, subsets: int, deadline: Deadline
 ) -> ControlRow:
-    """Test the candidates of a negative control in the same way as the candidates of an attack.
+    """Test the guesses of a negative control in the same way as the reconstructions of an attack.
 
     The number of recovered samples is compared with random subsets of the held-out set. Few subsets are drawn
     first. If they do not decide whether the control passes, and if there is time, all subsets are drawn.
@@ -596,7 +596,7 @@ def compare_distributions(
 
 
 def _auc_error(n: int, held_out: int) -> float:
-    """Return the standard error of the AUC between ``n`` training and ``held_out`` held-out samples.
+    """Return the standard error of a classifier's AUC for ``n`` training and ``held_out`` held-out samples.
 
     The standard error holds if all samples have the same distribution.
     """
@@ -708,7 +708,7 @@ def compute_losses(
 
 
 def _strata(train: Dataset, holdout: Dataset) -> Array | None:
-    """Return the class labels of all samples, so that held-out subsets can have the training label counts.
+    """Return the class labels of all samples, with which random subsets get the labels of the training set.
 
     If the labels are no classes, or if some class has fewer held-out than training samples, return None.
     """
@@ -724,6 +724,6 @@ def _strata(train: Dataset, holdout: Dataset) -> Array | None:
 
 
 def _strata_or_one(train: Dataset, holdout: Dataset) -> Array:
-    """Return the labels of all samples, or zeros if ``_strata`` returns None."""
+    """Return the class labels of all samples, or zeros if the samples have no usable class labels."""
     labels = _strata(train, holdout)
     return np.zeros(len(train) + len(holdout), dtype=int) if labels is None else labels

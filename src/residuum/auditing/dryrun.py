@@ -128,7 +128,7 @@ def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
 def _rows_of(
     schedule: AttackSchedule, skipped: dict[str, AttackOutcome], plans: dict[str, AttackPlan]
 ) -> tuple[AttackOutcome, ...]:
-    """Return one table row for every attack of a schedule, with the reason why it would run or not."""
+    """Return one table row for every planned attack, with the reason why an audit would run it or not."""
     attack_outcomes = []
     for name, attack in schedule.attacks.items():
         skip_reason = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
@@ -275,7 +275,7 @@ def _verdicts(
 ) -> dict[str, str]:
     """Return a text for each of the three verdicts.
 
-    The text says under which condition an audit would reach the verdict, or why it cannot reach the verdict.
+    The text says under which condition an audit would reach the verdict, or why the verdict is impossible.
     """
 
     def reachable(reasons: list[str], condition: str) -> str:

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them, such as ``90s``, ``1m30s`` or ``1h``."""
+"""Convert durations such as ``90s``, ``1m30s`` or ``1h`` to seconds and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS |= {"h": 3600.0, "hour": 3600.0}
 
 
 def seconds_of(budget: str | float) -> float:
-    """Return the number of seconds in a length of time such as "1m30s".
+    """Convert a duration such as "1m30s" to seconds.
 
     Args:
         budget: Text such as "90s", "1m30s", "1.5h" or "5 minutes", or a number of seconds.
@@ -51,7 +51,7 @@ def seconds_of(budget: str | float) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return a number of seconds as text such as ``1m30s``, which :func:`seconds_of` can read."""
+    """Convert a number of seconds to a text such as ``1m30s``, which :func:`seconds_of` can read."""
     total_seconds = max(1, round(seconds))
     counts_with_units = (
         (total_seconds // 3600, "h"),

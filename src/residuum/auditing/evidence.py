@@ -82,12 +82,12 @@ def collect_evidence(
 
 
 def count_sets(n: int) -> int:
-    """Return how many random held-out sets of ``n`` samples the report plots as the chance level."""
+    """Return how many random sets of ``n`` held-out samples the report plots, to show matches by chance."""
     return max(10, min(MAX_SETS, MAX_VALUES // n))
 
 
 def held_out_matches(test: AttackTest, seed: int) -> Tensor:
-    """Return the scores of matches between candidates and random held-out sets, which show the chance level.
+    """Return the scores of matches between reconstructions and random held-out samples (matches by chance).
 
     Each held-out set is as large as the training set.
 

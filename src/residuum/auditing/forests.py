@@ -91,7 +91,7 @@ CLASSIFIER_ROWS = (
 
 
 def plan_attack(model: NamedForest) -> AttackOutcome:
-    """Return the row of the forest attack in the table of attacks, before the attack runs.
+    """Return the table row of the attack on the forest, before the attack runs.
 
     The row says whether the attack can recover the training table of this forest, and why or why not.
     """
@@ -100,7 +100,7 @@ def plan_attack(model: NamedForest) -> AttackOutcome:
 
 
 def recover_tables(audit: Audit) -> Audit:
-    """Return the audit with the training table that the attack recovers from the trees of the forest.
+    """Return the audit, extended by the training table that the attack recovers from the forest.
 
     The attack reads the trees and the attacker's knowledge. The attack never reads the samples.
     """
@@ -128,7 +128,7 @@ def run_negative_controls(audit: Audit) -> Audit:
 
 
 def score_table(audit: Audit) -> Audit:
-    """Return the audit with tests of the training table that the attack recovered from the forest.
+    """Return the audit, extended by tests whether the recovered table agrees with the training samples.
 
     The tests compare the rows and the targets of the recovered table with training and held-out samples. For
     a boosting model, the values that its trees store are compared instead.
@@ -282,7 +282,7 @@ class RowComparison:
         """Score the recovered rows, and collect everything that the report shows about them.
 
         Args:
-            row: The row of the attack in the table of attacks.
+            row: The row of the attack in the table of all attacks.
             seconds: Time limit of the scoring in seconds.
             level: The largest adjusted p-value that shows a leak.
 
@@ -323,7 +323,7 @@ class RowComparison:
         return AttackScores((row,), row_findings, NAME, row_scores, None, evidence)
 
     def grades(self, test: AttackTest) -> dict[int, str]:
-        """Grade each recovered training sample by the error of its recovered row.
+        """Grade how exactly each training sample was recovered, by the error of its recovered row.
 
         The error of a row is the mean absolute difference to the sample, after each column is scaled by its
         range. The median row holds the median of all held-out samples in each column.
@@ -414,7 +414,7 @@ def _flat(samples: Dataset) -> Dataset:
 
 
 def control_samples(train: int, holdout: int) -> int:
-    """Return on how many samples a positive control (a forest that memorizes its samples) is trained.
+    """Return the number of samples on which a positive control (a memorizing forest) is trained.
 
     Args:
         train: Number of training samples of the audit.
@@ -448,7 +448,7 @@ def why_no_controls(case: Case, request: AuditRequest) -> str:
 
 
 def test_positive_controls(audit: Audit) -> Audit:
-    """Return the audit with the results of its positive controls.
+    """Return the audit, extended by the results of its positive controls.
 
     A positive control is a forest that is trained to memorize some held-out samples. The positive controls
     are attacked. The test of rows must detect a leak in them, or the test of labels for a classifier.
@@ -502,7 +502,9 @@ def _test_controls(audit: Audit, holdout: Dataset, samples: int) -> ControlSize:
 def _test_control(
     audit: Audit, members: Dataset, outsiders: Dataset, seed: int
 ) -> tuple[int, bool]:
-    """Return how many members an attack recovers from a forest, and whether this number shows a leak.
+    """Return how many samples an attack recovers from a forest that was trained on ``members``.
+
+    Also return whether this number shows a leak.
 
     The forest is trained on the samples ``members``. It never sees the samples ``outsiders``.
     """
@@ -525,7 +527,7 @@ def _test_control(
 
 
 def _knowledge_of_control(knowledge: Knowledge, members: Dataset) -> Knowledge:
-    """Return what the attacker knows about a forest that was trained on the samples ``members``.
+    """Return what an attacker knows about a forest that was trained on the samples ``members``.
 
     If the attacker knows column ranges in the audit, the attacker knows the column ranges of ``members``.
     Otherwise the knowledge stays unchanged.

@@ -67,7 +67,7 @@ def as_knowledge(knowledge: Knowledge | Mapping[str, Any] | None) -> Knowledge:
 
 
 def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledge:
-    """Set the source "train" for a mean that is the mean of the training samples.
+    """Record that a known mean comes from the training samples, if it equals their mean.
 
     Such a mean makes a stronger attacker than a mean of public samples, so reports must name its source.
 
@@ -199,7 +199,7 @@ def _move_channels_first(network: Network, sets: list[Dataset], notes: list[str]
 
 
 def _class_indices(dataset: Dataset, outputs: int, notes: list[str]) -> Dataset:
-    """Return the samples with class indices instead of one-hot labels, and with labels in one dimension."""
+    """Convert one-hot labels to class indices, and other labels to one dimension."""
     if is_one_hot(dataset.y) and dataset.y.shape[1] in (outputs, 2):
         notes.append("labels with one column per class are read as class indices")
         return dataset.replace(y=dataset.y.argmax(1))
@@ -210,14 +210,14 @@ def _class_indices(dataset: Dataset, outputs: int, notes: list[str]) -> Dataset:
 def _rescale(
     network: Network, sets: list[Dataset], knowledge: Knowledge, task: str, notes: list[str]
 ) -> list[Dataset]:
-    """Return samples with pixels divided by 255, or a standardized table, if the network fits only these.
+    """Return samples with pixels divided by 255, or a standardized table, if the network needs this.
 
     Otherwise the samples are returned unchanged. If a step is applied, a note is added to ``notes``.
     """
     train, value_range = sets[0], knowledge.value_range
 
     def fits(dataset: Dataset) -> bool | None:
-        """Return True if the network fits the samples, None if the network cannot process the samples."""
+        """Return whether the network predicts the samples well, None if it cannot process them."""
         try:
             fit = measure_fit(network, dataset, None, task)
         # The function ``check_inputs`` reports this error later.
@@ -335,7 +335,7 @@ def check_inputs(
 def check_scales(
     train: Dataset | None, holdout: Dataset | None, knowledge: Knowledge
 ) -> tuple[str, ...]:
-    """Return warnings about samples and known facts that contradict each other.
+    """Return warnings if the samples and the facts that the attacker knows contradict each other.
 
     A known value range that cannot belong to these samples raises a ``DataError``.
 
@@ -463,7 +463,7 @@ class Fit(Record):
 
     @property
     def line(self) -> str:
-        """Accuracy or R^2 on training and held-out samples, as the line that every audit prints first."""
+        """The first line that an audit prints: accuracy or R^2 on training and held-out samples."""
         holdout = "-" if self.holdout is None else self.figure(self.holdout)
         return (
             f"{self.measure} of the network as read: {self.figure(self.train)} on the training "
@@ -472,7 +472,7 @@ class Fit(Record):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A warning if the network hardly fits its training samples."""
+        """A warning, if the network predicts its training samples badly."""
         if not self.is_doubtful:
             return ()
         constant = "the mean" if self.measure == "R^2" else "the most frequent class"
@@ -484,7 +484,7 @@ class Fit(Record):
         )
 
     def figure(self, value: float) -> str:
-        """Return an accuracy as a percentage, or an R^2 as a number, as text."""
+        """Format an accuracy as a percentage, or an R^2 as a number."""
         return f"{value:.3g}" if self.measure == "R^2" else f"{value:.1%}"
 
 

@@ -40,7 +40,7 @@ NOT_COMPARED = "the losses cannot be compared, because {}"
 
 
 def measure_losses(audit: Audit) -> Audit:
-    """Return the audit with a test whether losses of training and held-out samples differ."""
+    """Test whether training and held-out samples have different losses, and add the result to the audit."""
     case = audit.case
     assert case.predictor is not None
     assert case.train is not None
@@ -61,7 +61,7 @@ def measure_losses(audit: Audit) -> Audit:
 
 
 def why_not_compared(predictor: Predictor, train: Dataset, holdout: Dataset | None) -> str:
-    """Return why losses of training and held-out samples cannot be compared, "" if they can.
+    """Return why the losses of training and held-out samples cannot be compared, "" if they can.
 
     Args:
         predictor: The model.
@@ -173,7 +173,7 @@ def has_targets(samples: Dataset) -> bool:
 
 
 def _rank_p_value(scores: Array, members: Array) -> float:
-    """Return the p-value of the Mann-Whitney test whether scores of members and non-members differ.
+    """Return the p-value of a Mann-Whitney test: do members and non-members have different scores?
 
     ``members`` is a mask, which is True for the scores of members.
     """

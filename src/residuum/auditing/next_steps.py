@@ -1,4 +1,4 @@
-"""Choose what the user should do after an audit, from one table of conditions, texts and commands.
+"""Choose what the user should do after an audit, from a table of conditions, texts and commands.
 
 The first row whose condition holds gives the next step. The commands name the file that was audited, so the
 user can copy them. A test of residuum runs every command, so that no command is wrong.
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     """A row of the table of next steps.
 
     Attributes:
-        applies: Function that returns True if the row is meant for the audit.
+        applies: Function that takes an audit and returns True if this row suits the audit.
         text: What to do, with placeholders for ``str.format``. ``budget`` is a budget that is large enough
             for all planned work. ``larger_budget`` is a budget that allows larger positive controls.
             ``needed`` and ``holdout`` are the required and the actual number of held-out samples.
@@ -72,7 +72,7 @@ class Row(NamedTuple):
 
 
 def next_step(result: AuditResult) -> NextStep:
-    """Return what to do after an audit, by the first row of the table whose condition holds."""
+    """Return the next step after an audit: the first row of the table whose condition holds."""
     row = next(row for row in TABLE[result.verdict.outcome] if row.applies(result))
     commands = tuple(filter(None, (command(result) for command in row.commands)))
     advice = row.text.format(
@@ -99,7 +99,7 @@ def strip_file(result: AuditResult) -> str:
 
 
 def redacted_report(result: AuditResult) -> str:
-    """Return the command that writes the report without any sample, "" if the audit was not saved."""
+    """Return the command that writes a report without samples, "" if the audit was not saved."""
     run_directory = result.files.get("out", "")
     return shlex.join(["residuum", "report", run_directory, "--redact"]) if run_directory else ""
 
@@ -208,7 +208,7 @@ def _has_left_out_work(result: AuditResult) -> bool:
 
 
 def _not_covered(result: AuditResult) -> str:
-    """Return which attacks and attackers the audit did not test. They may still find a leak."""
+    """Name the attacks and attackers that the audit did not test, because they may still find a leak."""
     skipped_attacks = [
         row.name for row in result.attacks if row.decides and row.applies and not row.ran
     ]

@@ -84,7 +84,7 @@ class Batch(Record):
     seed: int
 
     def apply_to(self, attack: Attack) -> Attack:
-        """Return the attack with the restarts, steps and seed of this batch."""
+        """Return a copy of the attack with the number of restarts, the steps and the seed of this batch."""
         return attack.changed(restarts=self.restarts, steps=self.steps, seed=self.seed)
 
 
@@ -110,7 +110,7 @@ class AttackPlan(Record):
     share: float = 1.0
 
     def batches(self, attack: Attack) -> list[Batch]:
-        """Divide the restarts of an attack into batches, each with its own seed."""
+        """Divide the restarts (independent runs) of an attack into batches with different seeds."""
         assert isinstance(attack, Stationarity)
         batch_sizes = [self.batch_restarts] * (self.restarts // self.batch_restarts)
         if remainder := self.restarts % self.batch_restarts:
@@ -149,7 +149,7 @@ class Deadline:
         return self.seconds_left <= 0
 
     def charge(self, seconds: float) -> None:
-        """Shorten the time limit by the seconds that an earlier, interrupted run of the same audit took."""
+        """Shorten the time limit by the seconds that an earlier, interrupted run of this audit took."""
         self.seconds -= seconds
 
 
@@ -170,7 +170,7 @@ class PlanError(Exception):
 
 
 def effort_of(request: AuditRequest) -> Effort:
-    """Return how much work the setting ``effort`` of an audit asks for."""
+    """Look up how much work an audit plans, by its setting ``effort``."""
     return EFFORTS[request.effort]
 
 

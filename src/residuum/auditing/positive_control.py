@@ -118,7 +118,7 @@ class ControlFactory:
         return holdout.replace(y=predicted_labels)
 
     def make(self, samples: int, number: int) -> Control:
-        """Return a trained positive control. Each control is trained once and then kept.
+        """Return a trained positive control. Each control is trained only once.
 
         Args:
             samples: Number of samples that the control memorizes.
@@ -139,7 +139,7 @@ class ControlFactory:
         return self.controls[samples, number]
 
     def training(self, number: int) -> ControlTraining:
-        """Return the settings with which the control of this number is trained."""
+        """Return the settings for training the positive control with a given number."""
         case = self.audit.case
         return ControlTraining(
             network=case.audited,
@@ -173,7 +173,7 @@ def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
 
 
 class ControlTest:
-    """Base class of the tests that are run on positive controls.
+    """Base class of tests that are run on positive controls (networks that memorize their samples).
 
     Attributes:
         reason: Why no control can be tested, "" if controls can be tested.
@@ -193,18 +193,21 @@ class ControlTest:
         raise NotImplementedError
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return how many training samples of a control the test detects, and whether it shows a leak."""
+        """Return how many training samples of a positive control the test detects.
+
+        Also return whether the detected samples show a leak.
+        """
         raise NotImplementedError
 
 
 class OutOfBudgetError(Exception):
-    """Raised if the budget or the time limit of the audit is too small to test one more positive control."""
+    """Raised if there is not enough time left to test one more positive control."""
 
 
 def _find_detected_size(
     audit: Audit, question: str, factory: ControlFactory, test: ControlTest
 ) -> PositiveControls:
-    """Return the results of positive controls, whose number of samples is halved until a leak is detected."""
+    """Return the results of positive controls of decreasing size, until a leak is detected."""
     start_time, results_by_size, training_description = time.monotonic(), list[ControlSize](), ""
     sample_count, reason = test.largest_size(), test.reason
     network_count = NETWORKS[question]
@@ -266,7 +269,7 @@ def _progress(question: str, size: ControlSize) -> str:
 
 
 class MembershipOnControl(ControlTest):
-    """Runs the test of membership on positive controls.
+    """Runs the membership test on positive controls (networks that memorize their samples).
 
     Args:
         factory: Trains the positive controls.
@@ -280,7 +283,7 @@ class MembershipOnControl(ControlTest):
         self.factory, self.allowed = factory, allowed
 
     def largest_size(self) -> int:
-        """Return the largest number of training samples of a control.
+        """Return the largest number of samples on which a positive control can be trained.
 
         Controls are trained on held-out samples, so the held-out file and the budget limit the number.
         """
@@ -303,7 +306,7 @@ class MembershipOnControl(ControlTest):
         return max((m for m in possible_sizes if m <= affordable_size), default=0)
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return how many members the test of membership names, and whether the test shows a leak."""
+        """Return how many training samples of a control are identified, and whether this shows a leak."""
         seed, level = self.factory.audit.request.seed, self.factory.audit.negative_controls.level
         membership_test = measure_membership(control.network, control.data, control.holdout, seed)
         return len(
@@ -312,7 +315,9 @@ class MembershipOnControl(ControlTest):
 
 
 class AttacksOnControl(ControlTest):
-    """Runs the attacks of an audit on positive controls, with fewer restarts.
+    """Runs the attacks of an audit on positive controls (networks that memorize their samples).
+
+    The attacks run with fewer restarts than in the audit.
 
     Args:
         factory: Trains the positive controls.
@@ -334,7 +339,7 @@ class AttacksOnControl(ControlTest):
             self.reason = "no attack ran on the audited network"
 
     def largest_size(self) -> int:
-        """Return the largest number of training samples of a control.
+        """Return the largest number of samples on which a positive control can be trained.
 
         Controls are trained on held-out samples, so the held-out file limits the number.
         """
@@ -344,7 +349,7 @@ class AttacksOnControl(ControlTest):
         return largest_sample_count
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return how many of the control's samples the attacks recover, and whether this shows a leak."""
+        """Return how many training samples of a control are recovered, and whether this shows a leak."""
         audit = self.factory.audit
         self.seconds_left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
         if self.seconds_left < 0:
@@ -384,7 +389,7 @@ class AttacksOnControl(ControlTest):
 
 
 def _with_fewer_restarts(plan: AttackPlan) -> AttackPlan:
-    """Return the plan of an attack with a quarter of its restarts, for an attack on a positive control."""
+    """Return a plan with a quarter of the restarts, for an attack on a positive control."""
     if not plan.restarts:
         return plan
     restarts = max(1, plan.restarts // RESTART_DIVISOR)

@@ -50,7 +50,7 @@ class AuditTool(Tool):
 
 @dataclass(frozen=True, eq=False)
 class NetworkSummary(Record):
-    """Properties of the audited network, measured from its weights.
+    """Properties of the audited network that were measured from its weights.
 
     Attributes:
         first_layer_directions: number of singular values of the first layer's weights that exceed the values
@@ -104,7 +104,7 @@ class ChecksSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class NamedMember(Record):
-    """A training sample that the test of membership names as a member.
+    """A sample that the membership test identifies as a training sample.
 
     Attributes:
         row: row in the training set
@@ -151,7 +151,7 @@ class MembershipSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class Candidate(Record):
-    """One candidate that an attack selected as a likely training sample, without seeing the data.
+    """A reconstruction that an attack selected as a likely training sample, without seeing the data.
 
     Attributes:
         confidence: confidence of the selection, from 0 to 1; null if the attack reports no confidence

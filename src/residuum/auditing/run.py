@@ -66,7 +66,7 @@ FEW_HELD_OUT = "at least {} samples that the network never saw are needed, and t
 
 @dataclass(frozen=True)
 class Audit:
-    """An audit in progress: its inputs and the outputs of every stage that has run."""
+    """An audit in progress: its inputs, and the outputs of the stages (steps) that have run."""
 
     case: Case  # release, network, samples and knowledge, loaded and checked against each other
     request: AuditRequest  # the settings of the audit
@@ -95,7 +95,7 @@ class Audit:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def skip(self, stage: str, reason: str) -> Audit:
-        """Return the audit with a note why a stage was skipped or had no output.
+        """Return a copy of the audit that notes why a stage was skipped or had no output.
 
         Args:
             stage: Name of the stage.
@@ -117,7 +117,7 @@ class Audit:
 
     @property
     def checks(self) -> Checks:
-        """Checks that decide whether an audit without a finding can rule out a leak."""
+        """The checks that decide whether an audit that found nothing can rule out a leak."""
         sample_sets, scores = self.case.sample_sets, self.scores
         findings = None if scores is None else scores.findings
         recovered_samples = () if findings is None else findings.samples
@@ -137,7 +137,7 @@ class Audit:
 
     @property
     def was_stopped(self) -> bool:
-        """True if the time limit stopped an attack or the whole audit."""
+        """Whether the time limit stopped an attack or the whole audit."""
         was_attack_stopped = any("time" in result.status for result in self.attacks.reconstructions)
         return was_attack_stopped or self.deadline.is_over
 
@@ -186,7 +186,7 @@ def restriction(request: AuditRequest) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of an audit. The stage runs if ``skip_reason`` returns "", and is skipped otherwise."""
+    """One stage (step) of an audit. It is skipped if ``skip_reason`` returns a reason."""
 
     name: str
     run: Callable[[Audit], Audit]

@@ -71,7 +71,7 @@ class AttackResults(Record):
 
 
 def run_attacks(audit: Audit) -> Audit:
-    """Return the audit with the outputs of all attacks.
+    """Return the audit, extended by the outputs of all attacks.
 
     The attacks read the network and the attacker's knowledge. They never read the samples.
     """
@@ -133,7 +133,7 @@ def read_requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
 def configure_attack(
     kind: type[Attack], request: AuditRequest, settings: Mapping[str, Any]
 ) -> Attack:
-    """Create an attack with settings from the user, the audit and the preset.
+    """Create an attack with the settings of the user, of the audit and of the preset.
 
     Values in ``settings`` replace values in ``request``, and values in ``request`` replace values in the
     preset. Baselines ignore the preset and ``request.steps``.
@@ -161,7 +161,7 @@ def list_skipped_attacks(
     knowledge: Knowledge,
     requested: Collection[str],
 ) -> dict[str, AttackOutcome]:
-    """Return one table row for every attack that will not run, with the reason why.
+    """Return a table row with the reason for every attack that will not run.
 
     Args:
         attacks: The attacks, by name.
@@ -210,7 +210,7 @@ def find_surfaces(
 
 @dataclass(frozen=True)
 class AttackSchedule:
-    """The attacks of an audit on one network.
+    """The attacks of an audit on one network, with the plan of their work.
 
     Attributes:
         network: The network that is attacked.
@@ -230,7 +230,7 @@ class AttackSchedule:
 
     @classmethod
     def for_audit(cls, audit: Audit) -> AttackSchedule:
-        """Return the schedule that runs the attacks of an audit on the attacked network of the audit."""
+        """Create the schedule that runs the attacks of an audit on its network."""
         return cls(
             network=audit.case.attacked,
             knowledge=audit.case.knowledge,
@@ -251,12 +251,12 @@ class AttackSchedule:
         return find_surfaces(self.attacks, self.network, self.knowledge)
 
     def skipped(self) -> dict[str, AttackOutcome]:
-        """Return one table row, with the reason, for every attack that does not apply or is left out."""
+        """Return a table row with the reason for every attack that does not run."""
         requested = read_requested_settings(self.request)
         return list_skipped_attacks(self.attacks, self.surfaces, self.knowledge, requested)
 
     def plan(self, rows: dict[str, AttackOutcome]) -> dict[str, AttackPlan]:
-        """Return the plans of all attacks that are not skipped.
+        """Return the plans of the work of all attacks that are not skipped.
 
         ``rows`` holds the table rows of the skipped attacks, by name of the attack. If an attack raises an
         error while it is planned, a row with the error is added to ``rows``.
@@ -348,7 +348,7 @@ class AttackSchedule:
         return f"left out: {plan.left_out}"
 
     def _reconstruct(self, name: str, plan: AttackPlan) -> tuple[Reconstruction, list[Batch]]:
-        """Run one attack. Return its candidates, and the batches of restarts that ran."""
+        """Run one attack. Return its reconstruction, and the batches of restarts that ran."""
         attack, surface = self.attacks[name], self.surfaces[name]
         seconds_left = max(self.deadline.seconds_left, MIN_SECONDS)
         if attack.pace != "batches":
@@ -440,7 +440,7 @@ def merge_batches(batches: list[Reconstruction]) -> Reconstruction:
 
 
 def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> AttackOutcome:
-    """Return the table row of an attack that ran, with the residuals of its best restart.
+    """Return the table row of an attack that ran, with the errors of its best restart (run).
 
     A residual is the share of the weights of a layer that the reconstruction does not fit.
 

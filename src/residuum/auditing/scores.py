@@ -53,7 +53,7 @@ MAX_DISTANCE_RATIO = 0.75
 
 @dataclass(frozen=True)
 class AttackTest:
-    """The candidates of one attack, compared with the training set.
+    """The test of one attack: its reconstructions, compared with training and held-out samples.
 
     Attributes:
         field: The training samples, the held-out samples and the candidates (reconstructed samples).
@@ -74,7 +74,7 @@ class AttackTest:
 
     @property
     def survives(self) -> bool:
-        """Whether the test shows a leak, after its p-value is adjusted for all tests of the audit."""
+        """Whether the test shows a leak, with a p-value that is adjusted for all tests of the audit."""
         return self.adjusted <= self.level
 
     @property
@@ -115,7 +115,7 @@ def run_tests(
     level: float = SIGNIFICANCE,
     metric: Metric = METRICS[DECIDING],
 ) -> tuple[dict[str, AttackTest], list[str]]:
-    """Test the candidates of every attack, with the same random subsets of the held-out set for all attacks.
+    """Test the reconstructions of every attack, with the same random subsets of held-out samples.
 
     Args:
         pools: Candidates (reconstructed samples) of each attack, by name of the attack.
@@ -285,7 +285,7 @@ def score_attacks(
     seconds: float,
     level: float = SIGNIFICANCE,
 ) -> AttackScores:
-    """Score the candidates of all attacks against training and held-out samples.
+    """Compare the reconstructions of all attacks with training and held-out samples.
 
     The tests are run first, because they decide the verdict. Then baselines and self-selected candidates
     (candidates that an attack selected as likely training samples) are scored. The metrics of published
@@ -321,7 +321,7 @@ def score_attacks(
         return score(pool.x, train, sets.holdout, seed=seed, subsets=subsets, **options)
 
     def score_if_time(name: str, pool: CandidatePool) -> Scores | None:
-        """Return the scores of candidates that do not decide the verdict, None if too little time is left."""
+        """Score reconstructions that do not decide the verdict. Return None if too little time is left."""
         candidate_count = sum(len(tested_pool.x) for tested_pool in pools.values())
         if len(pool.x) and test_seconds * len(pool.x) / candidate_count <= remaining():
             return scored(pool, metrics=[DECIDING], seconds=remaining())
@@ -426,7 +426,7 @@ def strongest_test(tests: dict[str, AttackTest]) -> str:
 def _with_counts(
     row: AttackOutcome, test: AttackTest | None, baseline: Scores | None
 ) -> AttackOutcome:
-    """Return the table row of an attack, with the number of samples that the attack recovers.
+    """Return the table row of an attack, extended by the number of samples that it recovers.
 
     The number comes from ``test``, or from the scores ``baseline`` if the attack is a baseline.
     """

@@ -1,4 +1,4 @@
-"""The stages of an audit, and the reasons why one of them is skipped.
+"""The stages (steps) of an audit, and the reasons why a stage is skipped.
 
 Each stage is a function that takes an :class:`~residuum.auditing.run.Audit` and returns a copy that also
 holds the outputs of the stage. A function ``skip_...`` returns the reason to skip a stage, or "" if the stage
@@ -40,7 +40,7 @@ def skip_without_records(audit: Audit) -> str:
 
 
 def find_stored_records(audit: Audit) -> Audit:
-    """Return the audit with the result of a search for the samples in the records that the release stores."""
+    """Search for the samples among the records stored in the file, and add the result to the audit."""
     assert audit.case.stored is not None
     unchanged_inputs = audit.case.full_inputs or audit.case
     return replace(
@@ -82,7 +82,7 @@ def skip_without_table(audit: Audit) -> str:
 
 
 def test_membership(audit: Audit) -> Audit:
-    """Return the audit with two tests: a test of membership, and a test of the losses.
+    """Return the audit, extended by two tests: a test of membership, and a test of the losses.
 
     The test of membership uses activation boundaries, which depend on the weights. The test of the losses
     compares the losses of the network on training and held-out samples.
@@ -103,7 +103,7 @@ def test_membership(audit: Audit) -> Audit:
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Return the audit with the results of the negative controls.
+    """Return the audit, extended by the results of its negative controls.
 
     A negative control scores candidates that do not depend on the network, so they must not match training
     samples.
@@ -120,7 +120,7 @@ def run_negative_controls(audit: Audit) -> Audit:
 
 
 def score_reconstructions(audit: Audit) -> Audit:
-    """Return the audit with scores, which compare the candidates of all attacks with the samples."""
+    """Compare the reconstructions of all attacks with the samples, and add the scores to the audit."""
     case, request = audit.case, audit.request
     assert case.balanced_sets is not None
     scores = score_attacks(
@@ -161,7 +161,7 @@ def skip_if_decided(audit: Audit) -> str:
 
 
 def run_positive_controls(audit: Audit) -> Audit:
-    """Return the audit with the results of its positive controls.
+    """Return the audit, extended by the results of its positive controls.
 
     A positive control is a network that is known to memorize its samples. The tests must detect a leak in it.
     """
@@ -178,7 +178,7 @@ def skip_without_network_and_time(audit: Audit) -> str:
 
 
 def certify(audit: Audit) -> Audit:
-    """Return the audit with two certificates: KKT residuals, and the uniqueness of a reconstruction."""
+    """Add two certificates to the audit: how well samples explain the weights, and how unique they are."""
     case = audit.case
     certificates = compute_certificates(
         case.attacked,
@@ -198,7 +198,7 @@ def skip_without_network_time_and_samples(audit: Audit) -> str:
 
 
 def rank_exposure(audit: Audit) -> Audit:
-    """Return the audit with a ranking of the training samples by the risk that they leak."""
+    """Rank the training samples by the risk that they leak, and add the ranking to the audit."""
     case = audit.case
     assert case.train is not None
     assert case.sample_sets is not None
@@ -215,6 +215,6 @@ def rank_exposure(audit: Audit) -> Audit:
 
 
 def certificates_or_reason(audit: Audit) -> Certificates:
-    """Return the certificates of an audit, or the reason why the stage "certificates" was skipped."""
+    """Return the certificates of an audit, or the reason why they were not computed."""
     reason = audit.skipped.get("certificates", "")
     return Certificates(None, reason, None, reason) if reason else audit.certificates

@@ -154,7 +154,7 @@ def _knowledge(knowledge: Knowledge) -> str:
 
 
 def _attacked_surfaces(result: AuditResult) -> str:
-    """Return the parts of the release that were attacked, each with its number of attacks."""
+    """Return the parts of the model file that were attacked, each with its number of attacks."""
     attack_counts = Counter(
         SURFACE_WORDS.get(row.surface, row.surface or "the weights")
         for row in result.attacks

@@ -178,7 +178,7 @@ class Verdict(Record):
 
     @property
     def exit_code(self) -> Annotated[int, SchemaRule(enum=[*EXIT_CODES.values()])]:
-        """The exit code of ``residuum audit``."""
+        """The exit code with which the command ``residuum audit`` ends."""
         if self.outcome == LEAK and self.is_below_limit:
             return EXIT_CODES[NO_LEAK_FOUND]
         return EXIT_CODES[self.outcome]
@@ -205,7 +205,7 @@ class Verdict(Record):
 
     @property
     def coverage(self) -> str:
-        """How many training samples were not judged, in words. "" if all samples were judged."""
+        """A text that says how many training samples were not judged, "" if all were judged."""
         if not self.not_judged or self.n is None:
             return ""
         verb = "was" if self.not_judged == 1 else "were"
@@ -242,7 +242,7 @@ class Verdict(Record):
 
 
 def reaches(grade: str, limit: str) -> bool:
-    """Return True if the grade of a finding is at least as strong as the limit set by ``--fail-on``.
+    """Return True if a leak is at least as strong as the limit that the user set by ``--fail-on``.
 
     Args:
         grade: The grade of the finding.
@@ -384,7 +384,7 @@ def _row(
     why_not_compared: str,
     limit: str,
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the outcome of an audit and its reasons.
+    """Return the outcome of an audit, and the reasons for it.
 
     They come from the first row whose case is true, in the table at the top of this file.
     """
@@ -466,7 +466,7 @@ def reasons_to_stay_open(
 
 
 def unfinished(attacks: tuple[AttackOutcome, ...]) -> list[str]:
-    """Return one sentence for each attack whose planned work the budget cut short, except baselines."""
+    """Describe, in one sentence each, the attacks that could not run as planned within the budget."""
     return [
         f"the budget was too small for all work of {attack.name}: {attack.unfinished}"
         for attack in attacks
@@ -490,7 +490,7 @@ def _evidence(
     checks: Checks,
     membership: MembershipTest | None,
 ) -> tuple[str, ...]:
-    """Return one sentence for every test that shows a leak."""
+    """Describe every test that shows a leak, in one sentence each."""
     sentences = [
         f"{attack.name} recovers {attack.recovered} of {findings.n} training samples ({attack.rule}; "
         f"{attack.expected_by_chance:.2g} expected by chance), adjusted {format_p(attack.adjusted or 0.0)} "
@@ -548,7 +548,7 @@ def _without_effect(attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
 
 
 def opening(network: Network, fit: Fit | None) -> tuple[str, ...]:
-    """Return the lines that an audit prints before it attacks.
+    """Return the lines of text that an audit prints before its attacks run.
 
     Args:
         network: The network.

@@ -71,7 +71,7 @@ def _command(
     ] = "softest",
     arch: options.Arch = None,
 ) -> None:
-    """Write another training set that an attack on the weights cannot tell from the true one."""
+    """Write another training set that gives the same weights, so no attack can tell it from the true one."""
     from residuum.errors import InputError
     from residuum.records import Dataset
     from residuum.records.inputs import find_training_samples

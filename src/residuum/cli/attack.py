@@ -87,11 +87,11 @@ app = options.command_app("attack", __doc__)
 
 
 def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..., None]:
-    """Return the function that runs the command ``residuum attack NAME``.
+    """Create the function that runs the command ``residuum attack NAME``.
 
     Args:
         name: Name of the attack, "auto" for the attack that suits the network.
-        settings_model: The settings model of the attack. Its fields become options of the command.
+        settings_model: The pydantic model of the attack's settings. Its fields become options of the command.
 
     Returns:
         The command function.
@@ -265,7 +265,7 @@ def attack_app(name: str, settings_model: type[AttackSettings]) -> App:
 
     Args:
         name: Name of the attack.
-        settings_model: The settings model of the attack.
+        settings_model: The pydantic model of the attack's settings.
 
     Returns:
         The cyclopts application.
@@ -287,7 +287,7 @@ for attack_name, model in MODELS.items():
 
 
 def show(reconstruction: Reconstruction, out: Path) -> None:
-    """Print the result of an attack, with the loss and the relative residuals of every restart.
+    """Print the result of an attack, with the loss and the errors of every restart (run).
 
     Args:
         reconstruction: The result of the attack.
@@ -319,7 +319,7 @@ def show(reconstruction: Reconstruction, out: Path) -> None:
 
 
 def _preview_forest(release: Release, output: options.Output) -> None:
-    """Print the size of a random forest and what prevents an attack on it. The forest is not attacked."""
+    """Print the size of a random forest, and why it cannot be attacked if so. Do not attack it."""
     from residuum.attacks.trees.forest import read_forest, why_not
 
     forest_model = read_forest(release)
@@ -375,7 +375,7 @@ def _attack_forest(
 
 
 def _show_added_candidates(reconstruction: Reconstruction) -> None:
-    """Print how often an attack changed the number of candidates by splitting, merging or dropping some.
+    """Print how often an attack split, merged or removed candidates (guesses of samples).
 
     Also print whether each restart ended at a minimum of the loss.
     """
@@ -393,7 +393,7 @@ def _show_added_candidates(reconstruction: Reconstruction) -> None:
 
 
 def _show_cost(cost: Estimate) -> None:
-    """Print the expected cost of an attack. The cost follows from the measured time of one step."""
+    """Print the expected cost of an attack, which is computed from the measured time of one step."""
     memory_by_use = ", ".join(f"{name} {size / 2**20:.4g}" for name, size in cost.memory.items())
     flops_by_layer = ", ".join(
         f"{name} {flops / 1e9:.4g}" for name, flops in cost.flops_by_layer.items()

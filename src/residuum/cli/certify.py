@@ -1,4 +1,4 @@
-"""``residuum certify``: measure how close a network is to a KKT point, or certify a reconstruction.
+"""``residuum certify``: check how training samples explain a network, or certify a reconstruction.
 
 A certificate of a reconstruction bounds what the reconstruction must share with every other training set that
 fits the same weights.
@@ -119,7 +119,7 @@ def _command(
         ),
     ] = 0.1,
 ) -> None:
-    """Measure how close a network is to a KKT point, or how unique a reconstruction is."""
+    """Measure how well samples explain the weights of a network, or how unique a reconstruction is."""
     from residuum.verbs.certifying import certify_kkt, certify_reconstruction
 
     if reconstruction is None:
@@ -165,7 +165,7 @@ def _command(
 
 
 def show(certificate: Certificate, title: str) -> None:
-    """Print how close a network is to a KKT point as a table.
+    """Print a table that shows how well samples explain the weights of a network (KKT equation).
 
     Args:
         certificate: The KKT certificate: residuals, margins and multipliers of the network at samples.

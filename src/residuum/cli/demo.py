@@ -90,7 +90,7 @@ def _command(
 
 
 def _write_networks(out: Path, split: Split, visible: bool) -> Network:
-    """Write a trained network and an untrained network of the same architecture. Return the trained one."""
+    """Write a trained and an untrained network of the same architecture. Return the trained network."""
     from residuum.io.checkpoints import save_checkpoint
     from residuum.networks import Architecture
     from residuum.stationarity import parameters
@@ -215,7 +215,7 @@ def _write_summary(
 
 
 def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
-    """Print the results of both audits, the KKT residuals at the digits, and the result for photographs."""
+    """Print the results of the demo: both audits, and how many photographs were reconstructed."""
     scores = [result.scores for result in results.values() if result.scores is not None]
     verdicts = [result.verdict for result in results.values()]
     residuals = [result.attacks[0].residual for result in results.values()]

@@ -67,7 +67,10 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]
 
 
 def _column_widths(headers: list[str], rows: list[list[str]], available: int) -> list[int] | None:
-    """Return column widths whose sum is at most ``available``, or None if words would be broken."""
+    """Return widths of table columns with a sum of at most ``available``, without breaking words.
+
+    The result is None if this is impossible.
+    """
     cells_by_column = [[head, *cells] for head, *cells in zip(headers, *rows, strict=True)]
     preferred_widths = [
         max(len(line) for cell in cells for line in cell.split("\n")) for cells in cells_by_column
@@ -193,7 +196,7 @@ def _describe_training(progress: TrainingProgress) -> State:
 
 
 def _describe_attack(progress: AttackProgress) -> State:
-    """Return the progress of an attack, with the loss and the residual per layer of the best restart."""
+    """Describe the progress of an attack: steps, loss, and error in each layer of the best restart."""
     best_restart = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
     residuals = progress.layers[best_restart].clamp(min=0).sqrt().tolist()
     residual_text = " ".join(f"{value:.1e}" for value in residuals)
@@ -203,7 +206,7 @@ def _describe_attack(progress: AttackProgress) -> State:
 
 
 def _describe_sweep(progress: SweepProgress) -> State:
-    """Return the progress of a sweep, with the best residual, trials per minute and remaining time."""
+    """Describe the progress of a sweep (many attacks): best error, trials per minute, remaining time."""
     # To estimate the remaining time, count only the trials that were finished since this process started.
     trials_per_second = progress.fresh / max(progress.seconds, 1e-9)
     remaining_time = ""

@@ -103,7 +103,7 @@ def _command(
 def _compare(
     before: Path, after: Path, result: AuditResult, blur: bool, redact: bool
 ) -> tuple[Comparison, str]:
-    """Compare two audits. Return the comparison and its HTML page. ``result`` is the audit in ``after``."""
+    """Compare two audits, ``before`` and ``after``. Return the comparison and its HTML page."""
     from residuum.auditing.comparing import compare
     from residuum.auditing.result import AuditResult
     from residuum.report.html import render_comparison
@@ -117,7 +117,7 @@ def _compare(
 
 
 def _draw(run: Path, draw: Callable[[], str]) -> str:
-    """Call ``draw`` and return its HTML page. If the audit in ``run`` is damaged, raise an error."""
+    """Call ``draw``, which returns an HTML page. Raise an error if the audit in ``run`` is damaged."""
     try:
         return draw()
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as problem:

@@ -86,7 +86,7 @@ def _command(
         ),
     ] = 500,
 ) -> None:
-    """Count recovered training samples. A match must exceed a published threshold or a chance level."""
+    """Count the training samples that an attack recovered, and compare the count with chance."""
     from residuum.auditing.artifacts import RESULT
     from residuum.auditing.store import WORK
     from residuum.errors import InputError

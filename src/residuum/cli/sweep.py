@@ -1,4 +1,4 @@
-"""``residuum sweep``: run an attack with many settings, rank the trials and pool their candidates.
+"""``residuum sweep``: run an attack with many settings, and combine the best reconstructions.
 
 Examples:
 residuum sweep runs/m --trials 32 --out runs/s
@@ -118,7 +118,7 @@ def _command(
     knowledge_options: options.KnowledgeOptions = options.KNOWLEDGE_OPTIONS,
     arch: options.Arch = None,
 ) -> None:
-    """Try many settings of an attack, rank the trials without training data, and combine their candidates."""
+    """Try many settings of an attack, rank them without training data, and combine the results."""
     from residuum.attacks import estimate
     from residuum.io.attacker_knowledge import build_knowledge
     from residuum.io.checkpoints import load_checkpoint
@@ -180,7 +180,7 @@ def _command(
 
 
 def make_trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attack:
-    """Make the attack that a sweep runs. Each trial changes some settings of this attack.
+    """Create the attack that a sweep runs with many settings. Each trial changes some of its settings.
 
     Args:
         name: Name of the attack.

@@ -116,7 +116,7 @@ def make_attackers(
 
 
 def run_attacker(attacker: Adapted | InputError, shape: tuple[int, ...]) -> Reconstruction | str:
-    """Run the attack of an attacker.
+    """Run the attack of a simulated attacker.
 
     Args:
         attacker: The attack to run, or the error that says why the attack is refused.
@@ -164,7 +164,7 @@ def find_strongest(
 
 
 def add_negated(attacker: str, x: Tensor) -> Tensor:
-    """Add the negated candidates if the attack is unmix, which cannot determine the sign of a sample.
+    """Add negated candidates if the attack is "unmix", which cannot determine the sign of a sample.
 
     Args:
         attacker: Name of the attacker, such as "adapted-unmix".
@@ -177,7 +177,7 @@ def add_negated(attacker: str, x: Tensor) -> Tensor:
 
 
 def _subtract_theta0(released: Released) -> Network:
-    """Return the weight update of the first released network: its weights minus its initial weights."""
+    """Compute the weight update of the released network: its weights minus its initial weights."""
     first, theta0 = released.checkpoints[0], released.public_facts["theta0"]
     return first.replace(theta={name: t - theta0[name].to(t) for name, t in first.theta.items()})
 

@@ -1,4 +1,4 @@
-"""The defenses. A defense can change the training data, the training and the trained weights.
+"""The list of defenses, which change the training data, the training or the trained weights.
 
 Each change is a function in an attribute of :class:`Defense`.
 
@@ -62,7 +62,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Training:
-    """How a network is trained.
+    """The settings and the function with which a network is trained.
 
     Attributes:
         config: Settings of the training.
@@ -161,7 +161,7 @@ class Defense:
             )
 
     def draw(self, strength: float, shape: tuple[int, ...], seed: int, name: str) -> Secret:
-        """Draw the secret of the owner. Every seed gives a different secret.
+        """Draw the owner's secret, such as a random shift of the inputs. Each seed gives another secret.
 
         Args:
             strength: Strength of the defense. The secret shift is proportional to the strength.
@@ -184,7 +184,7 @@ class Defense:
 
 
 def shift_data(data: Dataset, secret: Secret) -> Dataset:
-    """Return the samples x + u with the secret shift u.
+    """Add the secret shift u (an image) to all samples x.
 
     Args:
         data: The samples x. The stored mean of the data set does not change.

@@ -43,7 +43,7 @@ class Job:
     device: str = "cpu"
 
     def train(self) -> TrainingState:
-        """Train the network with the usual training loop, and return the final state."""
+        """Train the network with the usual training loop. Return the final state."""
         return train(self.arch, self.data, self.config, task=self.task, device=self.device)
 
     def release(self, state: TrainingState) -> Network:
@@ -52,7 +52,7 @@ class Job:
 
 
 def train_plain(job: Job) -> tuple[TrainingState, TrainingFacts]:
-    """Train with :func:`residuum.training.train`. Return the final state and an empty dictionary of facts."""
+    """Train without a defense. Return the final state, and an empty dictionary of facts."""
     return job.train(), {}
 
 
@@ -268,7 +268,7 @@ def _descend(
 
 
 def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
-    """Return the initialized network, its samples and their labels on the device of the job."""
+    """Return the initialized network, its samples and their labels, on the device for the training."""
     if job.task == "regression":
         raise InputError(
             "The defenses 'label-smoothing', 'cap' and 'dp' need a network for classification; got a "

@@ -67,7 +67,7 @@ Stage = Callable[[str], None]
 
 @dataclass(frozen=True, eq=False)
 class Attacked(Record):
-    """The scored result of an attack on the released weights.
+    """The result of one attack on the weights that a defense protects, compared with the training samples.
 
     Attributes:
         attacker: Name of the attacker, as in :func:`make_attackers`.
@@ -210,7 +210,7 @@ class Outcome(Record):
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions that all trials share.
+    """The data and settings that all tests of defenses share.
 
     Attributes:
         arch: Architecture of the network.
@@ -268,7 +268,7 @@ class Defended:
 def release(
     conditions: Conditions, name: str, defense: Defense, strength: float | None
 ) -> Defended:
-    """Train and defend a network.
+    """Train a network with a defense.
 
     A defense acts on the data, on the training, and on the weights, in this order. At the strength
     ``defense.off``, the defense does nothing. So an undefended network runs through the same code.
@@ -380,7 +380,7 @@ def run_trial(
 def _other_releases(
     conditions: Conditions, defended: Defended, name: str, defense: Defense, strength: float | None
 ) -> list[Network]:
-    """If the defense adds new noise in every release, return more releases of the same trained weights."""
+    """Return further noisy copies of the same trained weights, if the defense adds new noise each time."""
     change_weights = defense.release
     if (
         not defense.releases_differ
@@ -419,7 +419,7 @@ def _measure_shift(
 
 
 def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
-    """Return the strongest attack, with its p-value corrected for the number of attacks, or None."""
+    """Find the strongest attack. Return it with a p-value that is corrected for the number of attacks."""
     result_of_attacker = {result.attacker: result for result in attacks if not result.refused}
     strongest = find_strongest(
         {name: (result.recovered, result.p_value) for name, result in result_of_attacker.items()}
@@ -434,7 +434,7 @@ def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
 def _run_attacks(
     conditions: Conditions, released: Released, defense: Defense, secret: Secret, stage: Stage
 ) -> tuple[tuple[Attacked, ...], float]:
-    """Run and score every attack on a defended network.
+    """Run every attack on a defended network, and count the samples that each recovers.
 
     Args:
         conditions: The data and settings under which the defense is tested.
@@ -503,7 +503,7 @@ def _score_attack(conditions: Conditions, attacker: str, result: Reconstruction)
 
 
 def _measure(conditions: Conditions, network: Network, secret: Secret) -> dict[str, Any]:
-    """Return accuracy, losses and KKT residuals of a network at samples with the secret shift of the defense.
+    """Return accuracy, losses and KKT residuals of a network at samples with the defense's secret shift.
 
     If the conditions ask for it, also return how much of the samples every other training set must share.
     """
@@ -539,7 +539,7 @@ def _accuracy_and_loss(model: nn.Module, data: Dataset, task: str) -> tuple[floa
 
 
 def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) -> Certificate:
-    """Measure how close a network is to a KKT point of its training at samples.
+    """Measure how exactly samples solve the KKT equation (of margin maximization) for a network.
 
     Args:
         model: The network.
@@ -558,7 +558,7 @@ def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) 
 def measure_rewrite_residuals(
     before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, lam: Tensor, rows: Rows, u: Tensor
 ) -> dict[str, float]:
-    """Measure the KKT residuals of a network after its biases were rewritten for a shift u of the inputs.
+    """Measure the errors in the KKT equation after the biases were rewritten for a shift u of the inputs.
 
     The first layer has the weights W and the biases b. Rewriting replaces b by b - W u. If the network, with
     the weights theta, was a KKT point, the residual of the rewritten network at the original multipliers has
@@ -600,7 +600,7 @@ def measure_rewrite_residuals(
 def certify_rewriting(
     before: Network, after: Network, train: Dataset, task: str, shift: Tensor
 ) -> dict[str, float]:
-    """Fit multipliers to a network, then measure its KKT residuals before and after rewriting its biases.
+    """Measure how rewriting the biases of a network changes its errors in the KKT equation.
 
     Args:
         before: The network before its biases were rewritten.
@@ -671,7 +671,7 @@ def measure_determined_energy(
 
 
 def with_seed(conditions: Conditions, seed: int) -> Conditions:
-    """Return the same conditions with another seed.
+    """Return the same data and settings with another seed.
 
     Args:
         conditions: The conditions of the trials.

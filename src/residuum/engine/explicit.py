@@ -145,7 +145,7 @@ class Candidates:
         return Candidates(self.x[:, rows], self.lam[:, rows], self.labels[..., rows])
 
     def select_run(self, run: int) -> Candidates:
-        """Return the candidates of one run, without the dimension of the runs."""
+        """Select the candidates of one run, without the dimension of the runs."""
         labels_of_run = self.labels if self.labels.ndim == 1 else self.labels[run]
         return Candidates(self.x[run], self.lam[run], labels_of_run)
 
@@ -176,7 +176,7 @@ class _RecordedPasses:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """Division of the candidates into chunks that are evaluated one after another.
+    """A plan that divides the candidates into chunks, which are evaluated one after another.
 
     Attributes:
         size: Number of candidates in a chunk.
@@ -442,7 +442,7 @@ class ExplicitEquation:
     def _subtract_gradients(
         self, residuals: Errors | None, recorded_passes: list[_RecordedPasses], measure: bool
     ) -> Errors:
-        """Subtract the gradients of a chunk of candidates from the residual of every layer.
+        """Subtract the gradients of a chunk of candidates from the error (residual) of every layer.
 
         The residual is target_l - T_l, where T_l is the sum of the gradients of all candidates so far.
 
@@ -495,7 +495,7 @@ class ExplicitEquation:
     def _finish_residuals(
         self, residuals: Errors, runs: int, measure: bool
     ) -> tuple[Errors, Tensor]:
-        """Return for each layer l the derivative E_l = dL/dT_l, and the squared residuals (R, L).
+        """Return for each layer l the derivative E_l = dL/dT_l of the loss, and the squared error (R, L).
 
         T_l is the weighted sum of gradients in layer l. E_l is None if the layer has weight zero in the loss.
         """
@@ -711,7 +711,7 @@ def cpu_has_bf16() -> bool:
 
 @dataclass(frozen=True)
 class EvaluationCost:
-    """Cost of evaluating the loss of an attack and its gradients once.
+    """The cost of computing the loss of an attack and its gradients once.
 
     Attributes:
         flops: Number of floating-point operations of one evaluation, by layer.

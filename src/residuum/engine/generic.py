@@ -151,7 +151,7 @@ class GenericEquation:
         labels = candidates.labels
 
         def sum_gradients(rows: slice, keep_graph: bool) -> Theta:
-            """Return the weighted sum of a chunk's gradients, with a graph if ``keep_graph`` is True."""
+            """Return the weighted sum of the gradients of some candidates (with a graph if ``keep_graph``)."""
             gradient_sums: Theta = {}
             for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
                 differentiable_theta = {
@@ -251,7 +251,7 @@ class GenericEquation:
         return min(candidates * candidate_bytes, max(candidate_bytes, self.workspace))
 
     def _chunk_size(self, model: nn.Module, x: Tensor) -> int:
-        """Return how many candidates are evaluated at once.
+        """Return the number of candidates that are evaluated at once, so that they fit into memory.
 
         The first call runs the network on one sample and on two samples, to measure the memory that a forward
         pass saves. These are the first runs on this device and in this number format, so they can fail.

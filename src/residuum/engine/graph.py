@@ -43,7 +43,7 @@ class Repeater:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, count: int) -> None:
-        """Run the step ``count`` times."""
+        """Run the step of the solver ``count`` times."""
         if self.cuda and self.graph is None:
             self._loop(count)
             self._capture()
@@ -94,7 +94,7 @@ def _without_garbage_collection() -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make the process keep freed memory for reuse. Return True if the operating system supports this."""
+    """Make the process keep freed memory for reuse. Return True if this is possible here."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

@@ -1,4 +1,4 @@
-"""Look up reconstructed embeddings in a public pool of records.
+"""Find the public records whose embeddings are most similar to reconstructed embeddings.
 
 A head on a frozen encoder is trained on embeddings, so attacks on it reconstruct embeddings. An attacker
 with a pool of records can embed the pool with the same encoder, and find the records that are closest to a

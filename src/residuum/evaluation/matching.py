@@ -56,7 +56,7 @@ PSNR_CEILING = 100.0
 
 @dataclass(frozen=True)
 class Matching:
-    """The candidates that were assigned to n samples.
+    """The result of matching: for each of n samples, the assigned reconstruction (candidate).
 
     Attributes:
         candidate: (n,) index of each sample's candidate, -1 for a sample without a candidate.
@@ -69,12 +69,12 @@ class Matching:
 
 
 def nearest(gain: Array) -> Matching:
-    """Match each sample with its most similar candidate. A candidate may match several samples."""
+    """Match each sample with its most similar reconstruction, which may match several samples."""
     return _matching(gain, gain.argmax(0))
 
 
 def greedy(gain: Array) -> Matching:
-    """Match candidates and samples one-to-one: first the best pair, then the best remaining pair, etc."""
+    """Match reconstructions and samples one-to-one, always the best remaining pair first."""
     return _matching(gain, match_greedily_in_sets(gain, np.arange(gain.shape[1])[None])[0])
 
 
@@ -261,7 +261,7 @@ MATCHINGS: dict[str, Callable[[Array], Matching]] = {"nearest": nearest, "greedy
 
 @dataclass(frozen=True)
 class ScoringData:
-    """Candidates, training samples and held-out samples, prepared for comparison.
+    """Reconstructions (candidates), training samples and held-out samples, prepared for comparison.
 
     Attributes:
         n: Number of training samples.
@@ -294,7 +294,7 @@ class ScoringData:
         return similarities if metric.higher_is_better else -similarities
 
     def value(self, metric: Metric, candidate: Array, column: Array) -> Array:
-        """Score k pairs of a candidate and a sample, so that higher is better.
+        """Score k pairs of a reconstruction and a sample. Higher scores are better.
 
         Args:
             metric: The metric to score by.
@@ -312,7 +312,7 @@ class ScoringData:
         return scores if metric.higher_is_better else -scores
 
     def value_of(self, metric: Metric) -> Callable[[Array, Array], Array] | None:
-        """Return a function that scores pairs of a candidate and a sample by ``metric``.
+        """Return a function that scores pairs of a reconstruction and a sample by ``metric``.
 
         The result is None if the scores equal the similarities by which pairs are matched.
         """
@@ -346,7 +346,7 @@ class ScoringData:
         return display(self.candidates, self.mean).float(), samples.float()
 
     def find_original(self, candidate: int) -> int | None:
-        """Return the index of a candidate in the reconstruction, or None if ``candidate`` is -1."""
+        """Convert the index of a scored candidate to its index in the reconstruction, None for -1."""
         return int(self.original_index[candidate]) if candidate >= 0 else None
 
 
@@ -426,7 +426,7 @@ def are_class_labels(y: Tensor) -> bool:
 
 
 def _finite(candidates: Tensor, notes: list[str]) -> Array:
-    """Return the indices of the candidates without infinite or undefined values."""
+    """Return the indices of the reconstructions that have only finite values."""
     finite_indices: Array = np.flatnonzero(as_array(torch.isfinite(candidates.flatten(1)).all(1)))
     if not len(finite_indices):
         raise InconclusiveError(
@@ -490,7 +490,7 @@ def _check_alike(train: Dataset, holdout: Dataset) -> None:
 
 
 def _reshape_to_samples(candidates: Tensor, train: Dataset) -> Tensor:
-    """Return the candidates in the shape of the training samples, in float64."""
+    """Reshape reconstructions (candidates) to the shape of the training samples, in float64."""
     if candidates[0].numel() != train.x[0].numel():
         raise DataError(
             f"Reconstructed samples must have the shape of the training samples, {train.shape}; got "
@@ -565,7 +565,7 @@ class Metric:
         return "" if find_spec("kornia") else "needs kornia, which is not installed"
 
     def pairs(self, candidates: Tensor, samples: Tensor, index: Tensor) -> Tensor:
-        """Score k pairs of a candidate and a sample, in batches.
+        """Score k pairs of a reconstruction and a sample, in batches that fit into memory.
 
         Args:
             candidates: (m, *shape) candidates.
@@ -593,7 +593,7 @@ class Metric:
 
 
 def display(candidates: Tensor, mean: Tensor | None) -> Tensor:
-    """Return candidates as published figures show them: with the mean added, and stretched to [0, 1].
+    """Convert reconstructions to displayed images: with the mean added, and stretched to [0, 1].
 
     Args:
         candidates: (m, *shape) candidates.

@@ -1,4 +1,4 @@
-"""The chance level: what the same candidates score on samples that nobody trained on.
+"""The chance level: how well the same reconstructions match samples that were not used for training.
 
 A set A of n samples is matched with the candidates one-to-one, greedily, the best pair first. The value of a
 sample is the similarity to its candidate. These values answer three questions.
@@ -103,7 +103,7 @@ class Calibration:
 
     @property
     def p_value(self) -> float:
-        """The p-value of the permutation test, or 1 if no training sample is recovered."""
+        """The p-value of the permutation test, which is 1 if no training sample is recovered."""
         return float((self.excess >= self.excess[0]).mean()) if self.recovered.any() else 1.0
 
 
@@ -254,7 +254,7 @@ def format_p(p: float) -> str:
 
 
 def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) -> Array:
-    """Draw random sets of positions in ``labels`` that have the label counts of ``like``.
+    """Draw random subsets of samples in which each label is as frequent as in ``like``.
 
     Args:
         labels: (N,) labels of the samples to draw from.
@@ -351,7 +351,7 @@ class _MatchValues:
         )
 
     def percentiles_without(self, excluded: Array) -> Array:
-        """Return the 99th percentiles of the values of all samples except the excluded samples.
+        """Compute 99th percentiles of the values (match qualities) of all samples that are not excluded.
 
         Args:
             excluded: Array of k rows. Each row has the samples that are excluded for one percentile.
@@ -368,7 +368,7 @@ class _MatchValues:
         return np.concatenate(percentile_blocks) if percentile_blocks else np.zeros(0)
 
     def beyond_the_others(self) -> Array | None:
-        """Return which samples have a value above the 99th percentile of the values of all other samples.
+        """Return which samples have a value (match quality) above the 99th percentile of all other samples.
 
         Returns:
             A mask in the shape of ``sets``, or None if a percentile is unknown. A percentile below
@@ -390,7 +390,7 @@ class _MatchValues:
         return None if np.isnan(percentiles).any() else self.values > percentiles[self.sets]
 
     def _percentiles(self, excluded: Array) -> Array:
-        """Return the 99th percentiles of the values of all samples except the excluded samples.
+        """Compute 99th percentiles of the values (match qualities) of all samples that are not excluded.
 
         For each row of ``excluded``, the percentile is the value with a known rank (from the largest) among
         the values of the samples that are not excluded. To find this value, we count the values that are not
@@ -480,7 +480,7 @@ def estimate_floor(
 def score_matches(
     gain: Array, value: Callable[[Array, Array], Array] | None, candidate: Array, sets: Array
 ) -> Array:
-    """Score the matches of samples and candidates in several sets. Each distinct pair is scored once.
+    """Score the matches of samples and reconstructions in several sets. Each pair is scored once.
 
     Args:
         gain: (m, n + N) similarities of candidates and samples. Higher is better.

@@ -1,4 +1,4 @@
-"""Scores of candidates against the training set and the held-out set, under every metric.
+"""Compare reconstructions (candidates) with training and held-out samples, by every metric.
 
 Candidates, training samples and held-out samples are compared as the network receives them. If the training
 mean were added to a candidate, the candidate would move closer to every training sample, because each
@@ -53,7 +53,7 @@ PILOT = 16
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The counts and values of a metric, and the match of every training sample under this metric."""
+    """The result for one metric: counts, values, and the match of every training sample."""
 
     figures: MetricScore
     matches: tuple[SampleMatch, ...]
@@ -210,7 +210,7 @@ def count_affordable_subsets(
     subsets: int,
     seconds: float,
 ) -> int:
-    """Return how many random subsets fit into the time budget of several permutation tests.
+    """Return the number of random subsets for which several permutation tests have enough time.
 
     Args:
         problems: Metric, data and (m, n + N) similarities of every permutation test. All tests use the same
@@ -252,7 +252,7 @@ def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> Permutat
 def calibrate_metric(
     metric: Metric, data: ScoringData, gain: Array, seed: int, subsets: int
 ) -> Calibration:
-    """Compute the chance level of the candidates from the held-out set.
+    """Compute from held-out samples how well the candidates match samples by chance.
 
     Args:
         metric: The metric to score by.
@@ -271,7 +271,7 @@ def calibrate_metric(
 def _judge(
     metric: Metric, data: ScoringData, gain: Array, calibration: Calibration | None
 ) -> _Verdict:
-    """Return the summary of a metric and the matches of every training sample under this metric.
+    """Return a summary of one metric, and the match of every training sample under this metric.
 
     Samples are matched twice: by the matching of the paper that introduced the metric, and one-to-one.
     """
@@ -400,7 +400,7 @@ def _select_metrics(
 
 
 def _number(metric: Metric, oriented: float) -> float | None:
-    """Return the value of a metric with its original sign, or None if the value is not finite."""
+    """Return the value of a metric with its original sign, None if it is not finite."""
     if not np.isfinite(oriented):
         return None
     return float(oriented if metric.higher_is_better else -oriented)
@@ -526,7 +526,7 @@ class CandidatePool(NamedTuple):
 
 
 def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
-    """Return every candidate of a reconstruction, and the means of groups of similar candidates."""
+    """Collect all candidates of a reconstruction, and the means of groups of similar candidates."""
     x, lam = reconstruction.x, reconstruction.weight
     if (selection := reconstruction.selection) is not None:
         is_group_mean = selection.members > 1
@@ -536,7 +536,7 @@ def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
 
 
 def selected_candidates(reconstruction: Reconstruction) -> CandidatePool:
-    """Return the selected candidates that several restarts found.
+    """Return the selected candidates of a reconstruction that several restarts (runs) found.
 
     If no candidate was found by several restarts, all selected candidates are returned.
     """
@@ -549,7 +549,7 @@ def selected_candidates(reconstruction: Reconstruction) -> CandidatePool:
 
 
 def join_pools(pools: list[CandidatePool]) -> CandidatePool:
-    """Return the candidates of several attacks as one pool, so that one test judges all of them."""
+    """Combine the candidates of several attacks into one pool, so that a single test judges them."""
     return CandidatePool(
         torch.cat([pool.x.double() for pool in pools]),
         torch.cat([pool.lam.double() for pool in pools]),

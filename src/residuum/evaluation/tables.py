@@ -29,7 +29,7 @@ MISSING = -2.0
 
 
 def right_digits(a: Tensor, b: Tensor) -> Tensor:
-    """Return the mean number of right digits of each pair of rows.
+    """Compute the mean number of correct digits for each pair of a recovered row and a table row.
 
     Args:
         a: (m, columns) recovered rows, scaled by the ranges of the columns.
@@ -65,7 +65,7 @@ DIGITS = Metric(
 
 
 def scale_columns(table: Dataset, low: Tensor, width: Tensor) -> Dataset:
-    """Return a table whose columns are scaled by their ranges. Reports still show the original units.
+    """Scale the columns of a table by their ranges, so that columns with different units are comparable.
 
     Args:
         table: The table. Missing values are NaN.
@@ -98,7 +98,7 @@ def column_ranges(*tables: Dataset | None) -> tuple[Tensor, Tensor]:
 
 
 def mean_error(a: Tensor, b: Tensor) -> Array:
-    """Return the mean absolute error of each pair of rows. Errors are limited to the range of the column.
+    """Compute the mean absolute error of each pair of rows, with errors limited to the column's range.
 
     Args:
         a: (m, columns) rows, scaled by the ranges of the columns.

@@ -61,7 +61,7 @@ class TargetTest(Record):
     reason: str = ""
 
     def is_finding(self, level: float) -> bool:
-        """Return whether more targets were recovered than expected by chance."""
+        """Return True if significantly more targets were recovered than expected by chance."""
         return not self.reason and self.recovered > 0 and self.adjusted <= level
 
     @property
@@ -201,7 +201,7 @@ def match_targets(table: RecoveredTable, y: Array) -> Array:
 
 
 def _is_among(values: Array, sorted_numbers: Array, tolerance: float) -> Array:
-    """Return which values equal one of the sorted numbers within a tolerance."""
+    """Return a mask of the values that equal one of the sorted numbers within a tolerance."""
     indices_above = np.searchsorted(sorted_numbers, values).clip(max=len(sorted_numbers) - 1)
     indices_below = np.maximum(indices_above - 1, 0)
     smallest_distances = np.minimum(

@@ -1,4 +1,4 @@
-"""Activations with explicit derivatives, and smooth surrogates of ReLU.
+"""Activation functions with explicit derivatives, and smooth replacements (surrogates) of ReLU.
 
 Attacks need second derivatives, so they replace ReLU with a surrogate. In this table, alpha and beta are the
 sharpness of a surrogate, and s is its derivative:
@@ -33,7 +33,7 @@ from residuum.errors import ArchitectureError
 
 
 class Activation(nn.Module, ABC):
-    """An activation module with explicit formulas for its first and second derivative."""
+    """An activation function (module) with explicit formulas for its first and second derivative."""
 
     @abstractmethod
     def derivative(self, z: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Activation(nn.Module, ABC):
         return torch.zeros_like(z)
 
     def jet(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the value, the derivative and the second derivative at z."""
+        """Return the activation function's value, first derivative and second derivative at z."""
         return self(z), self.derivative(z), self.second_derivative(z)
 
 
@@ -286,7 +286,7 @@ def _density(z: Tensor) -> Tensor:
 
 
 def canonical(name: str) -> str:
-    """Return the key in ``ACTIVATIONS`` for a name in any spelling, such as LeakyReLU or leaky-relu."""
+    """Normalize the name of an activation function, such as LeakyReLU or leaky-relu."""
     normalized_name = re.sub(r"[-_ ]", "", name.lower())
     return {"leakyrelu": "leaky_relu", "swish": "silu", "logistic": "sigmoid"}.get(
         normalized_name, normalized_name

@@ -89,7 +89,7 @@ class _LayerTensors:
 
 
 def attacked_form(network: Network, knowledge: Knowledge) -> Network:
-    """Return the network that attacks work on.
+    """Return the form of a network that attacks work on.
 
     If the attacker knows the initial weights or the optimizer state, the network is attacked without changes,
     because the initial weights and the optimizer state do not fit rescaled weights. Otherwise the network is
@@ -246,7 +246,7 @@ def _find_alive(tensors: list[_LayerTensors]) -> list[Tensor]:
 
 
 def _remove_dead(tensors: list[_LayerTensors], alive_masks: list[Tensor]) -> list[_LayerTensors]:
-    """Return the layers without dead neurons. In ``alive_masks``, dead neurons are False."""
+    """Remove dead neurons from layers. In ``alive_masks``, dead neurons are False."""
     return [
         _LayerTensors(layer.weight[rows][:, columns], layer.bias[rows])
         for layer, rows, columns in zip(tensors, *_live_masks(tensors, alive_masks), strict=True)
@@ -256,7 +256,7 @@ def _remove_dead(tensors: list[_LayerTensors], alive_masks: list[Tensor]) -> lis
 def _live_masks(
     tensors: list[_LayerTensors], alive_masks: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return for every layer a mask of its live neurons, and for every layer a mask of its live inputs.
+    """Return for every layer a mask of its neurons, and of its inputs, that are not dead.
 
     The inputs and outputs of the network are always alive.
     """
@@ -318,7 +318,7 @@ def _balancing_log_factors(tensors: list[_LayerTensors]) -> list[Tensor] | None:
 
 
 def _rescale(tensors: list[_LayerTensors], logs: list[Tensor]) -> list[_LayerTensors]:
-    """Return the layers after rescaling every hidden neuron by a factor. ``logs`` are the log factors."""
+    """Multiply the weights of every hidden neuron by a factor. ``logs`` are the logarithms of the factors."""
     input_log = torch.zeros(1, dtype=torch.float64)
     output_logs = torch.zeros_like(tensors[-1].bias)
     return [
@@ -338,7 +338,7 @@ def _with_fewer_neurons(
     tensors: list[_LayerTensors],
     alive_masks: list[Tensor],
 ) -> Network:
-    """Return the network without its dead neurons. ``tensors`` are the weights of the remaining neurons."""
+    """Build the network without its dead neurons, from the weights ``tensors`` of the other neurons."""
     arch = network.architecture
     hidden_widths = tuple(int(mask.sum()) for mask in alive_masks)
     input_widths = arch.widths[:1] if arch.image_shape is None else ()
@@ -349,7 +349,7 @@ def _with_fewer_neurons(
 def _restore_dead(
     tensors: list[_LayerTensors], balanced_layers: list[_LayerTensors], alive_masks: list[Tensor]
 ) -> list[_LayerTensors]:
-    """Return the layers in their original shapes. Weights and biases of dead neurons are zero."""
+    """Bring layers back to their original shapes, with zero weights for the removed dead neurons."""
     filled_layers = []
     layers_and_masks = zip(
         tensors, balanced_layers, *_live_masks(tensors, alive_masks), strict=True

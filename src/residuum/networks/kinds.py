@@ -1,4 +1,4 @@
-"""The network kinds, as modules and as architecture strings.
+"""The kinds of networks, such as MLPs, as PyTorch modules and as strings that describe them.
 
 mlp:784-1000-1000-1            widths; bias in the first layer only
 mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | gelu | tanh | ...
@@ -92,7 +92,7 @@ def bias_rule(has_bias: Sequence[bool]) -> str:
 
 @dataclass(frozen=True)
 class Trace:
-    """The values of one forward pass of an MLP.
+    """The intermediate values of one forward pass of an MLP.
 
     Attributes:
         inputs: The inputs of every layer, (n, inputs of the layer) for n samples.
@@ -160,7 +160,7 @@ class MLP(nn.Module):
         return Trace(inputs[:-1], pre)
 
     def signals(self, trace: Trace, covectors: Tensor, index: Tensor | None = None) -> list[Tensor]:
-        """Return the backward signals of every layer for R covectors u_r.
+        """Return the backward signals of every layer: derivatives of weighted outputs in its pre-activations.
 
         A covector u_r has one coefficient for each output. Let x_r be the sample of row r, and Phi(x_r) the
         outputs for this sample. The backward signal of a layer is the derivative of <u_r, Phi(x_r)> in the
@@ -270,7 +270,7 @@ class PolynomialNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A parsed architecture string. ``str()`` returns the string in its canonical form.
+    """The architecture of a network, parsed from a string such as ``mlp:784-1000-1``.
 
     Attributes:
         kind: A key of ``KINDS``.
@@ -374,7 +374,7 @@ class Architecture:
 
 
 class Kind:
-    """One kind of network. Subclass it and add an instance to ``KINDS``.
+    """Base class of a kind of network, such as MLPs. Subclass it and add an instance to ``KINDS``.
 
     Attributes:
         module: Class of the networks.
@@ -416,12 +416,12 @@ class Kind:
         return None
 
     def assumptions(self, arch: Architecture) -> tuple[str, ...]:
-        """Return sentences about properties of a network that are assumed, as weights do not show them."""
+        """Return sentences about assumed properties of a network, which its weights do not show."""
         return ()
 
 
 class _Layered(Kind):
-    """A kind of network with one of ``BIAS_RULES``, and with one activation for all hidden layers."""
+    """A kind of network with a rule for biases, and one activation function for all hidden layers."""
 
     options: Mapping[str, str] = {"bias": "first", "activation": "relu"}
 
@@ -450,11 +450,11 @@ class _Layered(Kind):
         return replace(arch, options={**arch.options, "activation": activation})
 
     def assumptions(self, arch: Architecture) -> tuple[str, ...]:
-        """Return the assumption that the activation is ReLU, if the network has a hidden layer."""
+        """State the assumption that the activation function is ReLU, if there is a hidden layer."""
         return (ASSUMED_RELU,) if arch.image_shape or len(arch.widths) > 2 else ()
 
     def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str]:
-        """Return the bias rule and the activation of a module as options of an architecture string."""
+        """Describe a module's bias rule and activation function as options of an architecture string."""
         names: dict[type, str] = {
             kind: activation_name for activation_name, kind in ACTIVATIONS.items()
         }
@@ -637,7 +637,7 @@ def split_vectors(state: Mapping[str, Tensor]) -> tuple[list[Named], list[Named]
 
 
 def likely_orders(weights: list[Named]) -> tuple[list[Named], list[Named]]:
-    """Return the weights in two likely orders: by name with all convolutions first, and as in the file."""
+    """Return two likely orders of the layers' weights: by name, convolutions first, and as in the file."""
     return sorted(weights, key=lambda named: (-named[1].ndim, natural_key(named[0]))), weights
 
 

@@ -84,7 +84,7 @@ DIVERGED = "Use a network whose training did not diverge."
 
 @dataclass(frozen=True, eq=False)
 class KinkScores:
-    """The evidence that training moved activation boundaries onto n records.
+    """The evidence, for each of n records, that training moved activation boundaries onto the record.
 
     Attributes:
         statistic: For each record the evidence that it was in the training set, (n,). This is the sum of the
@@ -99,7 +99,7 @@ class KinkScores:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What the statistic uses about the h neurons of one layer.
+    """The properties of the h neurons of one layer that the membership test uses.
 
     Attributes:
         inverse_scale: For each neuron one over the root mean square of its pre-activations, (h,). Zero if the
@@ -157,7 +157,7 @@ class ActivationBoundaries:
 
     @property
     def neurons(self) -> int:
-        """Number of neurons that the statistic uses."""
+        """Number of neurons that the membership test uses."""
         return sum(int((layer.weight > 0).sum()) for layer in self.layers)
 
     @torch.no_grad()
@@ -250,7 +250,10 @@ class _Sums:
 
 
 def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return the evidence of one layer that each record was in training, and each record's boundary count."""
+    """Return the evidence that one layer gives for each record that training used it.
+
+    Also return on how many activation boundaries each record lies.
+    """
     distance = z.abs() * layer.inverse_scale
     # If all inputs of the layer's activation functions are zero for a record, the record does not count as
     # lying on activation boundaries.
@@ -314,7 +317,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _bends(called: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, ...]:
-    """Return the inputs at which a piecewise linear activation bends, or () for any other function."""
+    """Return the inputs at which a piecewise linear function bends, () for any other function."""
     function_name = called.partition(".")[0].removesuffix("_")
     if function_name in ("relu", "leaky_relu", "prelu", "rrelu"):
         return (0.0,)
@@ -336,7 +339,7 @@ def _argument(args: Any, kwargs: dict[str, Any], index: int, name: str, default:
 
 
 def _record_layers(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return for every layer the pre-activations (n, h) of its neurons and their effects on the output."""
+    """Record for every layer the pre-activations (n, h) of its neurons and their effects on the output."""
     # If ``with_effects`` is True, the outputs are combined to one number with random coefficients. The effect
     # of a neuron is the derivative of this number in the neuron's activation. Otherwise all effects are zero.
     recorder = _Recorder(len(x), with_effects)

@@ -88,7 +88,7 @@ class Network(Record):
 
     @cached_property
     def chain(self) -> MLP | None:
-        """The module if it is a chain of dense layers (see :func:`dense_chain`), else None."""
+        """The module if it consists of dense layers one after the other, else None."""
         return dense_chain(self.module)
 
     @property
@@ -151,7 +151,7 @@ class Network(Record):
 
     @cached_property
     def _skeleton(self) -> nn.Module:
-        """The module on PyTorch's meta device. Its parameters have shapes, but no values."""
+        """The module without values: its parameters have only shapes (PyTorch's meta device)."""
         with torch.device("meta"):
             return self.architecture.build()
 

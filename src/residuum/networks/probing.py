@@ -45,7 +45,7 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 @dataclass(frozen=True)
 class Probe:
-    """What :func:`probe` measured on a network.
+    """Properties of a network that :func:`probe` measured by running it.
 
     Attributes:
         outputs: Number of outputs.
@@ -59,7 +59,7 @@ class Probe:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the network without PyTorch's wrappers for parallel training and compilation."""
+    """Remove PyTorch's wrappers for parallel training and compilation from a network."""
     while True:
         wrapped_module = getattr(model, "_orig_mod", None)
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -203,7 +203,7 @@ def _runs(model: nn.Module, x: Tensor) -> bool:
 
 
 def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
-    """Check that the outputs have gradients in the weights, which have gradients in the sample."""
+    """Check that a network is twice differentiable: gradients in the weights have gradients in the sample."""
     class_name, x = type(model).__name__, x.detach().requires_grad_()
     differentiable_theta = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
     try:
@@ -356,7 +356,7 @@ def probe_inputs(inputs: int, count: int = 8) -> Tensor:
 
 
 def balance(model: nn.Module) -> float | None:
-    """Return how far the hidden neurons of an MLP are from being balanced.
+    """Measure how different the norms of incoming and outgoing weights of an MLP's neurons are.
 
     The result is sum_j |in_j - out_j| / sum_j max(in_j, out_j) over the hidden neurons j. The term in_j is
     the squared norm of the incoming weights and the bias of a neuron. The term out_j is the squared norm of

@@ -34,7 +34,7 @@ TRACY_WIDOM = 3.2724  # 99.9% quantile of the Tracy-Widom distribution for real 
 
 
 def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
-    """Count the singular values of an (h, d) layer that come from training, not from the initialization.
+    """Count the singular values of a layer's (h, d) weights that come from training samples.
 
     The noise edge is the largest singular value that the random initialization explains. The count is not
     possible in three cases: no singular value exceeds the noise edge, the noise edge exceeds 1% of the
@@ -104,7 +104,9 @@ def rank_above(values: Tensor, tolerance: float) -> int:
 
 
 def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
-    """Estimate the noise edge of a layer and the number of singular values above it.
+    """Estimate the largest singular value that random initial weights explain (the noise edge of a layer).
+
+    Also count the singular values above this edge.
 
     The largest squared singular value of an (h, d) noise matrix varies about (sqrt h + sqrt d)^2. In units of
     (sqrt h + sqrt d)(1/sqrt h + 1/sqrt d)^(1/3) it follows the Tracy-Widom distribution (Johnstone 2001).

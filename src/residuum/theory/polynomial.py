@@ -242,7 +242,7 @@ def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> Signa
     if singular_values[r - 1] <= 1e-14 * singular_values[0]:
         raise InputError(
             f"The option 'rank' (dimension of the span of the training samples) must not exceed the rank "
-            f"of the neurons' input weights; got {r}, but the weights have a lower rank than {r}.",
+            f"of the neurons' input weights; got {r}, and their rank is lower.",
             "Omit 'rank' to estimate it from the singular values.",
         )
     singular_value_ratio = (

@@ -619,7 +619,7 @@ def test_two_audits_into_one_folder_refuse(
     out = tmp_path / "run"
     with AuditRun.open(out):
         assert main([*files["tight"], "--out", str(out)]) == 2
-        assert "Another audit is writing" in capsys.readouterr().err
+        assert "another audit is writing" in capsys.readouterr().err
     assert not out.exists()
 
 

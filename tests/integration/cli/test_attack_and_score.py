@@ -252,7 +252,7 @@ def test_two_attacks_never_share_a_folder(victim: Path, tmp_path: Path, capsys: 
     command = ["attack", str(victim), *SMALL, "--out", str(out)]
     with AttackRun.open(out):
         assert main(command) == 2
-        assert "Another attack is writing" in one_line(capsys)
+        assert "another attack is writing" in one_line(capsys)
     assert main(command) == 0
 
 

@@ -612,7 +612,7 @@ def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
         expose(checkpoint, split.train, groups=["a"] * 29, watch=fail)
     names = [str(i) for i in range(MAX_GROUPS + 1)]
     records = split.holdout.take(torch.arange(len(names)))
-    with pytest.raises(DataError, match=f"{MAX_GROUPS} different names"):
+    with pytest.raises(DataError, match=f"{MAX_GROUPS} different groups"):
         expose(checkpoint, records, groups=names, watch=fail)
 
 
@@ -834,7 +834,7 @@ def test_wrong_inputs_are_refused(
     Dataset(torch.randn(20, 9), torch.arange(20) % 2).to_npz(tmp_path / "other.npz")
     for more, words in (
         (["--holdout", str(tmp_path / "few.npz")], "100 held-out records"),
-        (["--holdout", str(tmp_path / "other.npz")], "shape of the records"),
+        (["--holdout", str(tmp_path / "other.npz")], "shape of the training records"),
         (["--canaries", str(tmp_path / "few.npz")], "'inserted'"),
         (["--confidence", "0.9"], "--canaries"),
         (["--fail-above", "2"], "--fail-above"),
@@ -852,7 +852,7 @@ def test_a_refused_request_blocks_no_later_request(
     Dataset(held.x, torch.arange(150) % 10).to_npz(tmp_path / "classes.npz")
     arguments = ["exposure", str(trained), "--data", str(trained), "--out", str(tmp_path / "e")]
     assert main([*arguments, "--holdout", str(tmp_path / "classes.npz")]) == 2
-    assert "Held-out samples: A network with one output needs labels" in capsys.readouterr().err
+    assert "Held-out samples: For a network with one output, the labels" in capsys.readouterr().err
     assert main([*arguments, "--holdout", str(tmp_path / "held.npz"), "--quiet"]) == 0
 
 

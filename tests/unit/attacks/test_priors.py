@@ -271,7 +271,9 @@ def test_missing_knowledge_is_refused(name):
         prior(name, Knowledge())
         return
     for knowledge in (None, Knowledge()):
-        with pytest.raises(InputError, match=f"needs to know {needs[0]}") as caught:
+        with pytest.raises(
+            InputError, match=f"needs values that are not known: {needs[0]}"
+        ) as caught:
             prior(name, knowledge)
         assert caught.value.remedy
 

@@ -412,7 +412,9 @@ def test_tensors_of_equal_paths_stay_apart(tmp_path: Path) -> None:
 
 def test_a_record_of_another_class_is_refused(tmp_path: Path) -> None:
     path = dataset().save(tmp_path / "d")
-    with pytest.raises(InputError, match="must hold a Knowledge; it holds a Dataset"):
+    with pytest.raises(
+        InputError, match="of the type Knowledge; it holds a record of the type Dataset"
+    ):
         Knowledge.load(path)
 
 
@@ -440,7 +442,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_records_are_errors(name: str, tmp_path: Path) -> None:
     (tmp_path / "r").write_bytes(DAMAGED[name])
-    with pytest.raises(InputError, match="must be a saved Knowledge"):
+    with pytest.raises(InputError, match="must hold a record of the type Knowledge"):
         Knowledge.load(tmp_path / "r")
 
 

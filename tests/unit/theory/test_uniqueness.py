@@ -677,7 +677,7 @@ def test_limits_idle_candidates_and_refusals() -> None:
     seen: list[tuple[int, int]] = []
     uniqueness(kkt, watch=lambda done, total: seen.append((done, total)))
     assert seen[0] == (0, 4)
-    with pytest.raises(InputError, match="multipliers"):
+    with pytest.raises(InputError, match="multiplier"):
         uniqueness(dataclasses.replace(kkt, lam=0 * kkt.lam))
     for share in (0, 1, -0.1):
         with pytest.raises(InputError, match="share"):

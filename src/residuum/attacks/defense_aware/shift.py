@@ -55,7 +55,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ShiftInference:
-    """A shift of the inputs that was inferred from the weights.
+    """A shift (constant offset) of the training inputs that was inferred from the weights.
 
     Attributes:
         shift: The constant c that was added to every input value, or the vector (d,) that was added to every
@@ -81,7 +81,10 @@ class ShiftInference:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as plain values. A vector shift becomes its norm and its size per pixel."""
+        """Return all fields as plain values.
+
+        A shift that is a vector is replaced by its norm and its mean size per pixel.
+        """
         plain_values = {k: v for k, v in vars(self).items() if k != "shift"}
         if isinstance(self.shift, Tensor):
             norm = float(self.shift.norm())
@@ -140,17 +143,20 @@ class Neurons:
 
     @property
     def deficit(self) -> Array:
-        """(h,) squared norm of the incoming weights of each neuron, minus that of its outgoing weights."""
+        """For each of h neurons: squared norm of its incoming weights minus that of its outgoing weights."""
         return np.square(self.weight).sum(1) - self.squared_outgoing
 
     @property
     def scale(self) -> float:
-        """Norm sqrt(sum_j v_j^4), which divides an imbalance. v_j are norms of the outgoing weights."""
+        """The number sqrt(sum_j v_j^4), where v_j is the norm of neuron j's outgoing weights.
+
+        The imbalance of the neurons is divided by this number.
+        """
         return math.sqrt(float(np.square(self.squared_outgoing).sum())) or 1.0
 
     @property
     def distinct_count(self) -> int:
-        """Number of neurons with nonzero outgoing weights, where multiples of a neuron count once."""
+        """Number of neurons with nonzero outgoing weights. Neurons with proportional weights count once."""
         largest_square = self.squared_outgoing.max()
         is_live = self.squared_outgoing > (1e-12 * largest_square if largest_square > 0 else 0)
         scaled_weights = (
@@ -441,7 +447,7 @@ def _judge_consensus(
 def _first_layer_sums(
     checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the terms of the stationarity equations of the first layer at samples z_i.
+    """Return the terms of the equations that express the first layer's weights by samples z_i.
 
     Args:
         checkpoint: The network with the shift.
@@ -483,7 +489,7 @@ def _require_mlp(checkpoint: Network) -> MLP:
 
 
 def _read_first_layer(checkpoint: Network) -> tuple[Tensor, Tensor]:
-    """Return the weights and the biases of the first layer in float64."""
+    """Return the weights and the biases of the first layer as float64 tensors."""
     if not {WEIGHT, BIAS} <= checkpoint.theta.keys():
         raise InputError(
             "To apply or undo a shift (a constant that is added to all inputs), the network must be an "

@@ -1,4 +1,4 @@
-"""Attackers who know which defense was used, but not its secret.
+"""Attackers who know which defense was used, but not its secret, such as a secret shift of the inputs.
 
 An unaware attacker does not know the defense. A test against an unaware attacker alone overstates what a
 defense protects. Every strategy here gets the released weights, the attacker knowledge, and the public facts
@@ -126,7 +126,10 @@ def follow_mean_image(released: Released) -> Adapted:
 
 
 def average_releases(released: Released) -> Adapted:
-    """Average several noisy releases. If there is one release, reduce the noise of its first layer."""
+    """Return an attack on the average of several noisy copies of the same weights.
+
+    If there is one copy, reduce the noise of its first layer.
+    """
     if len(released.checkpoints) == 1:
         return cut_noise(released)
     network = released.checkpoints[0]
@@ -141,14 +144,14 @@ def average_releases(released: Released) -> Adapted:
 
 
 def cut_noise(released: Released) -> Adapted:
-    """Remove small singular values from the first layer, if this reduces the residual of a short attack."""
+    """Remove small singular values from the first layer, if a short attack then fits the weights better."""
     network, directions, total = cut_singular_values(released.checkpoints[0])
     findings = {"kept_directions": directions, "of": total}
     return _choose_better(released, checkpoint=network, findings=findings)
 
 
 def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
-    """Set those singular values of the first-layer weights to zero that are as small as noise.
+    """Set singular values of the first layer's weights to zero if they are as small as noise.
 
     The threshold is that of Gavish and Donoho 2014 for noise of unknown size: omega(beta) times the median
     singular value. Here beta is the aspect ratio of the weight matrix, and omega a published cubic.
@@ -226,7 +229,7 @@ def known_start(released: Released) -> Adapted:
 
 
 def told_the_shift(released: Released) -> Adapted:
-    """Subtract the secret shift of the weights, as an attacker can if the secret of the defense leaks."""
+    """Undo the secret shift of the inputs, as an attacker can who has learned the secret of the defense."""
     shift = released.public_facts["shift"].double().flatten()
     if released.public_facts["rewritten"]:
         return _undo_shift(released, shift)
@@ -257,7 +260,9 @@ def remove_shift(checkpoint: Network, theta0: dict[str, Tensor], shift: Tensor) 
 
 
 def _undo_with_consensus(released: Released, balance: ShiftInference, constant: bool) -> Adapted:
-    """Undo the inferred shift, if one shift balances the neurons.
+    """Undo the inferred shift of the inputs, if exactly one shift balances the neurons.
+
+    A neuron is balanced if its incoming weights and bias have the same norm as its outgoing weights.
 
     Otherwise, run a short attack for every guess of the shift, and undo the guess with the smallest residual.
 
@@ -279,9 +284,10 @@ def _undo_with_consensus(released: Released, balance: ShiftInference, constant: 
 
 
 def _fit_shift_jointly(released: Released, start: float | Tensor) -> float:
-    """Infer a constant shift in rounds.
+    """Infer a constant shift of the inputs in several rounds.
 
-    Each round finds candidates by a short attack, and then fits the shift to these candidates in closed form.
+    Each round reconstructs samples by a short attack, and then computes the shift that fits these samples
+    best.
 
     Returns:
         The constant shift.
@@ -333,7 +339,7 @@ def _recenter(released: Released, shift: Tensor, kind: str) -> Adapted:
 
 
 def _choose_better(released: Released, **changes: Any) -> Adapted:
-    """Run a short attack with and without the changes, and return the attack with the smaller residual."""
+    """Run short attacks with and without changed settings. Return the one that fits the weights better."""
     adapted = _adapt(released, **changes)
     attacks = {"unaware": _adapt(released), "adapted": adapted}
     residuals = {name: _try_briefly(option)[0] for name, option in attacks.items()}
@@ -343,7 +349,7 @@ def _choose_better(released: Released, **changes: Any) -> Adapted:
 
 
 def _try_briefly(option: Adapted) -> tuple[float, Reconstruction]:
-    """Run a short attack. Return its relative residual in the first layer, and its reconstruction."""
+    """Run a short attack. Return its relative error in fitting the first layer, and its reconstruction."""
     attack = option.attack.resolve_settings(option.checkpoint, option.knowledge)
     assert isinstance(attack, RestartSettings)
     short_attack = attack.changed(restarts=1, steps=max(1, attack.steps // TRIAL_DIVISOR))
@@ -353,7 +359,10 @@ def _try_briefly(option: Adapted) -> tuple[float, Reconstruction]:
 
 
 def find_first_residual(reconstruction: Reconstruction) -> float | None:
-    """Return the smallest residual of the first layer over all restarts, None if no residual is finite."""
+    """Return the smallest error in fitting the first layer's weights over all restarts of an attack.
+
+    The result is None if no error is finite.
+    """
     if not reconstruction.layers.numel():
         return None
     smallest_squared_residual = float(reconstruction.layers[:, :, 0].nan_to_num(nan=math.inf).min())
@@ -363,7 +372,7 @@ def find_first_residual(reconstruction: Reconstruction) -> float | None:
 
 
 def _add_knowledge(released: Released, source: str, **values: Any) -> Knowledge:
-    """Return the attacker knowledge with additional values, whose origin is recorded as ``source``."""
+    """Add values to what the attacker knows, and record ``source`` as their origin."""
     knowledge = released.knowledge
     return knowledge.replace(
         **values, provenance={**knowledge.provenance, **dict.fromkeys(values, source)}

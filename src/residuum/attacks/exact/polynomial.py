@@ -128,7 +128,7 @@ def recover(
 
 @dataclass(frozen=True)
 class SampleFit:
-    """Samples that solve the stationarity equations of a network, exactly or approximately.
+    """Samples that explain the weights of a network: they solve its stationarity equations, at least roughly.
 
     Attributes:
         x: (k, r) samples, as coordinates in the r-dimensional span of the neurons.
@@ -149,13 +149,13 @@ class SampleFit:
 
     @property
     def is_verified(self) -> bool:
-        """True if all eigenvalues are real and distinct, and every sample has a small residual."""
+        """Whether the recovery is verified: real, distinct eigenvalues, and samples that fit the weights."""
         is_distinct = self.is_real and self.eigengap > MIN_EIGENGAP
         return is_distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
 
 
 def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> SampleFit:
-    """Recover the samples by Theorem 4.1 of Shen et al. 2026, and refine them.
+    """Recover training samples by Theorem 4.1 of Shen et al. 2026 (a diagonalization), and refine them.
 
     The theorem diagonalizes the matrix M(v1)^-1 M(v2) for two random directions v1 and v2. Here M(v) is
     the symmetric matrix sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T. The function uses the pair (v1, v2) with the
@@ -193,13 +193,16 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
 
 
 def _looks_like_kkt_point(report: Identification) -> bool:
-    """Return True if the network looks like a KKT point, which the exact recovery requires."""
+    """Return True if the weights look like a solution of margin maximization (a KKT point).
+
+    The exact recovery of samples needs such weights.
+    """
     is_balanced = report.balance_gap <= BALANCE_LIMIT
     return is_balanced and report.outside <= CERTIFIED_RESIDUAL and report.is_checkable
 
 
 def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Refine samples by Levenberg-Marquardt steps on the stationarity equations.
+    """Refine recovered samples by Levenberg-Marquardt steps on the equations that training solved.
 
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
@@ -354,7 +357,10 @@ def _notes(
 
 
 class PolynomialAttack(OneShotAttack):
-    """The exact attack on polynomial networks, which runs :func:`recover`."""
+    """The attack that recovers all training samples of a polynomial network exactly.
+
+    It runs :func:`recover`.
+    """
 
     name: ClassVar[str] = "polynomial"
     has_residual: ClassVar[bool] = True
@@ -382,7 +388,9 @@ class PolynomialAttack(OneShotAttack):
         return "the attack is exact if a rank condition holds; `residuum identify` checks this condition"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Recover the samples with :func:`recover`. The reconstruction records one restart with zero steps.
+        """Recover the training samples with the function :func:`recover`.
+
+        The reconstruction counts as one restart (run) with zero steps.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.

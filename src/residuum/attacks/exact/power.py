@@ -60,7 +60,7 @@ class GrownFit:
     Attributes:
         x: (k, r) samples of length 1, in a signal subspace of r dimensions.
         b: (k,) weight of each sample.
-        misfit: Relative misfit of all stationarity equations.
+        misfit: Relative error of all equations that the samples must solve.
         equations: Number of independent stationarity equations, None if there are too many to count.
         unknowns: Number k r of unknown values.
         is_complete: Whether the search ended before it exhausted its budget of multiplications.
@@ -89,7 +89,7 @@ class Form:
     degree: int
 
     def gradient(self, w: Tensor) -> Tensor:
-        """Return the gradient of the form p divided by its degree, (k, r), at points w (k, r)."""
+        """Return the gradient of the polynomial p, divided by its degree, at k points w (k, r)."""
         alpha, inner_products = self.degree, w @ self.directions.T
         direction_factors = (alpha - 1) * inner_products ** (alpha - 2) * (w @ self.coefficients.T)
         return (
@@ -168,12 +168,12 @@ def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownF
 
 @dataclass
 class Budget:
-    """The number of multiplications that a search for samples may still use."""
+    """A counter of the multiplications that a search for samples may still use."""
 
     remaining: float = BUDGET
 
     def spend(self, cost: float) -> bool:
-        """Subtract a cost from the budget and return True. If the cost exceeds the budget, return False."""
+        """Subtract a cost from the budget, and return True. Return False if the cost exceeds the budget."""
         is_covered = cost <= self.remaining
         self.remaining -= cost if is_covered else 0
         return is_covered
@@ -341,7 +341,7 @@ def _grow_once(
 
 
 def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the weight of the last sample, and subtract the contribution of this sample from the misfit.
+    """Fit the weight of the last sample, and subtract its contribution from the error of the fit.
 
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from m neurons.
@@ -364,7 +364,7 @@ def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Te
 def _select_smallest_fit(
     f: Interpolant, history: list[tuple[float, Tensor, Tensor]], budget: Budget
 ) -> tuple[float, Tensor, Tensor]:
-    """Return the good fit with the fewest samples, because additional samples only fit noise."""
+    """Return the good fit with the fewest samples, because more samples only fit noise."""
     smallest_misfit = min(error for error, _, _ in history)
     good_fits = [fit for fit in history if fit[0] <= min(SAME * smallest_misfit, FITTED)]
     error, g, sign = good_fits[0] if good_fits else min(history, key=lambda fit: fit[0])
@@ -378,7 +378,7 @@ def _select_smallest_fit(
 def normal_equations(
     f: Interpolant, g: Tensor, sign: Tensor, error: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute J^T J and J^T error, where J is the derivative of the fitted values in the samples.
+    """Compute J^T J and J^T error for a least-squares step. J is the derivative of the fit in the samples.
 
     J_(j,c),(i,a) = A_ji g_ic Z_ja + B_ji [c = a], with (m, k) matrices A and B of coefficients and the
     directions Z of the neurons. The code expands the products, so that it never forms J.

@@ -141,7 +141,7 @@ def read_gradient_sum(surface: Surface) -> Theta:
 
 
 def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-    """Compute the vectors u_i that weight the outputs of the network in the sum of gradients.
+    """Compute the vectors u_i, which weight the network's outputs for candidate i in the sum of gradients.
 
     The vectors follow from the multipliers of every class but the label, or from the derivative of the
     loss.
@@ -180,7 +180,10 @@ class GradientMatching(RestartSettings, Attack):
     is_published: ClassVar[bool] = False
 
     def choose_matching(self, surface: Surface) -> MatchingRule:
-        """Return how the attack compares gradients, with the rule DENSE for a chain of dense layers."""
+        """Return how the attack compares gradients.
+
+        The rule DENSE is for networks that consist of dense layers.
+        """
         if self.is_published or surface.chain is None:
             return self.matching
         return DENSE
@@ -229,7 +232,9 @@ class GradientMatching(RestartSettings, Attack):
     def reconstruct(
         self, surface: Surface, knowledge: Knowledge, *, watch: Watcher | None = None, **_: Any
     ) -> Reconstruction:
-        """Run the restarts one after another. Each restart gets its share of the time limit ``seconds``.
+        """Run the restarts (independent runs) of the attack one after another.
+
+        Each restart gets its share of the time limit ``seconds``.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -293,7 +298,7 @@ class Geiping2020OptimizerState(Geiping2020):
 
 @dataclass
 class SolvedRestart:
-    """The result of a restart: candidates, multipliers, and records of the loss and of layer distances."""
+    """The result of one run of the attack: candidates for samples, their weights, and records of the loss."""
 
     x: Tensor
     lam: Tensor
@@ -329,14 +334,16 @@ class Problem:
         self.prior = self._prior()
 
     def _prior(self) -> Prior:
-        """Return the prior on candidates. If samples are vectors and not images, the prior is zero."""
+        """Return the penalty on candidates (prior). If the samples are vectors and not images, it is zero."""
         if len(self.shape) < 2:
             return Prior()
         knowledge = self.knowledge.replace(shape=self.shape)
         return PRIORS[self.matching.prior](self.matching.weight, knowledge=knowledge)
 
     def total(self, x: Tensor, lam: Tensor) -> Theta:
-        """Compute the sum T(x, lam) of gradients at candidates x, differentiable in x and lam.
+        """Compute the sum of gradients at candidates x with multipliers (weights) lam.
+
+        The sum is differentiable in x and lam.
 
         Args:
             x: (m, *shape) candidates.
@@ -359,7 +366,7 @@ class Problem:
         return dict(zip(leaf_weights, gradients, strict=True))
 
     def solve(self, run: int, seconds: float, watch: Watcher | None = None) -> SolvedRestart:
-        """Run one restart.
+        """Run one restart: search for samples from one random start.
 
         Candidates and multipliers start at random. Multipliers are scaled so that the sum of gradients is as
         long as the vector that the sum must equal. Adam moves candidates and multipliers. Multipliers stay

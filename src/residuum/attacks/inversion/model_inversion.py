@@ -17,7 +17,7 @@ from residuum.surfaces.surface import Surface
 
 
 class Baseline(OneShotAttack):
-    """An attack that fits no weights, so its candidates are only a comparison and show no leak."""
+    """Base class of attacks that do not fit the weights. Their results are a comparison, and show no leak."""
 
     is_baseline: ClassVar[bool] = True
 
@@ -40,7 +40,7 @@ class ModelInversion(ModelInversionSettings, Baseline):
     name: ClassVar[str] = "model-inversion"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Increase the output of the label of each candidate by gradient steps of a fixed length.
+        """Change random inputs by gradient steps of fixed length that increase the output of their label.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.

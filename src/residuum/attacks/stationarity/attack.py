@@ -1,4 +1,8 @@
-"""Attacks that minimize the residual of a stationarity equation over candidates for training samples."""
+"""Attacks that search for samples that solve a stationarity equation, which holds after training.
+
+The equation says that the weights are a weighted sum of gradients at the training samples. The attacks
+minimize its error (residual).
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ SPLITTING = SampleSplitting()
 
 
 def make_grower(solver: Solver, strategy: GrowthStrategy = SPLITTING) -> Grower | None:
-    """Create the object that adds, splits and merges candidates during the search of a solver.
+    """Create the object that adds, splits and merges candidates (guesses of samples) during the search.
 
     Args:
         solver: The solver, which runs the optimization of the attack.
@@ -49,7 +53,7 @@ def search(
     until: int | None = None,
     grower: Grower | None = None,
 ) -> SolverState:
-    """Run the search of a solver.
+    """Run the search for candidates with a solver, step by step.
 
     The search evaluates the loss at regular steps. After each of these evaluation steps, candidates can be
     added or merged, and the time limit is checked.
@@ -96,7 +100,7 @@ def search(
 def summarize_growth(
     grower: Grower | None, state: SolverState
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
-    """Return notes about added candidates, and how close each run is to a local minimum of the loss.
+    """Describe which candidates were added during the search, and how close each run is to a local minimum.
 
     Args:
         grower: Object that adds and merges candidates, None if their number is fixed.
@@ -124,11 +128,11 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 class StationarityAttack(StationaritySettings, Attack):
-    """Base class of the attacks that minimize the residual of a stationarity equation."""
+    """Base class of attacks that search for samples whose weighted gradients add up to the weights."""
 
 
 class Stationarity(StationarityAttack):
-    """Attack that minimizes the residual of the stationarity equation that its objective defines.
+    """Attack that searches for samples that solve an equation for the weights, which its objective defines.
 
     Attributes:
         objective: Class that defines the target, the gradients and the multipliers of the equation.
@@ -145,7 +149,7 @@ class Stationarity(StationarityAttack):
 
     @classmethod
     def with_objective(cls, objective: type[Objective]) -> type[Stationarity]:
-        """Return this attack with another objective, and with that objective's name and attack surface.
+        """Return a variant of this attack for another equation (objective), with the name of that objective.
 
         Args:
             objective: Class of the objective.
@@ -198,7 +202,7 @@ class Stationarity(StationarityAttack):
 
     @property
     def outside(self) -> bool:
-        """Whether the objective of the attack comes from another package."""
+        """Whether a plug-in package defines the equation (objective) of the attack."""
         return not self.objective.__module__.startswith("residuum.")
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -231,7 +235,7 @@ class Stationarity(StationarityAttack):
         return self.objective().why_skipped(surface.task, knowledge)
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack with resolved settings: number of candidates, and priors that suit the data.
+        """Choose the settings that depend on the data: the number of candidates, and the priors (penalties).
 
         Args:
             network: The network that is attacked.
@@ -256,7 +260,7 @@ class Stationarity(StationarityAttack):
         watch: Watcher | None = None,
         per_run: Sequence[Attack] | None = None,
     ) -> Reconstruction:
-        """Run all restarts of the attack together.
+        """Run all restarts (independent runs) of the attack together.
 
         If ``state_path`` holds a state, continue from this state.
 
@@ -369,14 +373,17 @@ def _restore(
 
 
 class BinaryKKT(KKTSettings, Stationarity):
-    """Attack on a binary classifier with the KKT equation of margin maximization (Haim et al. 2022)."""
+    """Attack on a binary classifier by the KKT equation of margin maximization (Haim et al. 2022)."""
 
     name: ClassVar[str] = "binary-kkt"
     objective: ClassVar[type[Objective]] = objectives.BinaryKKT
 
 
 class MulticlassKKT(KKTSettings, Stationarity):
-    """Attack on a classifier with several outputs, with its KKT equation (Buzaglo et al. 2023)."""
+    """Attack on a classifier with several outputs by the KKT equation of margin maximization.
+
+    See Buzaglo et al. 2023.
+    """
 
     name: ClassVar[str] = "multiclass-kkt"
     objective: ClassVar[type[Objective]] = objectives.MulticlassKKT
@@ -406,12 +413,12 @@ class OptimizerState(Stationarity):
 
 
 class Auto(StationarityAttack):
-    """Attack that suits the network: the KKT attack for classifiers, WeightDecay for regressions."""
+    """Attack that suits the network: for classifiers the class KKT, for regressions the class WeightDecay."""
 
     name: ClassVar[str] = "auto"
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack for the task of the network, with resolved settings.
+        """Choose the attack that suits the task of the network, and the settings that depend on the network.
 
         Args:
             network: The network that is attacked.
@@ -427,12 +434,12 @@ class Auto(StationarityAttack):
 
 
 class KKT(KKTSettings, StationarityAttack):
-    """KKT attack that is binary for a network with one output and multiclass for several outputs."""
+    """Attack on the KKT equation of margin maximization, for networks with one output or several outputs."""
 
     name: ClassVar[str] = "kkt"
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the binary KKT attack if the network has one output, otherwise the multiclass KKT attack.
+        """Choose the attack for one or several outputs, and the settings that depend on the network.
 
         Args:
             network: The network that is attacked.

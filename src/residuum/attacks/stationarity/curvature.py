@@ -65,6 +65,8 @@ class Curvature:
     def multiply_splitting(self, v: Tensor, rows: slice = slice(None)) -> Tensor:
         """Multiply the splitting matrix S(x_i) of each candidate x_i by a vector v_i.
 
+        The splitting matrix says whether splitting the candidate in two lowers the loss.
+
         Args:
             v: Vectors v_i with the shape of x[:, rows].
             rows: Slice of the candidates whose splitting matrices multiply the vectors.
@@ -87,7 +89,7 @@ class Curvature:
         return _derivative_along(v, gradient, candidates)
 
     def multiply_hessian(self, v: Tensor) -> Tensor:
-        """Multiply the Hessian of the loss in all candidates by a vector v with the shape of x."""
+        """Multiply the Hessian of the loss, as a function of all candidates, by a vector v."""
         if (equation := self.problem.explicit) is None:
             return torch.stack([self._full_generic(run, vectors) for run, vectors in enumerate(v)])
         candidates, objective = self.problem.candidates(self.x, self.lam), self.problem.objective
@@ -123,7 +125,7 @@ class Curvature:
 
     @torch.enable_grad()
     def _residual(self, run: int) -> dict[str, Tensor]:
-        """Return the derivative of the loss in the sum of gradients, by parameter name.
+        """Return the derivative of the loss with respect to the sum of gradients, by parameter name.
 
         The derivative is -2 times the residual of the run times the weight of the layer in the loss.
 
@@ -160,7 +162,7 @@ class Curvature:
 def weighted_residuals(
     problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor
 ) -> Tensor:
-    """Compute the residual of the attacked equation, weighted so that its squared norm is the loss.
+    """Compute the error of the attacked equation, weighted so that its squared norm is the loss.
 
     The residual in each layer is multiplied by the square root of the weight of this layer in the loss.
 
@@ -224,7 +226,7 @@ def inner_product(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
 def _derivative_along(
     v: Tensor, gradient: Callable[[Candidates], Tensor], candidates: Candidates
 ) -> Tensor:
-    """Differentiate a gradient along a direction by forward-mode differentiation.
+    """Compute the derivative of a gradient along a direction, by forward-mode differentiation.
 
     Args:
         v: Direction with the shape of the candidates x.
@@ -305,7 +307,7 @@ def find_lowest_pairs(
 
 
 def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Find the smallest eigenpairs of a batch of symmetric operators with the Lanczos method.
+    """Find the smallest eigenvalue and eigenvector of each of several symmetric operators (Lanczos method).
 
     Every vector is orthogonalized twice against all earlier vectors. If a Krylov space is exhausted early,
     the remaining Lanczos vectors are zero. To keep these zero vectors out of the smallest eigenpair, the
@@ -367,7 +369,7 @@ def measure_stationarity(
     start: Tensor,
     iterations: int = 2 * ITERATIONS,
 ) -> tuple[Tensor, Tensor]:
-    """Measure the gradient norm and the smallest Hessian eigenvalue of the loss in the candidates.
+    """Measure the gradient norm and the smallest Hessian eigenvalue of the loss as a function of candidates.
 
     Priors are not part of this loss.
 

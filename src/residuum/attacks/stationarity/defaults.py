@@ -1,4 +1,4 @@
-"""Default priors and learning rates, chosen by the kind of data: photographs, pen strokes or tables.
+"""Default penalties on candidates (priors) and learning rates for photographs, pen strokes or tables.
 
 The first layer of a trained network shows whether the data are images (:class:`Appearance`).
 """
@@ -41,7 +41,7 @@ def default_settings(
     surface: str,
     is_signed: bool,
 ) -> dict[str, Any]:
-    """Choose the priors and the learning rate of the multipliers, if they were not set.
+    """Choose the penalties on candidates (priors) and the learning rate of their multipliers, if not set.
 
     Images get a sparse prior. If the multipliers can have any sign, the sparse prior gets a smaller weight:
     the smallest weight for pen strokes (such as digits), and a larger weight for photographs. If the
@@ -87,7 +87,9 @@ def default_settings(
 
 
 def mixture_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Tensor:
-    """Return the first-layer weights, weight update or optimizer state that mixes training samples.
+    """Return the tensor of the first layer whose rows are mixtures of training samples.
+
+    The tensor is the weights, the weight update or the optimizer state.
 
     If the initial weights are large, the trained weights are not mixtures of training samples, but the weight
     update is.

@@ -48,7 +48,7 @@ from residuum.settings import StationaritySettings
 
 
 class Round:
-    """Input of a growth strategy: the candidates of all runs at one step of the search.
+    """Input of a method that adds candidates: the candidates of all runs at one step of the search.
 
     The tensors also contain the runs that may not get new candidates at this step. Their ``quota`` is 0.
 
@@ -90,7 +90,7 @@ class Round:
 
     @property
     def runs(self) -> int:
-        """Number of restarts that run together."""
+        """Number of restarts (independent runs of the attack) that run together."""
         return len(self.x)
 
     @property
@@ -99,7 +99,7 @@ class Round:
         return self.solver.config
 
     def clamp(self, x: Tensor) -> Tensor:
-        """Project candidates into the value range that the attacker knows."""
+        """Move the values of candidates into the value range that the attacker knows."""
         projection_knowledge = self.solver.box
         return x if projection_knowledge is None else x.clamp(*box(projection_knowledge, x))
 
@@ -111,7 +111,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Proposal:
-    """New candidates that a growth strategy proposes in one round.
+    """New candidates for samples that a method proposes to add at one step of the search.
 
     Attributes:
         newcomers: New candidates of each run, with multipliers as they appear in the equation.
@@ -142,12 +142,12 @@ class GrowthStrategy:
         """Raise an ``InputError`` if the strategy cannot find new candidates for the attack of a solver."""
 
     def propose(self, now: Round) -> Proposal:
-        """Return new candidates that do not raise the loss of any run."""
+        """Propose new candidates that do not increase the loss of any run."""
         raise NotImplementedError
 
 
 class Grower:
-    """Adds, merges and drops candidates of a solver, between the solver's evaluation steps.
+    """Adds, merges and removes candidates (guesses of samples) during the search of a solver.
 
     Args:
         solver: The solver, which runs the optimization of the attack.
@@ -167,7 +167,7 @@ class Grower:
         return self.solver.config
 
     def next_round_step(self, step: int) -> int:
-        """Return the next step at which runs may get new candidates.
+        """Return the number of the next step at which new candidates may be added to runs.
 
         If the loss or the gradient decides when runs get new candidates, this step is not known in advance.
         The method then returns the last step of the search.
@@ -208,7 +208,7 @@ class Grower:
         return self._settle(state, due_runs, proposal)
 
     def _is_due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
-        """Return True if candidates of this run may be merged and added now.
+        """Return True if it is time to merge and add candidates in this run.
 
         The setting ``split_trigger`` decides whether this depends on the step, on the gradient or on a
         stagnating loss. The loss of the last ``split_every`` steps stagnates if its smallest value in the
@@ -255,7 +255,7 @@ class Grower:
     def _stop(
         self, state: SolverState, due: list[int], sharpness: float | Tensor
     ) -> tuple[SolverState, list[int]]:
-        """Stop adding candidates in runs whose loss is zero or that hold the maximal number of candidates.
+        """Stop adding candidates in runs whose loss is zero, or that have the maximal number of candidates.
 
         Args:
             state: State of the search: the candidates and the optimizer.
@@ -278,7 +278,7 @@ class Grower:
         return state, [run for run in due if not stop_reasons[run]]
 
     def _merge(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> SolverState:
-        """Drop candidates with zero multipliers, merge pairs of candidates, and record the events."""
+        """Remove candidates with multiplier zero, merge pairs of similar candidates, and record this."""
         candidate_numbers_before, problem = get_population(state).ident, self._problem_of(state)
         state, dropped = prune(problem, state, self.scale, sharpness, due)
         events: list[dict[str, Any]] = [
@@ -337,7 +337,7 @@ class Grower:
         return torch.stack(noise_by_run).to(x)
 
     def _settle(self, state: SolverState, due: list[int], proposal: Proposal) -> SolverState:
-        """Store the proposed candidates in the solver's state, and record an event for each candidate."""
+        """Store proposed candidates in the state of the search, and record an event for each of them."""
         candidate_numbers_before = get_population(state).ident
         multiplier_scales = (
             torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))
@@ -367,7 +367,7 @@ class Grower:
         return append_events(state, events)
 
     def stationarity(self, state: SolverState) -> list[dict[str, Any]]:
-        """Measure the second-order stationarity of the loss L at the best point of every run.
+        """Measure how close the best point of every run is to a local minimum of the loss L.
 
         A point is eps-second-order stationary (Shen et al. 2026, Definition 5.1, with rho = 1) if
         |grad_x L| <= eps and lam_min(Hess_x L) >= -sqrt(eps).

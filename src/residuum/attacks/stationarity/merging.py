@@ -1,4 +1,4 @@
-"""Pruning and merging of candidates, to make room before a round of growth.
+"""Remove and merge candidates (guesses of samples) that are not needed, before new candidates are added.
 
 A candidate is dropped if its multiplier is zero and a step of the solver would keep it at zero.
 
@@ -36,7 +36,7 @@ def prune(
     sharpness: float | Tensor,
     due: list[int],
 ) -> tuple[SolverState, Tensor]:
-    """Drop candidates whose multipliers are zero and would stay zero in the next step of the solver.
+    """Remove candidates whose multipliers (weights) are zero and would stay zero in the next step.
 
     Args:
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
@@ -149,7 +149,7 @@ def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, in
 
 
 def activation_patterns(problem: Problem, x: Tensor) -> Tensor | None:
-    """Return the activation patterns of a ReLU MLP: the signs of all pre-activations.
+    """Return which neurons of a ReLU MLP are active for each sample (its activation pattern).
 
     Args:
         problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).

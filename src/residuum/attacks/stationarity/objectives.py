@@ -87,7 +87,7 @@ class Objective(ABC):
 
     @property
     def follows_outputs(self) -> bool:
-        """Whether the covectors u depend on the outputs of the network.
+        """Whether the weights of the outputs in the sum of gradients (covectors u) depend on the outputs.
 
         The covectors u are the weights of the outputs in the sum of gradients. If this property is True, the
         derivative of the loss in a candidate includes the derivative of u.
@@ -98,7 +98,7 @@ class Objective(ABC):
         return False
 
     def gradient_points(self) -> tuple[str, ...]:
-        """Return the names of the weights at which gradients are taken: "theta", "theta0", or both."""
+        """Return at which weights gradients are taken: the trained "theta", the initial "theta0", or both."""
         return self.points
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
@@ -131,7 +131,9 @@ class Objective(ABC):
         return ""
 
     def check(self, outputs: int, knowledge: Knowledge) -> None:
-        """Refuse a network or knowledge that does not suit the objective. The network's task is not checked.
+        """Raise an error if the network or the attacker's knowledge does not suit the equation of the attack.
+
+        The task of the network is not checked.
 
         Args:
             outputs: Number of outputs of the network.
@@ -178,12 +180,12 @@ class Objective(ABC):
         return torch.cat([-torch.ones(negative_count), torch.ones(count - negative_count)])
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the multipliers of one candidate, () for a single multiplier."""
+        """Return the shape of the multipliers (weights) of one candidate. It is () for a single number."""
         return ()
 
     @abstractmethod
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates, which weight the gradients of the outputs.
+        """Return the covectors u of the candidates: the weights of the outputs in the sum of gradients.
 
         Args:
             point: Index of the weights at which the gradients are taken: the trained weights theta or the
@@ -199,7 +201,9 @@ class Objective(ABC):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Compute derivatives of the loss in the outputs and in lam from its derivative in the covectors u.
+        """Compute derivatives of the loss with respect to the outputs and the multipliers lam (chain rule).
+
+        The derivative in the covectors u (weights of the outputs) is given.
 
         By default, ``covectors`` is differentiated automatically. A subclass can override this method to be
         faster.
@@ -230,7 +234,7 @@ class MarginKKT(Objective):
     """
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return why the KKT equation does not apply, if the network is not a classifier of the right kind.
+        """Return why the KKT equation does not apply: it needs a classifier with the right number of outputs.
 
         Args:
             outputs: Number of outputs of the network.
@@ -246,7 +250,7 @@ class MarginKKT(Objective):
         return "needs a classifier; this network is a regression" if task == "regression" else ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a text that says whether the network is homogeneous, as the KKT theorem requires."""
+        """Say whether the network is homogeneous, as the theorem about the KKT equation requires."""
         if (order := surface.checkpoint.homogeneity_order) is None:
             return (
                 "not homogeneous: the KKT theorem does not cover it, published attacks still worked"
@@ -268,7 +272,7 @@ class BinaryKKT(MarginKKT):
     task: ClassVar[str] = "binary"
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u_i = lam_i y_i of the candidates, multiplier times label.
+        """Return the weight u_i = lam_i y_i of the output for each candidate: multiplier times label.
 
         Args:
             point: Index of the weights at which the gradients are taken: the trained weights theta or the
@@ -285,7 +289,7 @@ class BinaryKKT(MarginKKT):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative of the loss in the multipliers: label y_i times the derivative in u_i.
+        """Return the derivative of the loss in the multipliers lam_i: label y_i times the derivative in u_i.
 
         Args:
             point: Index of the weights at which the gradients are taken: the trained weights theta or the
@@ -327,7 +331,7 @@ class MulticlassKKT(MarginKKT):
         require_known(self.rivals, ("tied", "best"), "No rivals rule")
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """Return class labels in ascending order, in the proportions of ``label_balance``.
+        """Return a class label for each candidate, in the proportions that the attacker knows.
 
         Args:
             count: Number of candidates.
@@ -344,7 +348,7 @@ class MulticlassKKT(MarginKKT):
         )
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the multipliers of one candidate.
+        """Return the shape of the multipliers (weights) of one candidate.
 
         If the option ``rivals`` is "tied", a candidate has one multiplier for each class. Otherwise a
         candidate has a single multiplier.
@@ -352,7 +356,9 @@ class MulticlassKKT(MarginKKT):
         return (outputs,) if self.rivals == "tied" else ()
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u_i = sum_c lam_ic (e_y - e_c) of the candidates, with unit vectors e.
+        """Return the weights of the outputs for each candidate, u_i = sum_c lam_ic (e_y - e_c).
+
+        Here lam_ic are multipliers, and e are unit vectors.
 
         The sum runs over the rivals c, the classes that compete with the label y. The choice of the rivals
         is not differentiated.
@@ -374,7 +380,9 @@ class MulticlassKKT(MarginKKT):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative of the loss in the multipliers, <ubar, e_y - e_c> for every rival class c.
+        """Return the derivative of the loss in the multipliers: <ubar, e_y - e_c> for every wrong class c.
+
+        Here e are unit vectors, and y is the label.
 
         Args:
             point: Index of the weights at which the gradients are taken: the trained weights theta or the
@@ -438,7 +446,7 @@ class WeightDecay(Objective):
 
     @property
     def follows_outputs(self) -> bool:
-        """Whether the outputs of the network decide the multipliers."""
+        """Whether the multipliers (weights of the candidates) follow from the outputs of the network."""
         return bool(self.tied)
 
     @classmethod
@@ -470,11 +478,11 @@ class WeightDecay(Objective):
         return cls(tied=scale, loss=knowledge.loss)
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a text that says that the equation assumes weight decay."""
+        """Return the assumption of the equation for the report: the network was trained with weight decay."""
         return "sound when the network was trained with weight decay"
 
     def why_skipped(self, task: str, knowledge: Knowledge) -> str:
-        """Return why an audit skips a classifier whose weight decay is not known.
+        """Return why an audit does not run this attack on a classifier whose weight decay is not known.
 
         Args:
             task: Task of the network, "" if it is not known.
@@ -492,7 +500,7 @@ class WeightDecay(Objective):
         return (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates.
+        """Return the covectors u of the candidates, which are the weights of the network's outputs.
 
         If the multipliers lam can have any value, u is lam. If the outputs decide the multipliers, u is
         -lam times the derivative of the loss, divided by the number of samples times the weight decay.
@@ -514,7 +522,7 @@ class WeightDecay(Objective):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivatives of the loss in the outputs and in the multipliers.
+        """Return the derivatives of the loss with respect to the outputs and the multipliers.
 
         Args:
             point: Index of the weights at which the gradients are taken: the trained weights theta or the
@@ -534,7 +542,7 @@ class WeightDecay(Objective):
         return self.tied * slope * lam * ubar, self.tied * descent * ubar
 
     def _loss_derivatives(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return -l' and -l'', for the derivatives l' and l'' of the training loss in the outputs."""
+        """Return minus the first and minus the second derivative of the training loss in the outputs."""
         y = labels.to(outputs.dtype)[..., None]
         if self.loss == "squared":
             return 2 * (y - outputs), -2.0
@@ -563,14 +571,14 @@ class NTK(Objective):
     gradients: str = "theta"
 
     def gradient_points(self) -> tuple[str, ...]:
-        """Return the names of the weights that the option ``gradients`` names: "theta", "theta0", or both."""
+        """Return at which weights gradients are taken: the trained "theta", the initial "theta0", or both."""
         return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
 
     def __post_init__(self) -> None:
         require_known(self.gradients, ("theta", "theta0", "both"), "No gradient point")
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return why the equation of the weight update does not apply, if the initial weights are not known.
+        """Return why the attack on the weight update does not apply: it needs the initial weights.
 
         Args:
             outputs: Number of outputs of the network.
@@ -585,7 +593,7 @@ class NTK(Objective):
         return "needs the initial weights theta0; pass them with --init"
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a text that says that the initial weights are known."""
+        """Return the reason why the attack applies: the initial weights are known."""
         return "the initial weights are known"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
@@ -596,7 +604,7 @@ class NTK(Objective):
         return (len(self.gradient_points()), outputs)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates: the multipliers of the gradients at theta or at theta0.
+        """Return the weights of the outputs (covectors u): multipliers of the gradients at theta or theta0.
 
         Args:
             point: Index of the weights at which the gradients are taken: the trained weights theta or the
@@ -613,7 +621,7 @@ class NTK(Objective):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative of the loss in the multipliers.
+        """Return the derivative of the loss with respect to the multipliers (weights of the candidates).
 
         If ``point`` means theta, the multipliers of the gradients at theta0 have a derivative of zero, and
         vice versa.
@@ -674,11 +682,11 @@ class Moment(Objective):
         return ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a text that says that the optimizer state is a mean of gradients."""
+        """Return the reason why the attack applies: the optimizer state is a mean of gradients."""
         return "the optimizer state is a mean of the last gradients"
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """Return labels of the candidates, binary for one output and class labels for several outputs.
+        """Return a label for each candidate: -1 or 1 for one output, class numbers for several outputs.
 
         Args:
             count: Number of candidates.
@@ -692,11 +700,11 @@ class Moment(Objective):
         return objective_class.labels(self, count, outputs, knowledge)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of a candidate's multipliers: one per class, or a single one for one output."""
+        """Return the shape of a candidate's multipliers: one number per class, or one for a single output."""
         return () if outputs == 1 else (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates.
+        """Return the covectors u of the candidates, which are the weights of the network's outputs.
 
         u_i is -lam_i y_i for one output, and -sum_c lam_ic (e_y - e_c) for several, with unit vectors e.
 
@@ -720,7 +728,7 @@ class Moment(Objective):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative of the loss in the multipliers.
+        """Return the derivative of the loss with respect to the multipliers (weights of the candidates).
 
         ``covectors`` is linear in the multipliers, so this method applies the transpose of that linear map.
 

@@ -60,7 +60,7 @@ def residual(
     y: Tensor,
     lam: Tensor,
 ) -> Theta:
-    """Compute the residual of the equation: the target minus the weighted sum of gradients.
+    """Compute the residual of the attacked equation: the target minus the weighted sum of gradients.
 
     The residual r(x, lam) is differentiable in the candidates x and the multipliers lam.
 
@@ -107,7 +107,9 @@ def attack(
     seed: int = 0,
     restart: int = 0,
 ) -> Reconstruction:
-    """Reconstruct training samples by one descent on the residual, and return the point of smallest loss.
+    """Reconstruct training samples by gradient descent on the error of the equation.
+
+    The result is the point with the smallest loss.
 
     Args:
         Phi: Any network. Its ReLUs and other kinks get smooth surrogate derivatives
@@ -249,7 +251,7 @@ def attack(
 
 
 def squares(r: Theta) -> Tensor:
-    """Return the squared norm of the residual of every layer (L,)."""
+    """Return the squared norm of the equation's error (residual) in each of L layers."""
     groups = by_layer(r).values()
     return torch.stack(
         [torch.cat([r[n].flatten() for n in names]).square().sum() for names in groups]

@@ -59,7 +59,7 @@ class Prior:
             )
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the penalty of every run on its candidates and multipliers.
+        """Return the penalty of every run on its candidates and their multipliers (weights).
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
@@ -130,7 +130,7 @@ class PixelBox(Prior):
     """Penalty on the mean distance of pixels to [0, 1], as in the paper of Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the distance to [0, 1], averaged over pixels and summed over candidates.
+        """Return the distance of pixels to the range [0, 1], averaged over pixels and summed over candidates.
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
@@ -165,10 +165,10 @@ class MeanBox(Prior):
 
 
 class MultiplierFloor(Prior):
-    """Penalty on stored multipliers below ``lam_min`` (Haim et al. 2022, with weight 5)."""
+    """Penalty on multipliers (weights of the candidates) below ``lam_min``, as in Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the penalty sum relu(lam_min - lam)^2 over all stored multipliers lam.
+        """Return the penalty: the sum of relu(lam_min - lam)^2 over all multipliers lam.
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
@@ -186,7 +186,7 @@ class TotalVariation(Prior):
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the anisotropic total variation of the candidates.
+        """Return the total variation of the candidates: the sum of absolute pixel differences.
 
         Differences below 1e-3 are smoothed, so that the gradient exists.
 
@@ -359,7 +359,7 @@ class TypedColumns(Prior):
 
 
 def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0) -> Tensor:
-    """Return the penalty of every run: the weighted sum of all priors.
+    """Return the total penalty of every run: the weighted sum of all priors (penalties on candidates).
 
     Args:
         priors: The priors, each a penalty on candidates and multipliers.
@@ -376,7 +376,7 @@ def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tens
 def derivatives(
     priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted sum of all priors for every run, and its derivatives.
+    """Return the total penalty of every run (weighted sum of all priors), and its derivatives.
 
     Args:
         priors: The priors, each a penalty on candidates and multipliers.
@@ -407,14 +407,14 @@ def derivatives(
 
 
 def _expand(weight: float | Tensor, like: Tensor) -> float | Tensor:
-    """Return the weight of a prior, or one weight per run (R,), in a shape that broadcasts with ``like``."""
+    """Reshape the weight of a prior, one number or one per run (R,), so that it broadcasts with ``like``."""
     if isinstance(weight, Tensor) and weight.ndim:
         return weight.view(-1, *[1] * (like.ndim - 1))
     return weight
 
 
 def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper bounds of the values of a candidate, as the network receives it.
+    """Return the lower and upper bounds of the values of a sample, in the form that the network receives.
 
     Args:
         knowledge: What the attacker knows, including the value range of the samples.
@@ -445,12 +445,12 @@ def _image_shape(knowledge: Knowledge | None) -> tuple[int, ...]:
 
 
 def _length(d: Tensor) -> Tensor:
-    """Return the root mean square of pixel differences over color channels, smooth at zero."""
+    """Return the root mean square of pixel differences over color channels, made smooth at zero."""
     return (d.square().mean(2) + 1e-8).sqrt()
 
 
 def _candidate_weights(lam: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight of every candidate (R, m) in a penalty, and the weight's derivative in lam.
+    """Return the weight of every candidate (R, m) in a penalty, and its derivative in the multipliers lam.
 
     The weight is the sum of absolute stored multipliers, at most MAX_MULTIPLIER. Multipliers of some
     objectives can be negative, and a negative weight would reward rough images.

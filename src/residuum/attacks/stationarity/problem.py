@@ -41,7 +41,7 @@ MAX_UNKNOWNS = 2000
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss of an attack at one point (x, lam), and the gradients of the loss.
+    """Loss of an attack, and its gradients, for given candidates x and multipliers (weights) lam.
 
     Attributes:
         loss: Loss of every run (R,).
@@ -151,12 +151,12 @@ class Problem:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Names of the layers, in the order of the residuals of an :class:`Evaluation`."""
+        """Names of the layers, in the order of the errors (residuals) in an :class:`Evaluation`."""
         return tuple(self.groups)
 
     @property
     def empty_loss(self) -> float:
-        """Loss if there are no candidates: the weighted squared norm of the target."""
+        """Loss without any candidate: the weighted squared norm of the target."""
         return sum(w * scale for w, scale in zip(self.layer_weights, self.scales, strict=True))
 
     def evaluate(
@@ -166,7 +166,7 @@ class Problem:
         sharpness: float | Tensor = 150.0,
         measure: bool = True,
     ) -> Evaluation:
-        """Evaluate the loss, the relative squared residuals of the layers, and the gradients of the loss.
+        """Compute the loss, its gradients, and the relative squared error of the equation in each layer.
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
@@ -197,11 +197,14 @@ class Problem:
         return relabeled_problem
 
     def labels_of(self, run: int) -> Tensor:
-        """Return the labels (m,) of the candidates of one run."""
+        """Return the labels (m,) of the m candidates of one run."""
         return self.labels if self.labels.ndim == 1 else self.labels[run]
 
     def activation(self, sharpness: float | Tensor) -> Activation:
-        """Return the activation of an MLP, with a smooth surrogate derivative if the settings name one."""
+        """Return the activation function of an MLP.
+
+        If the settings name a smooth surrogate, the surrogate replaces its derivative.
+        """
         if self.surrogate == "none":
             return self.true_activation
         return SURROGATES[self.surrogate](sharpness)
@@ -219,7 +222,10 @@ class Problem:
         return Candidates(x.flatten(2), lam, self.labels)
 
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
-        """Evaluate the loss by automatic differentiation, run by run if the runs differ in sharpness."""
+        """Return the loss and its gradients, computed by automatic differentiation.
+
+        The runs are evaluated one by one if they smooth the ReLU differently (sharpness).
+        """
         differs_by_run = isinstance(sharpness, Tensor) and sharpness.ndim > 0
         results = []
         for run in range(len(x)) if differs_by_run else (0,):
@@ -232,7 +238,7 @@ class Problem:
         return Evaluation(squares @ self.weights, squares / self._scales, *gradients)
 
     def build_models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
-        """Build one network for each of the weights at which gradients are taken.
+        """Build one copy of the network for each set of weights at which gradients are taken.
 
         The ReLUs of the networks have the surrogate derivative of one run, with the sharpness of this run.
 
@@ -252,7 +258,7 @@ class Problem:
         return [with_surrogate(point, surrogate) for point in self.points]
 
     def residual(self, models: list[nn.Module], x: Tensor, lam: Tensor, labels: Tensor) -> Theta:
-        """Compute the residual of one run: the target minus the weighted sum of the candidates' gradients.
+        """Compute the error of the equation in one run: the target minus the weighted sum of gradients.
 
         The residual is differentiable in x and lam.
 
@@ -272,7 +278,7 @@ class Problem:
         return residual
 
     def squares(self, residual: Theta) -> Tensor:
-        """Return the squared norm of the residual of every layer (L,), for weight and bias together."""
+        """Return the squared norm of the equation's error in each of L layers, weight and bias together."""
         return layer_squares(residual, self.groups.values())
 
     def sum_of_gradients(
@@ -317,7 +323,7 @@ def fit_multipliers(
     scale: float,
     sharpness: float | Tensor,
 ) -> Tensor:
-    """Fit the multipliers of fixed candidates, separately for each run.
+    """Compute the best multipliers (weights) of given candidates, separately for each run.
 
     The fit solves a least-squares problem: the weighted sum of the candidates' gradients must equal the
     target.
@@ -371,7 +377,7 @@ def fit_multipliers(
 
 
 def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:
-    """Return the common multiplier at which the weighted sum of gradients at x is as large as the target.
+    """Return the weight at which the sum of gradients at the candidates x is as large as its target.
 
     The norms of the sum and the target are compared in the first layer that enters the loss.
 

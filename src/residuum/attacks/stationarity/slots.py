@@ -23,7 +23,7 @@ STATE_FIELDS = ("x", "lam", "best_x", "best_lam")
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A new candidate of one run, or one half of a candidate that splits.
+    """A candidate that is added to a run, or one half of a candidate that is split in two.
 
     Attributes:
         x: The sample of the new candidate.
@@ -44,13 +44,13 @@ class Newcomer:
 
 
 def get_population(state: SolverState) -> Population:
-    """Return the labels, numbers and history of the candidates of a search that can add candidates."""
+    """Return the record of a search's candidates: their labels, their numbers and their history."""
     assert state.population is not None
     return state.population
 
 
 def append_events(state: SolverState, events: list[dict[str, Any]]) -> SolverState:
-    """Append events, such as splits and merges, to the history of a state.
+    """Append events, such as splits and merges of candidates, to the recorded history of a search.
 
     Args:
         state: State of the search: the candidates and the optimizer.

@@ -34,7 +34,7 @@ CANDIDATE_SETS = ("selected", "best")
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A set of candidates that approximately solves the stationarity equation of an attack.
+    """A set of candidates that together roughly solve the equation of an attack for the weights.
 
     Attributes:
         kkt: The candidates with their multipliers, and the residual of their stationarity equation.
@@ -50,7 +50,7 @@ class Solution:
 
     @property
     def x(self) -> Tensor:
-        """Candidates (k, *shape) of the solution, as the network receives them."""
+        """The k candidates of the solution (k, *shape), in the form that the network receives."""
         return self.kkt.x
 
 
@@ -97,7 +97,7 @@ def build_solution(
 
 
 def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
-    """Return the row numbers of the best restart's candidates, largest multiplier first.
+    """Return the row numbers of the candidates of the best restart (run), largest multiplier first.
 
     The best restart has the smallest loss.
 
@@ -123,7 +123,7 @@ def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
 def find_best_residual(
     model: nn.Module, reconstructions: Sequence[Reconstruction]
 ) -> dict[str, float]:
-    """Find the attack whose best restart fits the first layer of the network best.
+    """Find the attack whose best restart (run) explains the weights of the first layer best.
 
     Args:
         model: The network that is attacked.
@@ -153,7 +153,7 @@ def find_best_residual(
 
 
 def restore_objective(model: nn.Module, reconstruction: Reconstruction) -> Objective:
-    """Return the objective of the attack that made a reconstruction.
+    """Return the objective (equation) of the attack that made a reconstruction.
 
     Args:
         model: The network that is attacked.
@@ -226,7 +226,7 @@ def _kkt_set_of_rows(model: nn.Module, reconstruction: Reconstruction, rows: Ten
 
 @dataclass(frozen=True, eq=False)
 class WeightFit(Record):
-    """Residuals that say how well an attack fits the weights of a network.
+    """Errors (residuals) that say how well the result of an attack explains the weights of a network.
 
     Attributes:
         residuals: Norm of the residual over norm of the target, for every layer, at the best restart.
@@ -238,7 +238,10 @@ class WeightFit(Record):
 
     @property
     def worst(self) -> float | None:
-        """Largest residual of the layers in ``judged``, None if one of these layers was not measured."""
+        """Largest error among the layers that decide whether an attack fits the weights (``judged``).
+
+        The value is None if one of these layers was not measured.
+        """
         judged_residuals = [self.residuals[name] for name in self.judged if name in self.residuals]
         return (
             max(judged_residuals)
@@ -248,7 +251,7 @@ class WeightFit(Record):
 
 
 def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
-    """Measure how well the best restart of an attack fits the weights.
+    """Measure how well the best restart (run) of an attack explains the weights.
 
     The residual of a layer is the norm of the target minus the weighted sum of the candidates' gradients,
     divided by the norm of the target. The best restart has the smallest residual of all restarts that did not
@@ -299,7 +302,7 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
 def _best_restart(
     reconstruction: Reconstruction, judged: tuple[str, ...]
 ) -> tuple[int, int, float] | None:
-    """Return the restart with the smallest residual, as the attack recorded it at the restart's best point.
+    """Return the restart (run of the attack) with the smallest recorded error.
 
     Args:
         reconstruction: The result of an attack.

@@ -89,7 +89,7 @@ class Population(Record):
 
     @classmethod
     def start(cls, runs: int, labels: Tensor) -> Population:
-        """Create the record of the candidates at the start of an attack.
+        """Create the record of labels, numbers and history of the candidates at the start of an attack.
 
         All runs have the same number of candidates with the same labels.
 
@@ -117,7 +117,7 @@ class Population(Record):
         )
 
     def keep_best(self, better: Tensor) -> Population:
-        """Record the current candidates as the best point of the runs in the mask ``better`` (R,)."""
+        """Record the current candidates as the best result so far of the runs in the mask ``better`` (R,)."""
         current_fields = {
             f"best_{name}": getattr(self, name) for name in ("labels", "active", "ident")
         }
@@ -129,7 +129,7 @@ class Population(Record):
 
 @dataclass(frozen=True, eq=False)
 class SolverState(Record):
-    """State of an attack, with everything that is needed to continue the attack.
+    """State of a search for training samples, with everything that is needed to continue it.
 
     The tensors of a state may share memory, so no tensor is changed in place.
 
@@ -178,7 +178,7 @@ class SolverState(Record):
 
 
 class Solver:
-    """Optimizer of one attack on one network. ``solve(start())`` runs the complete attack.
+    """The optimization of an attack: searches for training samples. ``solve(start())`` runs all of it.
 
     Args:
         model: The network that is attacked.
@@ -276,7 +276,7 @@ class Solver:
         return state
 
     def _affordable_steps(self, state: SolverState) -> int:
-        """Return how many optimization steps fit before the deadline, at least one.
+        """Return how many optimization steps can be taken before the deadline, at least one.
 
         For a large network, a whole interval between evaluation steps can exceed the deadline. The first call
         therefore measures the time of one step. The result of this step is discarded, so that the search does
@@ -403,7 +403,7 @@ class Solver:
         )
 
     def multipliers(self, lam: Tensor) -> Tensor:
-        """Return the multipliers of the gradients: stored multipliers times the solver's scale."""
+        """Return the multipliers (weights of the candidates): the stored numbers times the solver's scale."""
         return lam * self.scale
 
     def start(self) -> SolverState:
@@ -434,12 +434,12 @@ class Solver:
         return state.replace(population=Population.start(config.restarts, self.problem.labels))
 
     def _draw(self, sigma: float, generator: torch.Generator) -> Tensor:
-        """Draw the initial candidates of one run: normal numbers with standard deviation ``sigma``."""
+        """Draw the initial candidates of one run: normal random numbers with standard deviation ``sigma``."""
         x = torch.randn(self.sizes[1], *self.shape, generator=generator, dtype=torch.float64)
         return x.mul_(sigma)
 
     def _adopt(self, state: SolverState) -> None:
-        """Prepare the solver for the labels and the number of candidates of a state.
+        """Prepare the solver for a state: for the labels and the number of its candidates.
 
         If a run has fewer candidates than the tensors can hold, the other positions hold zeros. The method
         computes the penalty of the priors on these zeros, which is subtracted from the loss.
@@ -455,7 +455,7 @@ class Solver:
         self.padding = empty_penalty * (~population.active).sum(1)
 
     def _evaluate(self, state: SolverState) -> SolverState:
-        """Evaluate and record the loss, the best point of every run, and which runs have diverged."""
+        """Compute the loss of every run. Record it, the best point so far, and which runs have diverged."""
         loss, layers, _, _ = self.gradients(state.x, state.lam, state.step)
         first_loss = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
         # The first loss can be very small, so the limit is at least this multiple of the loss without
@@ -483,7 +483,7 @@ class Solver:
 
     @contextmanager
     def precision(self, fast: bool) -> Iterator[None]:
-        """Multiply matrices in the precision of the settings if ``fast``, otherwise in full precision."""
+        """Set the precision of matrix products: that of the settings if ``fast``, otherwise full."""
         mlp_equation = self.problem.explicit
         if mlp_equation is not None:
             mlp_equation.half = fast and self.config.precision == "bf16"
@@ -497,7 +497,7 @@ class Solver:
     def gradients(
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute the loss with priors, the residuals of the layers and the gradients of the loss.
+        """Compute the loss including penalties, its gradients, and the error of the equation by layer.
 
         Stored multipliers are the multipliers of the gradients divided by a scale. By default, the scale
         makes the weighted sum of gradients initially as large as the target, so that one learning rate
@@ -552,7 +552,7 @@ class Solver:
         return (first / (1 - BETA1**t)).div_(denominator)
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
-        """Return the multipliers that minimize the loss for these candidates, by :func:`fit_multipliers`.
+        """Return the multipliers (weights) that minimize the loss for given candidates.
 
         The least-squares problems are solved run by run, because runs can differ in candidates and settings.
         """
@@ -572,11 +572,14 @@ class Solver:
         return best_lam
 
     def sharpness_at(self, step: Step) -> Step:
-        """Return the sharpness of the ReLU's surrogate at a step, a tensor if runs differ."""
+        """Return the sharpness, at a step, of the smooth function that replaces the ReLU's derivative.
+
+        The result is a tensor if runs differ.
+        """
         return sharpness_at(self.config, step, self.sharpness)
 
     def labels(self, count: int) -> Tensor:
-        """Return initial labels for ``count`` candidates of a run."""
+        """Return the initial labels of ``count`` candidates."""
         return self.objective.labels(count, self.outputs, self.knowledge)
 
     def _problem(self, model: nn.Module, candidates: int) -> Problem:
@@ -595,7 +598,7 @@ class Solver:
         )
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
-        """Return the scale of the solver: multipliers of the equation divided by stored multipliers."""
+        """Return the scale of the solver: the factor between stored multipliers and those of the equation."""
         if self.config.lam_scale != "auto":
             return 1.0 if self.config.lam_scale == "one" else 1 / candidates
         if not isinstance(self.sharpness, Tensor):
@@ -613,7 +616,7 @@ class Solver:
 
 
 def share_at(config: StationaritySettings, step: Step) -> Step:
-    """Return the share of the optimization steps that is done.
+    """Return the share of the optimization steps that is already done.
 
     Args:
         config: Settings of the attack.
@@ -626,7 +629,7 @@ def share_at(config: StationaritySettings, step: Step) -> Step:
 
 
 def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | None = None) -> Step:
-    """Return the sharpness of the ReLU's surrogate (alpha or beta) at a step.
+    """Return the sharpness, at a step, of the smooth function that replaces the ReLU's derivative.
 
     Args:
         config: Settings of the attack.
@@ -647,7 +650,7 @@ def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | Non
 
 
 def rate_at(config: StationaritySettings, step: Step) -> Step:
-    """Return the factor that reduces both learning rates: a cosine from 1 down to ``lr_decay``.
+    """Return the factor by which both learning rates are reduced at a step: a cosine from 1 to ``lr_decay``.
 
     Args:
         config: Settings of the attack. An ``lr_decay`` of 1 keeps the learning rates constant.
@@ -670,7 +673,7 @@ def _expand(mask: Tensor, like: Tensor) -> Tensor:
 
 
 class StaticSteps:
-    """Runs optimization steps with tensors at fixed addresses, as CUDA graphs require.
+    """Runs optimization steps on tensors that stay at the same memory addresses, as CUDA graphs require.
 
     A captured graph has fixed shapes. If the number of candidates changes, a new object is needed.
 
@@ -725,7 +728,7 @@ class StaticSteps:
 
 
 def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Return ``new`` for the runs in the mask and ``old`` for the other runs, if possible without a copy."""
+    """Select ``new`` for the runs in a mask and ``old`` for the other runs, without a copy if possible."""
     if bool(runs.all()):
         return new
     if not bool(runs.any()):
@@ -783,7 +786,7 @@ class PerRun:
         return run_values.view(-1, *[1] * (ndim - 1))
 
     def priors(self) -> list[tuple[str, float | Tensor]]:
-        """Return the priors of all runs with their weights: a number, or a tensor (R,) if runs differ."""
+        """Return the priors (penalties) with their weights: a number, or a tensor (R,) if runs differ."""
         if len({run.priors for run in self.runs}) < 2:
             return list(self.for_run(0).priors or ())
         priors_by_run = [dict(run.priors or ()) for run in self.runs]
@@ -797,7 +800,7 @@ class PerRun:
         ]
 
     def for_run(self, run: int) -> StationaritySettings:
-        """Return the settings of the run with this index."""
+        """Return the settings of the restart (run) with this index."""
         return self.runs[run] if self.runs else self.config
 
     def _check(self) -> None:
@@ -824,7 +827,7 @@ def compute_fingerprint(
     configs: Sequence[StationaritySettings],
     candidates: int,
 ) -> str:
-    """Compute a hash of everything that decides the result of an attack, except its time limit.
+    """Compute a hash of all inputs and settings that decide the result of an attack, except its time limit.
 
     Args:
         model: The network that is attacked.
@@ -869,6 +872,6 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
 
 
 def _moved(record: Any, device: str) -> Any:
-    """Return a record with its tensors on another device. Lists of tensors stay on their device."""
+    """Copy the tensors of a record to another device. Lists of tensors stay on their device."""
     tensors = {name: t for name, t in vars(record).items() if isinstance(t, Tensor)}
     return record.replace(**{name: t.to(device) for name, t in tensors.items()})

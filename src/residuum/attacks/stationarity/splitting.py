@@ -46,7 +46,7 @@ MAX_CURVED = 20.0
 
 
 class SampleSplitting(GrowthStrategy):
-    """Split the most unstable candidates of every run along their smallest eigenvectors.
+    """Method that splits candidates in two: in every run, those whose split lowers the loss most.
 
     A candidate is unstable if the smallest eigenvalue of its splitting matrix (second derivative of the loss
     under a split) is below minus a threshold. The published threshold is the setting ``split_threshold``. If
@@ -58,7 +58,7 @@ class SampleSplitting(GrowthStrategy):
     event: ClassVar[str] = "split"
 
     def check(self, solver: Solver) -> None:
-        """Refuse networks with ReLUs, unless a smooth surrogate replaces their derivative.
+        """Raise an error for a network with ReLUs, unless a smooth function replaces their derivative.
 
         Raises:
             InputError: If the network has ReLUs and no surrogate replaces their derivative.
@@ -72,7 +72,7 @@ class SampleSplitting(GrowthStrategy):
             )
 
     def propose(self, now: Round) -> Proposal:
-        """Return one new candidate per split. The other half of the split replaces its parent."""
+        """Return one new candidate for each split candidate. The other half replaces the split candidate."""
         settings, is_exact = now.config, has_exact_degree(now.solver.model)
         curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
         lowest_pairs = find_lowest_pairs(curvature, now.noise, now.free)
@@ -116,7 +116,7 @@ class SampleSplitting(GrowthStrategy):
 
 
 def note_vanishing_curvature(now: Round) -> str:
-    """Return a note for users if most candidates cannot split, "" otherwise.
+    """Return a note for users if most candidates cannot be split in two, "" otherwise.
 
     A smooth surrogate replaces the derivative of the ReLUs. If the surrogate is too sharp, its second
     derivative vanishes at most candidates, and these candidates cannot split.
@@ -153,7 +153,7 @@ def has_exact_degree(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class JointStep:
-    """Step lengths of all splits that happen at one step of the search, and the loss.
+    """The distances by which the halves of split candidates move, and the loss before and after the splits.
 
     Attributes:
         eta: Step lengths (R, m), 0 for candidates that are not split.
@@ -175,7 +175,7 @@ def joint_step(
     exact: bool = False,
     clamp: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> JointStep:
-    """Find the step lengths of the splits of all chosen candidates jointly.
+    """Find how far the halves of all split candidates move, jointly for all splits.
 
     Args:
         curvature: The splitting matrices S, with the candidates and their multipliers.
@@ -257,7 +257,7 @@ def split_candidates(
 
 
 def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> Tensor:
-    """Find the step lengths of the splits of one run by nonnegative least squares.
+    """Find how far the halves of split candidates move in one run, by nonnegative least squares.
 
     The gradients f must be polynomials of degree at most 3 in a sample x. For such polynomials, f''[v, v] =
     f(x + v) + f(x - v) - 2 f(x) exactly. The function evaluates each candidate as a separate run.

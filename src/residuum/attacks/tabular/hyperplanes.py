@@ -113,7 +113,7 @@ class Planes:
 
     @classmethod
     def from_layer(cls, weight: Tensor, bias: Tensor, low: Tensor, high: Tensor) -> Planes:
-        """Return the distinct activation boundaries of a layer as hyperplanes.
+        """Create the hyperplanes of a layer: where the input of each neuron is zero. Equal ones appear once.
 
         Args:
             weight: (h, d) weights of the layer.
@@ -135,7 +135,7 @@ class Planes:
         return cls(plane_rows[is_first, :-1], plane_rows[is_first, -1])
 
     def distances(self, x: Tensor) -> Tensor:
-        """Return the distances (n, N) of points (n, d) from all N hyperplanes."""
+        """Compute the distances (n, N) between n points (n, d) and all N hyperplanes."""
         return (x @ self.normals.T + self.offsets).abs()
 
     def nearest(self, x: Tensor, count: int) -> Tensor:
@@ -265,7 +265,8 @@ def search_corners(
         planes: Activation boundaries of the first layer's neurons (hyperplanes).
         lines: Minimum number of random lines to draw.
         seed: Seed of the random lines.
-        count_upper: Function that counts the boundaries of the layers above (:func:`make_upper_counter`).
+        count_upper: Function that counts activation boundaries of higher layers near points
+            (:func:`make_upper_counter`).
         margin: Function from points (n, d) to margins (n,) of the network. If None, margins do not change
             the score.
 
@@ -308,7 +309,7 @@ def search_corners(
 
 
 def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
-    """Return one point of each grid cell, because many lines find the same point.
+    """Keep one point in each grid cell, because many random lines lead to the same point.
 
     The returned point lies on more hyperplanes than the other points of the cell.
 
@@ -325,7 +326,7 @@ def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
 
 
 def count_excess(planes: Planes, x: Tensor) -> Tensor:
-    """Count the hyperplanes near each point, in excess of the number of columns d.
+    """Count the hyperplanes near each point, minus the number of columns d.
 
     A corner in d dimensions is the intersection of at least d hyperplanes. Only further hyperplanes near
     the corner are a sign of a training sample.
@@ -363,7 +364,7 @@ def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
 
 
 def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -> Tensor:
-    """Find the points at which several hyperplanes cross a random line close to each other.
+    """Find points on random lines near which several hyperplanes cross the line.
 
     A line x + t u is the intersection of d - 1 hyperplanes near a given point. The function chooses x as
     the point on the line for which the vector from the given point is orthogonal to a random direction.
@@ -416,12 +417,12 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
 
 
 def is_inside(x: Tensor) -> Tensor:
-    """Return the mask (n,) of the points (n, d) inside the value range, with a tolerance of OUTSIDE."""
+    """Return a mask (n,) of the points (n, d) that lie inside the value range, up to a tolerance."""
     return ((x > -OUTSIDE) & (x < 1 + OUTSIDE)).all(1)
 
 
 def _select_distinct(x: Tensor, score: Tensor) -> Tensor:
-    """Return indices of corners that differ by MIN_SEPARATION in at least one column, best first."""
+    """Return the indices of corners (points where many boundaries meet) that are different, best first."""
     is_selectable, index = torch.ones(len(x), dtype=torch.bool), []
     for i in score.argsort(descending=True, stable=True).tolist():
         if is_selectable[i]:
@@ -433,7 +434,7 @@ def _select_distinct(x: Tensor, score: Tensor) -> Tensor:
 
 
 class Hyperplanes(OneShotAttack):
-    """An attack that recovers table rows as corners where many activation boundaries meet."""
+    """The attack "corners": recovers table rows as points where many activation boundaries meet."""
 
     name: ClassVar[str] = "corners"
     pace: ClassVar[str] = "sized"
@@ -477,7 +478,9 @@ class Hyperplanes(OneShotAttack):
         return "with few columns, activation boundaries of the first layer meet on training samples"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Search for corners on random lines. The time limit ``seconds`` decides the number of lines.
+        """Search on random lines for corners, which are points where many activation boundaries meet.
+
+        The time limit ``seconds`` decides the number of lines.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.

@@ -78,7 +78,7 @@ class ForestAttack(ForestSettings):
 
 
 def read_forest(target: Release | str | Path) -> NamedForest:
-    """Return the largest forest of a release.
+    """Return the largest forest of decision trees in a model file.
 
     Args:
         target: The release, or its path.
@@ -100,7 +100,7 @@ def read_forest(target: Release | str | Path) -> NamedForest:
 
 
 def why_not(forest: Forest) -> str:
-    """Return why the attack "forest" does not apply to a forest, "" if it applies."""
+    """Return why the training table cannot be recovered from a forest, "" if it can."""
     if forest.kind == BOOSTING:
         return (
             "trees of boosting are fitted to residuals, so their leaves do not store targets, but their "
@@ -112,7 +112,7 @@ def why_not(forest: Forest) -> str:
 
 
 def known_ranges(knowledge: Knowledge, columns: int) -> tuple[Floats, Floats] | None:
-    """Return the smallest and the largest value of each column that the attacker knows.
+    """Return the value ranges of the columns that the attacker knows.
 
     Args:
         knowledge: What the attacker knows.
@@ -144,7 +144,7 @@ def recover_regression(
     ranges: tuple[Floats, Floats] | None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> RecoveredTable:
-    """Recover the table of a regression forest.
+    """Recover the training table of a regression forest.
 
     Args:
         model: The forest.

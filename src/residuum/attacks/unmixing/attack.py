@@ -1,4 +1,4 @@
-"""The unmixing attack: separate the rows of the first layer into training samples.
+"""The attack "unmix": recover training samples from the rows of the first layer, which are mixtures of them.
 
 ``ica.py`` separates the rows into sources, which are samples up to a sign and a size. This file chooses
 the sign and the size of each source, and the amount of computation.
@@ -103,7 +103,7 @@ def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
 
 
 def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort:
-    """Choose the largest amount of computation that should finish within the time limit.
+    """Choose how much to compute, so that the attack finishes within its time limit.
 
     The function assumes a fixed speed for each kind of device and measures no time, so the choice is
     reproducible.
@@ -130,7 +130,7 @@ def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort
 
 
 def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
-    """Apply the settings ``rank``, ``strength`` and ``starts`` that a user has set.
+    """Apply a user's settings ``rank``, ``strength`` and ``starts`` to the planned amount of computation.
 
     ``rank`` is the number of separated sources in a run, as a share of the rank of the layer. ``strength`` is
     the factor a of the contrast log cosh(a y). The value 0 means "not set". The attack usually makes one run
@@ -164,7 +164,7 @@ def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
 def estimate_signs_and_sizes(
     sources: Sources, layer: InputLayer, knowledge: Knowledge, centers: Tensor
 ) -> tuple[Tensor, Tensor, str]:
-    """Estimate the sign and the size of each source (separated candidate).
+    """Estimate the sign and the size of each source (recovered sample up to a factor).
 
     The separation determines each source only up to its sign and its size. The network, the
     bias and the known value range each suggest a sign. The function uses the sign with the larger total
@@ -230,7 +230,7 @@ def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 class Unmix(UnmixSettings, OneShotAttack):
-    """An attack that separates the rows of the first layer, which mix training samples, into samples."""
+    """The attack "unmix": recovers samples from the rows of the first layer, which mix samples."""
 
     name: ClassVar[str] = "unmix"
     pace: ClassVar[str] = "sized"
@@ -257,7 +257,7 @@ class Unmix(UnmixSettings, OneShotAttack):
         return "the rows of the input layer mix samples, and sparse samples can be separated"
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why an audit skips the attack: an audit can compare whole samples, but not patches.
+        """Return why an audit does not run the attack: the audit can compare whole samples, but not patches.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -275,7 +275,7 @@ class Unmix(UnmixSettings, OneShotAttack):
         )
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Separate the rows of the layer that receives the input into candidates for training samples.
+        """Recover candidates for training samples from the rows of the first layer, which mix samples.
 
         The time limit ``seconds`` of the settings decides the amount of computation.
 
@@ -340,7 +340,7 @@ class Unmix(UnmixSettings, OneShotAttack):
 
 
 class UnmixOptimizerState(Unmix):
-    """An attack that separates the optimizer state of the first layer into training samples."""
+    """The attack "unmix" on an optimizer state, whose first-layer rows are mixtures of training samples."""
 
     name: ClassVar[str] = "unmix-moment"
     surface: ClassVar[str] = MOMENT

@@ -75,7 +75,7 @@ ASSUMES = (
 
 @dataclass(frozen=True)
 class Descent:
-    """Settings of a gradient descent on images with Adam.
+    """Settings of a search for images by gradient descent with Adam.
 
     Attributes:
         steps: Number of steps.
@@ -117,14 +117,14 @@ class BackboneLayer:
 
 
 class Backbone:
-    """The layers of a network up to the input of a dense layer.
+    """The backbone of a network: its layers up to the input of the first dense layer.
 
     A call maps samples (n, *shape) to the inputs (n, D) of the dense layer. The dense layer and the layers
     after it do not run.
     """
 
     class _Reached(Exception):
-        """Exception that carries the features out of the forward pass and skips the remaining layers."""
+        """Exception that stops a forward pass at a layer and carries the features of this layer."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         self.model, self.layer = model, model.get_submodule(name)
@@ -323,12 +323,12 @@ def distance_from_span(V: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def orient_sources(sources: Tensor) -> Tensor:
-    """Return feature vectors with signs that make large values positive, like features after a ReLU."""
+    """Choose the signs of feature vectors so that large values are positive, as after a ReLU."""
     return sources * sources.pow(3).sum(1, keepdim=True).sign()
 
 
 class BehindBackbone(OneShotAttack):
-    """An attack behind a backbone: find features of single samples in a dense layer, then their images."""
+    """The attack "trunk": recover features of single samples from a dense layer, and then their images."""
 
     name: ClassVar[str] = "trunk"
     pace: ClassVar[str] = "sized"
@@ -354,7 +354,7 @@ class BehindBackbone(OneShotAttack):
         return "the first dense layer spans the features of training images, which few images share"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Separate the dense layer into features of training images, and invert the features to images.
+        """Recover features of training images from the rows of a dense layer, and then the images.
 
         The time limit ``seconds`` of the settings decides the number of steps.
 
@@ -403,7 +403,7 @@ class BehindBackbone(OneShotAttack):
         return result.replace(selection=select_images(x, labels, share_outside), notes=notes)
 
     def _share_of_steps(self, backbone: Backbone, x: Tensor) -> float:
-        """Return the share of the gradient steps that fit into the time limit ``seconds`` of the settings."""
+        """Return the share of the planned gradient steps that fit into the time limit ``seconds``."""
         if self.seconds == math.inf:
             return 1.0
 
@@ -434,7 +434,7 @@ class BehindBackbone(OneShotAttack):
 
 
 class BehindBackboneOptimizerState(BehindBackbone):
-    """The attack behind a backbone, applied to an optimizer state instead of the weights."""
+    """The attack "trunk" on an optimizer state instead of the weights."""
 
     name: ClassVar[str] = "trunk-moment"
     surface: ClassVar[str] = MOMENT

@@ -71,7 +71,7 @@ SMOOTH = 0.6
 
 @dataclass(frozen=True)
 class Effort:
-    """The amount of computation of the unmixing attack, which makes several runs.
+    """The amount of computation of the attack "unmix", which makes several runs.
 
     The rank of a layer is the number of singular values of its weight matrix that exceed the noise.
 
@@ -225,7 +225,7 @@ def unmix(
 def _choose_partitions(
     effort: Effort, sources_by_run: list[Tensor]
 ) -> tuple[list[tuple[float, int, int]], tuple[float, ...]]:
-    """Choose how the attack divides the neurons into clusters, and with which strengths it separates them.
+    """Choose into which clusters the neurons are divided, and with which settings each cluster is processed.
 
     A partition divides the neurons into clusters. A strength is the factor a of the contrast log cosh(a y) of
     a source y. The less the runs on the whole layer agree, the more partitions and strengths are used.
@@ -259,7 +259,7 @@ def _choose_partitions(
 
 
 def _run_numbers(sources_by_run: list[Tensor]) -> Tensor:
-    """Return for each source the number (k,) of the run that found the source."""
+    """Return for each source (recovered sample) the number of the run that found it."""
     lengths = torch.tensor([len(x) for x in sources_by_run])
     return torch.arange(len(sources_by_run)).repeat_interleave(lengths)
 
@@ -311,7 +311,7 @@ def _separate(
 
 
 def orient_sources(B: Tensor, A: Tensor, V: Tensor) -> Tensor:
-    """Return the sources B V with length 1 and the sign of samples.
+    """Scale recovered sources B V to length 1, and give them the sign of the samples.
 
     The rows A V of a layer are mixtures C B V of the sources. The sign is explained in :func:`_separate`.
 
@@ -332,7 +332,7 @@ def orient_sources(B: Tensor, A: Tensor, V: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Singular value decomposition U S V^T of the rows (h, d) of a layer.
+    """The singular value decomposition U S V^T of the weight matrix of a layer, with h rows of d values.
 
     Attributes:
         U: Left singular vectors.
@@ -451,7 +451,7 @@ def choose_domain(name: str, shape: tuple[int, ...]) -> str:
 
 
 def whiten(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-    """Map directions to the domain in which samples are sparse, and whiten the result.
+    """Transform directions so that samples become sparse, and whiten the result (unit covariance).
 
     The result Z = (mapped directions - mean) K^T has unit covariance. After whitening, every mixture of
     independent sources is a rotation of the sources. The search is then limited to orthogonal r x r
@@ -529,7 +529,7 @@ def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float =
 
 
 def contrast(Z: Tensor, Q: Tensor, a: Tensor) -> Tensor:
-    """Return the contrast E log cosh(a y) / a of every separated source y, which is small if y is sparse.
+    """Compute how sparse each separated source y is: E log cosh(a y) / a, which is small for sparse y.
 
     Args:
         Z: (P, N, r) whitened data.
@@ -651,7 +651,7 @@ def sparseness(y: Tensor) -> Tensor:
 
 
 def roughness(x: Tensor, domain: Domain) -> Tensor:
-    """Return the roughness of sources: their energy in the domain in which samples are sparse.
+    """Measure the roughness of sources (recovered samples), for example the energy of pixel differences.
 
     The energy is divided by the energy of the source around its mean.
 
@@ -667,7 +667,7 @@ def roughness(x: Tensor, domain: Domain) -> Tensor:
 
 
 def match_runs(x: Tensor, versions: Tensor, run: Tensor) -> Tensor:
-    """Find the runs of the attack that contain a source (separated candidate) similar to each given source.
+    """Find, for each source (recovered sample), the runs of the attack that contain a similar source.
 
     Args:
         x: (k, d) sources to look for.

@@ -1,4 +1,4 @@
-"""Find the layer that receives the input, and check that its rows can be unmixed.
+"""Find the layer that receives the input, and check that samples can be recovered from its rows.
 
 The rows of this layer, minus the initial weights, are mixtures of training samples (``ica.py``).
 """
@@ -31,7 +31,7 @@ LARGE_INITIALIZATION = "the initial weights are neither small nor known"
 
 @dataclass(frozen=True, eq=False)
 class InputLayer:
-    """The layer that receives the input, and whose rows are mixtures of training samples.
+    """The first layer of a network, whose rows are mixtures of training samples.
 
     Attributes:
         rows: (h, d) rows of the attacked weights or optimizer state, minus the initial weights.
@@ -189,7 +189,7 @@ def find_input_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
 
 
 def estimate_initial_share(rows: Tensor, initial: Tensor) -> float:
-    """Estimate the share c of the initial weights W0 in W = c W0 + (sum of samples).
+    """Estimate which share c of the initial weights W0 is left in the weights W = c W0 + (sum of samples).
 
     A regression of W on W0 is biased, because W0 has components along the samples. The estimate therefore
     uses only the component of W0 that is orthogonal to the weight update W - c W0. The weight update
