@@ -72,7 +72,7 @@ class Table(dict[str, Entry]):
         super().__setitem__(name, entry)
 
     def update(self, *entries: Any, **named: Any) -> None:
-        """Add entries one by one, so that each entry is checked."""
+        """Add entries to the table one by one, so that each entry is checked."""
         for name, entry in dict(*entries, **named).items():
             self[name] = entry
 

@@ -140,5 +140,5 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Return the inner products of rows of norm at most 1. Clamping to [-1, 1] removes rounding errors."""
+    """Return inner products of rows whose norm is at most 1, clamped to [-1, 1] against rounding errors."""
     return (x @ y.T).clamp_(-1, 1)

@@ -151,7 +151,7 @@ class GenericEquation:
         labels = candidates.labels
 
         def sum_gradients(rows: slice, keep_graph: bool) -> Theta:
-            """Return the weighted sum of the gradients of some candidates (with a graph if ``keep_graph``)."""
+            """Return the weighted sum of the gradients of some candidates, with a graph if ``keep_graph``."""
             gradient_sums: Theta = {}
             for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
                 differentiable_theta = {

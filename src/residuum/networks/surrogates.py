@@ -1,4 +1,4 @@
-"""Replace the kinks of any network with smooth surrogates while its ``forward`` runs.
+"""Make the activation functions of any network smooth while its ``forward`` method runs.
 
 Attacks minimize an objective that contains gradients, so they need second derivatives. A function with a
 kink, such as ReLU, has the second derivative zero wherever this derivative exists. ReLU and similar
@@ -122,7 +122,7 @@ def _clip(gate: Surrogate, z: Tensor, min_val: float = -1.0, max_val: float = 1.
 
 
 def _clamp(gate: Surrogate, z: Tensor, min: Any = None, max: Any = None) -> Tensor | None:
-    """Smooth a clamp with the minimum 0 and no maximum, which is a ReLU. Return None for other clamps."""
+    """Apply a smooth ReLU in place of a clamp with the minimum 0. Return None for other clamps."""
     is_relu = isinstance(min, int | float) and min == 0 and max is None
     return gate(z) if is_relu else None
 
@@ -138,7 +138,7 @@ def _pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | None:
-    """Return the smooth maximum over the windows of a pooling layer, or None for unsupported options.
+    """Return the smooth maximum over the windows of a max-pooling layer, None for unsupported options.
 
     Padded values are the lowest finite number, so they are never the maximum of a window.
     """
@@ -172,7 +172,7 @@ def _pool(
 def _adaptive(
     dims: int, gate: Surrogate, z: Tensor, output_size: Any, return_indices: bool = False
 ) -> Tensor | None:
-    """Return the smooth maximum over windows of equal size, or None if the windows differ in size."""
+    """Apply smooth max-pooling with windows of equal size. Return None if the sizes of windows differ."""
     input_sizes = z.shape[-dims:]
     requested_sizes = (
         output_size if isinstance(output_size, tuple | list) else (output_size,) * dims

@@ -94,7 +94,7 @@ class Record:
             return None
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed."""
+        """Return a copy of the record with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     @classmethod
@@ -121,7 +121,7 @@ class Record:
         return self.plain_values(*(field.name for field in self.published_fields()), *self.derived)
 
     def plain_values(self, *names: str) -> dict[str, Any]:
-        """Return the named fields and properties of the record, converted to JSON types."""
+        """Return the fields and properties with the given names, converted to JSON types."""
         return {name: plain(getattr(self, name)) for name in names}
 
 
@@ -131,7 +131,7 @@ def table_rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to JSON types. Tensors and tuples become lists, NaN and infinity become None."""
+    """Convert a value to JSON types: tensors and tuples to lists, NaN and infinity to None."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, dict):
@@ -226,7 +226,7 @@ def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """Return the key of a dict, or raise ``ValueError`` for a large integer that may slow down the dict."""
+    """Check a dictionary key read from a file. Raise ``ValueError`` for a large integer (slow to hash)."""
     # All multiples of 2^61 - 1 have the same hash. Filling a dict with such keys would take quadratic time.
     if isinstance(key, int) and abs(key) >= 2**60:
         raise ValueError("a key is too large an integer")

@@ -167,7 +167,7 @@ COLUMNS = tuple(column.name for column in fields(ExposedRecord))
 
 @dataclass(frozen=True, eq=False)
 class ExposureSummary(Record):
-    """The part of an exposure that describes all records together.
+    """The part of a risk ranking (exposure) that describes all records together.
 
     Attributes:
         attacks: The attacks, and their computing budget, for which the probability of being recovered is
@@ -203,7 +203,7 @@ class ExposureSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class PublishedExposure(ExposureSummary):
-    """The content of the file ``exposure.json``."""
+    """The content of the file ``exposure.json``, which holds a risk ranking of training records."""
 
     per_record: tuple[ExposedRecord, ...]
     request: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
@@ -212,7 +212,7 @@ class PublishedExposure(ExposureSummary):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputFigures(Record):
-    """Margin (NaN for regression) and loss of n records, each (n,), as simple baselines for the scores."""
+    """The margin (NaN for regression) and the loss of each of n records, as simple measures of risk."""
 
     margin: Tensor
     loss: Tensor
@@ -344,17 +344,20 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def order(self) -> Tensor:
-        """Indices of the records, most exposed first, (n,)."""
+        """Indices of the n records, those with the highest risk first."""
         return self.score.argsort(descending=True, stable=True)
 
     @property
     def expected(self) -> float | None:
-        """Expected number of recovered records, or None if probabilities are not calibrated."""
+        """Expected number of records that attacks recover, None if probabilities are not calibrated."""
         return None if self.uncalibrated else float(self.probability.sum())
 
     @property
     def carry_half(self) -> int | None:
-        """Smallest number of records that account for half of ``expected``, or None if not calibrated."""
+        """Smallest number of records that together make up half of the expected recoveries.
+
+        None if probabilities are not calibrated.
+        """
         if self.uncalibrated:
             return None
         cumulative_probabilities = self.probability.sort(descending=True).values.cumsum(0)
@@ -362,7 +365,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def called(self) -> int | None:
-        """Number of records flagged by kinks at the rate ``level``, or None if there are no kinks."""
+        """Number of records that lie on conspicuously many activation boundaries, None without boundaries."""
         return None if bool(self.kink_q.isnan().all()) else int((self.kink_q <= self.level).sum())
 
     @property
@@ -389,7 +392,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         return (*sentences, "no guarantee: only differential privacy gives one")
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return a dict with the keys ``COLUMNS`` for each of the ``limit`` most exposed records."""
+        """Return a dictionary with the keys ``COLUMNS`` for each of the ``limit`` records at highest risk."""
         order = self.order[:limit]
         indices = order.tolist()
         labels = self.labels[order]
@@ -427,7 +430,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         return {**self.summary().to_json(), "per_record": self.rows()}
 
     def to_csv(self) -> str:
-        """Return a CSV text with a row per record, most exposed first. Cells that do not apply are empty."""
+        """Return the ranking as CSV text, with a row for each record, those at highest risk first."""
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
         writer.writeheader()
@@ -441,5 +444,5 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
 
 def not_applicable(n: int) -> Tensor:
-    """Return a vector of n NaN values, which stand for numbers that do not apply."""
+    """Return a vector of n NaN values, which stand for measurements that do not apply."""
     return torch.full((n,), torch.nan, dtype=torch.float64)

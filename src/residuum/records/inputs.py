@@ -302,14 +302,14 @@ def write_npz(path: str | Path, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def max_memory(packed: int) -> int:
-    """Return how many bytes of memory the arrays of a file of ``packed`` bytes may take (as float64)."""
+    """Return how much memory in bytes the arrays of a file of ``packed`` bytes may take (as float64)."""
     return max(SMALL_BYTES, MAX_GROWTH * packed)
 
 
 def _check_members(
     archive: zipfile.ZipFile, stream: BinaryIO, path: str | Path, max_bytes: int
 ) -> dict[str, zipfile.ZipInfo]:
-    """Check the sizes that an archive claims, and return its members by the names of the arrays."""
+    """Check the sizes of the arrays that an archive claims to hold, and return its files by array name."""
     members_by_name = {
         member.filename.removesuffix(".npy"): member for member in archive.infolist()
     }
@@ -367,7 +367,7 @@ def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Read an array of an archive, check its CRC, and convert it to a dtype that PyTorch supports."""
+    """Read an array from an archive, check its checksum, and convert it to a dtype that PyTorch supports."""
     with archive.open(member) as stream:
         array = npy.read_array(stream, allow_pickle=False)
     native_dtype = array.dtype.newbyteorder("=")

@@ -1,4 +1,4 @@
-"""Knowledge: facts that the attacker knows in addition to the release, and the source of each fact."""
+"""The attacker's knowledge: facts known in addition to the model file, with the source of each fact."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Fact(Record):
 
 
 class Columns(NamedTuple):
-    """Adjacent columns of a table with the same type. The network receives value / scale - mean."""
+    """Neighboring columns of a table that have the same type.
+
+    The network receives value / scale - mean.
+    """
 
     first: int
     last: int
@@ -158,7 +161,7 @@ class Knowledge(Record):
 
     @property
     def digest(self) -> str:
-        """Hash of all facts that the attacker knows."""
+        """Hash of all facts that the attacker knows, by which two knowledge records are compared."""
         moments_by_name = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
         tensors_or_none = {
             **(self.theta0 or {}),

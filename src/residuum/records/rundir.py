@@ -96,11 +96,11 @@ class RunDir:
 
     @property
     def has_work(self) -> bool:
-        """Whether the directory holds work that a run with other settings would lose."""
+        """Whether the directory holds results that a run with other settings would destroy."""
         return True
 
     def expected_files(self) -> Collection[str]:
-        """Return names of files of this kind of run. A run that has started has at least one of the files."""
+        """Return the names of files that this kind of run writes. A run that has started has at least one."""
         return self.files
 
     def begin(self, request: dict[str, Any]) -> None:
@@ -134,11 +134,11 @@ class RunDir:
         file.parent.chmod(0o700)
 
     def discard_work(self) -> None:
-        """Remove the files of an earlier run in this directory that produced no work."""
+        """Remove the files of an earlier run in this directory that ended before it produced results."""
 
 
 def digest(*values: Any) -> str:
-    """Return a hash of the values: texts, tensors (as float64) and other plain values (as JSON)."""
+    """Compute a hash of values: texts, tensors (as float64) and other plain values (as JSON)."""
     hasher = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
@@ -275,7 +275,7 @@ def _clear_temporaries(folder: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file of a run directory. The operating system releases the lock if the process ends."""
+    """Lock a run directory for this process. The operating system releases the lock if the process ends."""
     try:
         lock_handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as problem:

@@ -52,7 +52,7 @@ TAG = "{http://www.w3.org/2000/svg}"
 
 @dataclass(frozen=True)
 class Mark:
-    """An entry of a legend: ``look`` is its class in the style sheet, ``value`` an optional number."""
+    """An entry of a chart's legend: ``look`` is its CSS class, ``value`` an optional number."""
 
     look: str
     name: str
@@ -343,7 +343,7 @@ def make_slider_stops(values: Sequence[float], threshold: float) -> list[float]:
 
 
 def draw_parallel_coordinates(coordinates: Sequence[Coordinate]) -> Markup:
-    """Draw one line per trial across one vertical axis per setting, with the best trials on top."""
+    """Draw the trials of a sweep in parallel coordinates: one axis per setting, one line per trial."""
     # matplotlib has no parallel coordinates, so this function scales each value to its axis.
     trial_count = len(coordinates[0].values) if coordinates else 0
     if not trial_count:
@@ -396,7 +396,7 @@ def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str
 
 
 def _axes() -> tuple[Figure, Axes]:
-    """Return an empty figure with a grid in the background, a base line and a few ticks at round numbers."""
+    """Create an empty figure with a background grid, a base line and ticks at round numbers."""
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(WIDTH / POINTS_PER_INCH, HEIGHT / POINTS_PER_INCH, automatic=False)
@@ -437,7 +437,7 @@ def render_svg(figure: Figure) -> Markup:
 
 
 def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Markup]:
-    """Yield the paths, markers and texts within an SVG element, with classes in place of styles.
+    """Yield the shapes and texts within an SVG element, with CSS classes in place of styles.
 
     Args:
         parent: The element of the SVG that matplotlib wrote.
@@ -474,7 +474,7 @@ def _threshold(metric: MetricScore) -> float:
 
 
 def _span(values: Array) -> tuple[float, float]:
-    """Return the limits of an axis: the smallest and the largest value, moved outward a little."""
+    """Choose the limits of an axis: the smallest and the largest value, moved outward a little."""
     low, high = float(values.min()), float(values.max())
     padding = 0.03 * (high - low) or 0.5
     return low - padding, high + padding

@@ -27,7 +27,7 @@ LIMIT = (
 
 
 def make_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """Return the cells of the table, one row per defense, in the order of ``HEADER``."""
+    """Return the rows of the table that compares defenses, with cells in the order of ``HEADER``."""
     return [_row(outcome) for outcome in outcomes]
 
 
@@ -249,7 +249,7 @@ def _attack_notes(outcome: Outcome) -> list[str]:
 
 
 def _describe_inference(strategy: str, adapted: Attacked) -> str:
-    """Return what an attacker who adapts to the defense inferred about the defense before the attack."""
+    """Describe what an attacker who adapts to the defense inferred about it before the attack."""
     findings, texts = adapted.findings, [f"adapted attack {strategy}"]
     if balance := findings.get("balance"):
         texts.append(f"shift inferred from balance {balance['shift_per_pixel']:.4g} per pixel")
@@ -279,7 +279,7 @@ def _explain_columns(outcomes: Sequence[Outcome]) -> str:
 
 
 def _count(attacked: Attacked | None, n: int) -> str:
-    """Return how many of n samples an attacker recovered, and by which rule samples count."""
+    """Describe how many of n samples an attacker recovered, and when a sample counts as recovered."""
     if attacked is None or attacked.recovered is None:
         return "refused" if attacked and attacked.refused else "-"
     return f"{attacked.recovered}/{n}" + (f" ({attacked.rule})" if attacked.rule else "")

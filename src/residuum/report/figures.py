@@ -153,7 +153,7 @@ def output_figure(
 
 
 def loss_figure(reconstruction: Reconstruction) -> bytes | None:
-    """Draw the loss of each restart and the residual of each layer over the steps, None without steps."""
+    """Draw how the loss and the errors of an attack's restarts change over the steps, None without steps."""
     if not len(reconstruction.steps):
         return None
     figure = drawing.new_figure(8.6, 3.3)
@@ -281,7 +281,7 @@ def alternatives_figure(
         return None
 
     def measure_change(column: tuple[Tensor, ...]) -> float:
-        """Return the largest Euclidean distance between the first image of a column and another image."""
+        """Return the largest Euclidean distance between the first and any other image of a column."""
         return max(float((other - column[0]).norm()) for other in column[1:])
 
     columns.sort(key=lambda column: -measure_change(column))
@@ -325,7 +325,7 @@ def identified_figure(identification: Identification, truth: Tensor | None = Non
 
 
 def family_figure(reconstruction: Reconstruction) -> bytes | None:
-    """Draw which candidates of the first restart split or merged at which step, None if none did."""
+    """Draw when candidates of the first run of an attack were split or merged, None if none were."""
     first_restart_events = [
         event for event in reconstruction.events if event["run"] == 0 and event["kind"] != "stable"
     ]
@@ -454,7 +454,7 @@ def _plane(figure: Any, axes: Any, title: str) -> bytes:
 
 
 def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
-    """Return the training samples that match a candidate, each with its match, best first."""
+    """Return the training samples that match a reconstruction, with their matches, best first."""
     matched_pairs = [(row, row.matches[metric.name]) for row in scores.per_sample]
     matched_pairs = [(row, match) for row, match in matched_pairs if match.candidate is not None]
     return sorted(
@@ -463,7 +463,7 @@ def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
 
 
 def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[Tensor, Tensor]:
-    """Return k matched candidates and the k training samples that they match, each (k, *shape)."""
+    """Return k matched reconstructions and the k training samples that they match, each (k, *shape)."""
     matched_candidates = candidates.reshape(-1, *train.shape).double()[
         [match.candidate for _, match in matched]
     ]
@@ -474,7 +474,7 @@ def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[
 def _cells(
     candidates: Tensor, train: Dataset, matched: list[Matched], mean: Tensor | None
 ) -> list[Cell]:
-    """Return one cell per match: candidate and training sample, their score, and a frame if recovered."""
+    """Return a column of the figure for each match: two images, their score, and a frame if recovered."""
     matches, samples = _pairs(candidates, train, matched)
     images = zip(add_mean(matches, mean), add_mean(samples, mean), strict=True)
     pairs = zip(images, (match for _, match in matched), strict=True)
@@ -486,7 +486,7 @@ def _nan_if_none(score: float | None) -> float:
 
 
 def _summarize_restarts(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return median, minimum and maximum of the restarts at each of T steps, without missing values."""
+    """Summarize restarts (runs) of an attack: median, minimum and maximum at each of T steps."""
     low = values.nan_to_num(nan=torch.inf).amin(0)
     high = values.nan_to_num(nan=-torch.inf).amax(0)
     return values.nanmedian(0).values, mask_nonpositive(low), mask_nonpositive(high)
@@ -564,7 +564,7 @@ def trace_candidates(events: Sequence[dict[str, Any]], first: int) -> dict[int, 
 
 
 def _order(lifetimes: dict[int, _Lifetime]) -> list[int]:
-    """Return the numbers of candidates in drawing order: by family, with children around their parent.
+    """Return the candidates in drawing order: families together, children around their parent.
 
     If not all families fit into the figure, the smallest families are left out.
     """

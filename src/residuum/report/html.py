@@ -217,7 +217,7 @@ def _column_names(result: AuditResult) -> tuple[str, ...]:
 
 
 def _without_answers(result: AuditResult) -> str:
-    """Return the summary sentence of a report without the texts that the answers below it repeat."""
+    """Shorten the summary sentence of a report: leave out what the answers below it repeat."""
     sentence = result.screen.sentence
     for answer in result.verdict.answers:
         for text in (answer.power, answer.evidence.partition(" By their losses")[0]):
@@ -366,7 +366,7 @@ def _format_time(result: AuditResult) -> str:
 
 
 def _tables(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, str]]]:
-    """Return identifier, title and rows of each table that is not empty.
+    """Return identifier, title and rows of each table of a report that is not empty.
 
     Nested settings become rows with names that are joined by dots, such as "attack.steps".
     """
@@ -404,7 +404,7 @@ def _digest(text: str) -> str:
 
 
 def _read_inline(name: str) -> Markup:
-    """Return a file of this folder as markup, to write it into the page unchanged."""
+    """Read a file of this folder, such as a style sheet, to write it into the page unchanged."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
 
@@ -450,7 +450,7 @@ def isolate(value: object) -> Markup:
 
 
 class Linked:
-    """A filter that links the first occurrence of each glossary word on a page to its entry."""
+    """A template filter that links the first use of each glossary word on a page to its explanation."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -502,7 +502,7 @@ def format_number(value: float | int | None) -> str:
 
 
 def format_fixed(value: float | None) -> str:
-    """Return a number for a table: with three decimals, or in scientific notation if it is tiny or huge."""
+    """Format a number for a table: with three decimals, or scientifically if it is tiny or huge."""
     if value is None or np.isnan(value):
         return "–"
     if np.isinf(value):
@@ -606,7 +606,7 @@ class Item:
 
     @property
     def matched(self) -> bool:
-        """Whether the item was compared with the training data. This does not depend on redaction."""
+        """Whether the content of the card was compared with the training data, even if it is redacted."""
         return self.nearest is not None or any(v is not None for v in self.scores.values())
 
 
@@ -628,7 +628,7 @@ class Card(NamedTuple):
 
 
 def items_of(result: AuditResult) -> tuple[Item, ...]:
-    """Return one item per matched training sample, or one per candidate if there is no training data.
+    """Return the contents of cards: one for each matched training sample, or candidate without data.
 
     The best items come first.
     """
@@ -649,7 +649,7 @@ def items_of(result: AuditResult) -> tuple[Item, ...]:
 def cards_of(
     items: Sequence[Item], shape: tuple[int, ...], kind: str = "", redact: bool = False
 ) -> list[Card]:
-    """Return cards of the first items, within the limits ``MAX_CARDS`` and ``MAX_BYTES``.
+    """Make cards of the first items, as many as fit on a page.
 
     Args:
         items: The items.
@@ -688,7 +688,7 @@ def make_sort_values(item: Item) -> dict[str, Any]:
 
 
 def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
-    """Return key and name of every sort order for which a card has a value, the default order first."""
+    """Return key and name of every order in which readers can sort the cards, the default order first."""
     metric_names = dict.fromkeys(name for item in items for name in item.scores)
     available_keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
     return [
@@ -700,7 +700,7 @@ def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def _matched(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per training sample that a candidate of the displayed attack matches, best first."""
+    """Yield the content of a card for each training sample that the displayed attack matches, best first."""
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
@@ -746,7 +746,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
 
 
 def _matched_by_others(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per sample that is recovered only by attacks whose scores are not in the report."""
+    """Yield the content of a card for each sample that only other attacks than the displayed one recover."""
     evidence, scores, findings = result.evidence, result.scores, result.findings
     recovered_rows = _recovered_by_other_attacks(result)
     if not recovered_rows or evidence is None or scores is None or findings is None:
@@ -782,7 +782,7 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
 
 
 def _nearest(reconstruction: Reconstruction, sample: Tensor) -> tuple[float, str, Tensor]:
-    """Return the NCC, the attack and the values of the candidate that is nearest to a sample."""
+    """Find the reconstruction that is most similar to a sample. Return its NCC, attack and values."""
     candidates = reconstruction.x.double().flatten(1)
     candidates = candidates[candidates.isfinite().all(1)]
     if not len(candidates):
@@ -855,7 +855,7 @@ def _format_cell(value: float) -> str:
 
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per selected candidate, the candidate with the highest confidence first."""
+    """Yield the content of a card for each selected candidate, the most confident one first."""
     items = [
         Item(
             number=number,
@@ -936,7 +936,7 @@ def _certificates(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
 
 
 def _finite(value: float | None) -> float | None:
-    """Replace infinity by a large number and NaN by None, because JSON has neither."""
+    """Replace infinity by a large number, and NaN by None, because JSON has neither."""
     if value is None or math.isnan(value):
         return None
     return max(-MAX_NUMBER, min(MAX_NUMBER, float(value)))
@@ -980,7 +980,7 @@ def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Pictur
 
 
 def _shaped(values: Array, shape: tuple[int, ...]) -> Array:
-    """Return an array in the shape of a sample, with NaN and infinity replaced by zero."""
+    """Reshape an array to the shape of a sample, and replace NaN and infinity by zero."""
     finite_values = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
     return (
         finite_values.reshape(shape)

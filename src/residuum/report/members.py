@@ -1,4 +1,4 @@
-"""List the training samples that a membership test names (lists individually as members) for the report."""
+"""List, for the report, the training samples that a membership test identifies as members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 400_000  # largest size of all pictures in the table
 
 
 class NamedSample(NamedTuple):
-    """A training sample that the membership test names, i.e. lists individually as a member.
+    """A training sample that the membership test identifies as a member of the training set.
 
     Attributes:
         row: Row of the sample in the training data.
@@ -37,7 +37,7 @@ class NamedSample(NamedTuple):
 
 
 def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSample]:
-    """Return the training samples that the membership test lists by index, at most ``MAX_NAMED``.
+    """Return the training samples that the membership test identifies, at most ``MAX_NAMED``.
 
     Args:
         result: The audit.

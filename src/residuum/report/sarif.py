@@ -155,7 +155,7 @@ def _log(
     artifacts: list[dict[str, Any]],
     results: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the log of ``sarif.json``, filled with the values of a run."""
+    """Fill the template ``sarif.json`` of a SARIF log with the values of a run."""
     log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
     log_run = log["runs"][0]
     log_run["tool"]["driver"] |= driver

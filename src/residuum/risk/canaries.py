@@ -70,7 +70,7 @@ def compute_p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) 
 
 
 def compute_epsilon_bound(m: int, r: int, v: int, confidence: float, delta: float = 0.0) -> float:
-    """Return a lower bound on epsilon: the largest epsilon under which v right guesses are improbable.
+    """Return a lower bound on the privacy loss epsilon: smaller values make v right guesses improbable.
 
     A guess says whether a canary (a sample inserted with probability 1/2) was in the training set.
 
@@ -126,7 +126,10 @@ def count_guesses(statistic: Tensor, inserted: Tensor, share: float) -> tuple[in
 def find_best_bound(
     statistics: dict[str, Tensor], inserted: Tensor, confidence: float, delta: float
 ) -> CanaryBound:
-    """Return the largest lower bound on epsilon over all statistics and all shares in ``GUESSES``.
+    """Return the best lower bound on the privacy loss epsilon over several ways to guess canaries.
+
+    Canaries are test records, and a guess says whether a canary was in the training set. All statistics and
+    all shares in ``GUESSES`` are tried.
 
     The error probability 1 - confidence is divided equally among all these bounds.
 
@@ -179,7 +182,7 @@ def find_best_bound(
 
 
 def _measure_operating_point(statistic: Tensor, inserted: Tensor, rate: float) -> Operating:
-    """Return the true positive rate of a statistic at the false positive rate ``rate``.
+    """Return which share of inserted canaries a statistic detects at a false positive rate.
 
     A canary counts as inserted if its statistic exceeds a threshold. The threshold is chosen such that at
     most a share ``rate`` of the omitted canaries exceeds it. The true positive rate is the share of the

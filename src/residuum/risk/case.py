@@ -32,7 +32,7 @@ from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 
 
 class Samples(NamedTuple):
-    """Samples x (n, *shape) in float64, and their labels y in the format that the task needs."""
+    """Samples x (n, *shape) in float64, and their labels y in the format of the network's task."""
 
     x: Tensor
     y: Tensor
@@ -147,7 +147,7 @@ class Case:
         )
 
     def rows(self, samples: Samples) -> Rows:
-        """Return one term of the weighted sum of gradients for each constraint or record.
+        """Return the terms of the sum of gradients that should equal the weights, one for each record.
 
         A term has a sample and a covector. The covector has the weights of the network's outputs whose
         weighted sum is differentiated. Usually this weighted sum is a margin, or one output of a regression.
@@ -162,7 +162,7 @@ class Case:
         return make_loss_rows(outputs, samples.y, self.task)
 
     def signals(self, samples: Samples) -> Tensor:
-        """Return each sample's backward signal at the first layer, (n, h) for h neurons.
+        """Return the backward signals of the samples at the first layer, (n, h) for h neurons.
 
         The backward signal is the gradient of the weighted sum of the outputs with respect to the layer's
         pre-activations. The weights of the outputs come from :func:`compute_covectors`.

@@ -1,4 +1,4 @@
-"""Fit the multipliers of the records to the target, and compute the residual.
+"""Fit multipliers (weights) to the records, so that the weighted sum of their gradients gives the weights.
 
 The target of the first layer is its weight matrix, weight update or optimizer state. This target is a
 weighted sum over records x_i, up to the residual E. Record x_i has a multiplier lam_i. Its backward signal
@@ -55,7 +55,7 @@ class Fit:
 
     @classmethod
     def from_records(cls, case: Case, samples: Samples, watch: Counter | None = None) -> Fit:
-        """Fit the multipliers of records to the target.
+        """Fit the multipliers (weights) with which the records' gradients add up to the target.
 
         The multipliers are nonnegative, except for a regression.
 

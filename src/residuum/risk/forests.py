@@ -73,7 +73,7 @@ class ForestExposure(Record):
 
     @property
     def per_record(self) -> list[dict[str, Any]]:
-        """A dictionary for each record. The most exposed record comes first."""
+        """A dictionary for each record, with its measurements. Records at highest risk come first."""
         score = self.digits + self.has_target.double() / (self.columns + 1)
         order = score.argsort(descending=True, stable=True).tolist()
         return [

@@ -108,7 +108,7 @@ class _Layer:
 
     @property
     def squares(self) -> Tensor:
-        """Squared norm of each input of the layer, (n,). A bias counts as a further input of value 1."""
+        """Squared norm of the layer's input for each record, (n,). A bias counts as an input of value 1."""
         return self.inputs.square().sum(1) + bool(self.bias)
 
 
@@ -210,7 +210,7 @@ class ChainGradients:
         return self._columns(next(layer for layer in self.layers if layer.weight == name), lam)
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """Return the norm of each record's gradient times its multipliers.
+        """Return the norm of each record's gradient times its multipliers (weights).
 
         Args:
             lam: Multipliers (weights) of the R terms of the sum.
@@ -266,7 +266,7 @@ class AnyGradients:
         return torch.cat([t.flatten(1) for n, t in gradients.items() if name in ("", n)], 1)
 
     def squares(self) -> Tensor:
-        """Return the squared norm of every gradient, (R,). Only one block of gradients is in memory."""
+        """Return the squared norm of every gradient, (R,), with one block of gradients in memory."""
         row_blocks = split_blocks(len(self.rows), self.size)
         return torch.cat([self._row_gradients(block).square().sum(1) for block in row_blocks])
 
@@ -316,7 +316,7 @@ class AnyGradients:
         return self.rows.values(torch.cat(output_changes))
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """Return the norm of each record's gradient times its multipliers.
+        """Return the norm of each record's gradient times its multipliers (weights).
 
         Args:
             lam: Multipliers (weights) of the R terms of the sum.
@@ -359,7 +359,7 @@ Gradients = ChainGradients | AnyGradients
 
 @dataclass(frozen=True, eq=False)
 class Multipliers:
-    """Multipliers with which the weighted sum of gradients is closest to a target.
+    """The multipliers (weights) with which a sum of gradients is closest to a target.
 
     Attributes:
         lam: One multiplier per row, (R,).
@@ -411,7 +411,7 @@ def fit_multipliers(
 def descend(
     gradients: Gradients, inner: Tensor, free: bool, watch: Counter | None = None
 ) -> Tensor:
-    """Fit multipliers by accelerated projected gradient descent without the Gram matrix.
+    """Fit the weights (multipliers) of many gradients by projected gradient descent.
 
     The (R, R) Gram matrix is too large to store. Each product with this matrix is computed by two passes over
     the records instead. Gradients are first scaled to equal norms. The step size is 1 / (1.1 s), where s is
@@ -482,7 +482,10 @@ def _largest_projected_entry(lam: Tensor, descent_direction: Tensor, free: bool)
 
 
 def _relative_violation(lam: Tensor, descent_direction: Tensor, inner: Tensor, free: bool) -> float:
-    """Return the largest entry of the projected gradient, relative to the gradient at zero multipliers."""
+    """Return how far multipliers are from the optimum: the largest entry of the projected gradient.
+
+    The entry is relative to the gradient at zero multipliers.
+    """
     return _largest_projected_entry(lam, descent_direction, free) / max(
         float(inner.abs().max()), 1e-300
     )

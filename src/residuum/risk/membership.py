@@ -240,7 +240,7 @@ class MembershipTest(Record):
 
     @property
     def line(self) -> str:
-        """A sentence for the user: how many records are named as members, or why the test is inconclusive."""
+        """A sentence: how many training records are identified, or why the test is inconclusive."""
         if self.reason:
             return f"Membership could not be tested: {self.reason}"
         rate_text = f"at a false discovery rate of {LEVEL:.0%}"
@@ -331,7 +331,7 @@ def measure_membership(
 
 
 def min_named(n: int) -> int:
-    """Return how many of n training records must be listed as members before a leak is reported."""
+    """Return how many of n training records must be identified before an audit reports a leak."""
     return max(MIN_NAMED, math.ceil(MIN_SHARE * n - 1e-9))
 
 
@@ -414,7 +414,7 @@ def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[f
 
 
 def _accept(p: Tensor, boundary_counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Select the records that the rule of Benjamini and Hochberg accepts as members.
+    """Select the records that are identified as training records at a false discovery rate of 5%.
 
     Args:
         p: P-values of the records, (n,).

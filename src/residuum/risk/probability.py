@@ -77,7 +77,7 @@ ATTACKS = (
 def score_records(
     ratio: Tensor, signal_share: Tensor, reach_ncc: Tensor, values: int, rank: int | None
 ) -> Tensor:
-    """Return the log odds that attacks recover each record.
+    """Compute for each record the log odds that attacks recover it.
 
     Args:
         ratio: Signal-to-residual ratio of each record, (n,).

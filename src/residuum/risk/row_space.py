@@ -77,7 +77,7 @@ class RowSpace:
         return cls(layer, shape, min(rank_above_noise, nonzero_rank) if noise else layer.rank)
 
     def reach(self, x: Tensor) -> Tensor:
-        """Return the largest cosine of each sample with a vector in the span of the clean directions.
+        """Compute how close an attack can get to each sample: its largest cosine with clean directions.
 
         Clean directions are the singular vectors of the first layer's weight with singular values above the
         noise.
@@ -94,7 +94,7 @@ class RowSpace:
         return ((flat_samples @ clean_directions.T).norm(dim=1) / sample_norms).clamp(max=1)
 
     def reach_ncc(self, x: Tensor) -> Tensor:
-        """Return the largest NCC of each sample with a vector in the span of the clean directions.
+        """Compute the largest NCC of each sample with a vector in the span of the clean directions.
 
         NCC is the normalized cross-correlation. Clean directions are the singular vectors of the first
         layer's weight with singular values above the noise.
@@ -137,7 +137,7 @@ class RowSpace:
         return (torch.cat(weighted_square_sums) / squared_norms).clamp(max=1)
 
     def dual(self, x: Tensor, signals: Tensor) -> Tensor:
-        """Return the normalized cross-correlation (NCC) of each sample with an estimate of its dual vector.
+        """Compute the normalized cross-correlation of each sample with an estimate of its dual vector.
 
         The dual vector of a training sample has the inner product 1 with this sample and 0 with all other
         training samples. Samples outside the training set usually have a smaller NCC.

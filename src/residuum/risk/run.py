@@ -163,7 +163,7 @@ def expose(
 
 @dataclass(frozen=True)
 class Results:
-    """The results of the stages of an exposure measurement.
+    """The results of the steps (stages) of a risk measurement.
 
     Attributes:
         outputs: Margin and loss of each record.
@@ -181,18 +181,18 @@ class Results:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The measurements of the records by all stages, by name of the measurement."""
+        """All measurements of the records, by name of the measurement."""
         results = (self.outputs, self.fit, self.row_space, self.kinks)
         return {name: value for result in results for name, value in vars(result.figures).items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes of all stages for the reader of the result."""
+        """The notes of all steps of the measurement for the reader of the result."""
         return (*self.fit.notes, *self.row_space.notes, *self.kinks.notes)
 
     @property
     def flagged(self) -> Tensor | None:
-        """Which records lie on significantly many activation boundaries, None if there are no p-values."""
+        """Mask of the records on significantly many activation boundaries, None without p-values."""
         q_values = self.kinks.figures.kink_q
         return None if q_values.isnan().all() else q_values <= LEVEL
 
@@ -200,7 +200,7 @@ class Results:
 def _run_stages(
     case: Case, canaries: Canaries | None, work: Path | None, watch: Watcher | None
 ) -> Results:
-    """Run the stages of an exposure measurement, or read their saved results from the folder ``work``."""
+    """Run the steps of a risk measurement, or read their saved results from the folder ``work``."""
 
     def progress(done: int, text: str) -> None:
         if watch is not None:
@@ -253,7 +253,7 @@ def _check_holdout(data: Dataset, holdout: Dataset | None) -> None:
 
 
 def _informed_images(case: Case, fit: dict[str, Tensor], records: Tensor) -> Tensor:
-    """Return the informed estimates of k records, (k, *shape).
+    """Return estimates of k records by an attacker who knows all other records, (k, *shape).
 
     The informed estimate of a record is the estimate of an attacker who knows all other records. If the first
     layer was not fitted, the result is an empty tensor.
@@ -301,7 +301,7 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
 
 
 def _notes(case: Case, rank: int | None) -> list[str]:
-    """Return the notes that concern the whole exposure measurement and no single stage."""
+    """Return the notes that concern the whole risk measurement and not a single step of it."""
     notes, n = [], len(case.data)
     if case.surface.name != WEIGHTS:
         notes.append(f"attack surface: {case.surface.name}")

@@ -39,7 +39,7 @@ F = TypeVar("F", bound=Record)
 
 @dataclass(frozen=True, eq=False)
 class Measured(Record, Generic[F]):
-    """The result of a stage, which is saved so that an interrupted run can resume.
+    """The result of one step of a risk measurement, saved so that an interrupted run can resume.
 
     Attributes:
         figures: The measurements of the records.
@@ -78,7 +78,7 @@ def margins_and_losses(outputs: Tensor, y: Tensor, task: str) -> tuple[Tensor, T
 
 
 def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures]:
-    """Fit the multipliers of the records, and compare each record with its informed estimate.
+    """Fit the weights (multipliers) of the records, and estimate each record from the others.
 
     The multipliers weight the gradients of the records in a sum that equals the target. The informed estimate
     of a record is the estimate of an attacker who knows all other records.

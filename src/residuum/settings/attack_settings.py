@@ -90,7 +90,7 @@ class SearchSettings(AttackSettings):
 
     @property
     def precision(self) -> str:
-        """Name of the number format of the attack. For "auto", tf32 on a GPU and float64 on the CPU."""
+        """Name of the number format of the attack: if the setting is "auto", tf32 on a GPU, else float64."""
         if self.dtype != "auto":
             return self.dtype
         return "tf32" if self.device.startswith("cuda") else "float64"
@@ -106,7 +106,7 @@ class SearchSettings(AttackSettings):
 
 
 class RestartSettings(SearchSettings):
-    """Settings of attacks that run several restarts."""
+    """Settings of attacks that run several restarts (runs from different random starts)."""
 
     restarts: int = Field(
         default=4,
@@ -121,7 +121,7 @@ class RestartSettings(SearchSettings):
 
 
 class StationaritySettings(RestartSettings):
-    """Settings of attacks that minimize the residual of a stationarity equation.
+    """Settings of attacks that search for samples that solve a stationarity equation.
 
     A stationarity equation says that the weights are a sum of gradients at the training samples, weighted by
     multipliers.
@@ -293,7 +293,7 @@ class StationaritySettings(RestartSettings):
 
 
 class KKTSettings(StationaritySettings):
-    """Settings of the KKT attack (Haim et al. 2022, Buzaglo et al. 2023)."""
+    """Settings of the attack on the KKT equation of margin maximization (Haim et al. 2022)."""
 
     rivals: Literal["tied", "best"] = Field(
         default="tied",

@@ -50,7 +50,7 @@ class Settings(BaseModel):
         return type(self)(**{**set_values, **changes})
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings as values for JSON. An infinite number becomes None."""
+        """Return all settings as plain values for JSON. Infinite numbers become None."""
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod

@@ -19,7 +19,7 @@ TRIAL_RESTARTS = 2
 
 
 class ExposureRequest(Settings):
-    """Settings of :func:`residuum.exposure`."""
+    """Settings of :func:`residuum.exposure`, which ranks training records by risk."""
 
     surface: str = Field(
         default="auto",
@@ -59,7 +59,7 @@ class ExposureRequest(Settings):
 
 
 class DefenseRequest(Settings):
-    """Settings of :func:`residuum.defend`."""
+    """Settings of :func:`residuum.defend`, which tests defenses against attacks."""
 
     arch: str | None = Field(
         default=None,
@@ -140,7 +140,7 @@ class DefenseRequest(Settings):
 
 
 class SweepSettings(Settings):
-    """Settings of a sweep, without the attack and the search space of the attack's settings."""
+    """Settings of a sweep (an attack run with many settings), except the attack and the ranges to search."""
 
     trials: int = Field(
         default=32,

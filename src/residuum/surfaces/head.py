@@ -47,7 +47,7 @@ class Head:
 
     @torch.no_grad()
     def compute_features(self, data: Dataset) -> Dataset:
-        """Return the samples with their values replaced by the features that the frozen layers compute."""
+        """Replace samples by their features, which the frozen layers compute."""
         dtype = next(self.body.parameters()).dtype
         features = [self.body(batch.flatten(1).to(dtype)) for batch in data.x.split(1000)]
         return data.replace(x=torch.cat(features).to(data.x.dtype), mean=None)

@@ -74,7 +74,7 @@ class Inspection(Record):
     assumptions: tuple[str, ...] = ()
 
     def directions_for(self, samples: int | None) -> tuple[int | None, str]:
-        """Return the number of singular vectors of the first layer that come from training.
+        """Return how many directions (singular vectors) of the first layer come from training.
 
         If there are more samples than inputs, training can change every singular vector. Then the number says
         nothing about the samples, and it is not returned.

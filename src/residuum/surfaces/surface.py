@@ -61,7 +61,7 @@ class Surface:
 
     @property
     def equations(self) -> tuple[str, ...]:
-        """Names of the layers in which the weighted sum of gradients must equal the target.
+        """Names of the layers whose weights (or other target) an attack must explain by gradients.
 
         These are the layers that training moved or, for optimizer state, that have a mean gradient.
         """
@@ -198,7 +198,7 @@ SURFACE_CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}
 
 
 def resolve_surface(name: str, knowledge: Knowledge) -> str:
-    """Return the internal name of an attack surface for the name that a user passes.
+    """Convert the name of an attack surface that a user passes to its internal name.
 
     Args:
         name: A key of ``SURFACE_CHOICES``.

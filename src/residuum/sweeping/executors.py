@@ -65,7 +65,7 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The inputs that all trials of a sweep share. A task is sent to each worker once.
+    """The inputs that all trials of a sweep share. They are sent to each worker process once.
 
     Attributes:
         network: The released network.
@@ -100,7 +100,7 @@ class Job:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the trials of this job."""
+        """Numbers of the trials (runs with one set of settings) in this job."""
         return list(self.params)
 
     def split_in_halves(self) -> list[Job]:
@@ -114,7 +114,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of a job: a reconstruction for each trial, a paused state, or the reason of a failure."""
+    """The outcome of a job: a reconstruction for each trial, a paused state, or the reason of a failure."""
 
     job: Job
     reconstructions: tuple[Reconstruction, ...] = ()
@@ -124,7 +124,9 @@ class Outcome:
 
 
 def split_into_jobs(params: Mapping[int, Params], seed: int, batch: int) -> list[Job]:
-    """Split trials into jobs by their numbers. The first job has the trials 0 to ``batch`` - 1.
+    """Divide the trials of a sweep into jobs by their numbers.
+
+    The first job has the trials 0 to ``batch`` - 1.
 
     Args:
         params: Values of the varied settings of the trials that remain to be run, by trial number.
@@ -139,7 +141,7 @@ def split_into_jobs(params: Mapping[int, Params], seed: int, batch: int) -> list
 
 
 def run_job(task: Task, job: Job) -> Outcome:
-    """Run a job. Every engine calls this function.
+    """Run a job: one or more trials of a sweep. Every engine calls this function.
 
     Args:
         task: The inputs that all trials of the sweep share.
@@ -193,7 +195,7 @@ def first_layer_residual(loss: Tensor, layers: Tensor) -> float | None:
 
 
 def paused_value(path: Path) -> tuple[int, float | None]:
-    """Read the saved state of a paused trial. Return its step and residual, or (0, None) without a state."""
+    """Read the step and the error of a paused trial from its saved state, (0, None) without a state."""
     if not path.is_file():
         return 0, None
     solver_state = SolverState.load(path)
@@ -205,7 +207,7 @@ def paused_value(path: Path) -> tuple[int, float | None]:
 def judge_trial(
     number: int, params: Params, reconstruction: Reconstruction, objectives: tuple[str, ...]
 ) -> Trial:
-    """Compute the statistics of a finished trial, from the weights alone.
+    """Compute statistics that judge a finished trial of a sweep without training data.
 
     The candidates of all restarts form groups of similar candidates. ``agreement`` is the share of the
     candidates that are in groups with candidates of several restarts. Each group has a confidence, which is
@@ -282,7 +284,7 @@ def _run_attack(task: Task, job: Job) -> Outcome:
 
 
 def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reconstruction:
-    """Return the result of one trial from the combined result of all trials of a job."""
+    """Extract the result of one trial from the combined result of a job's trials."""
     restart_count = count_restarts(attack)
     first_run = index * restart_count
     own_runs = slice(first_run, first_run + restart_count)
@@ -310,14 +312,14 @@ def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reco
 
 
 class Engine(Protocol):
-    """Interface of the classes that run the jobs of a sweep, for example in other processes."""
+    """Base class of the engines that run the jobs of a sweep, for example in other processes."""
 
     def count_slots(self) -> int:
-        """Return the number of jobs that may be submitted at the same time."""
+        """Return how many jobs may be submitted to the engine at the same time."""
         return 1
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Start a job. Return a future of its outcome, or of an exception if the worker dies."""
+        """Start a job. Return a future that gives its outcome, or an exception if the worker process dies."""
 
     def close(self) -> None:
         """Stop all running jobs and release the processes or machines of the engine."""
@@ -438,7 +440,7 @@ class Processes(Engine):
         self._idle: list[Worker] = []
 
     def count_slots(self) -> int:
-        """Return the number of worker processes."""
+        """Return the number of worker processes, each of which runs one job at a time."""
         return self._count
 
     def submit(self, job: Job) -> Future[Outcome]:

@@ -45,7 +45,7 @@ MAX_GROUPS = 2000
 
 
 class Pool:
-    """Groups of similar candidates from all runs that were added.
+    """Groups of similar candidates (guesses of samples) from all runs that were added.
 
     Attributes:
         limit: Maximal number of groups in memory.
@@ -63,7 +63,7 @@ class Pool:
         self._groups: dict[str, Tensor] = {}
 
     def add(self, trial: Reconstruction) -> None:
-        """Add the candidates of a trial. Runs of the trial that diverged are left out."""
+        """Add the candidates (guesses of samples) of a trial, except those of runs that diverged."""
         is_usable = find_usable_candidates(trial)
         for run, status in enumerate(trial.status):
             is_in_run = is_usable & (trial.run == run)
@@ -105,7 +105,7 @@ class Pool:
         return len(self._groups["sum"]) if self._groups else 0
 
     def _find_nearest(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the index of the group that each candidate joins, (k,). The index is -1 for no group."""
+        """Find the group of similar candidates that each of k candidates joins, -1 for none."""
         if not len(self):
             return torch.full((len(x),), -1)
         groups = self._groups
@@ -124,7 +124,7 @@ class Pool:
     def _merge(
         self, x: Tensor, labels: Tensor, weight: Tensor, group_index: Tensor, count: int
     ) -> None:
-        """Add candidates to their groups.
+        """Add candidates to their groups of similar candidates.
 
         For each group, only three sums over its candidates and one candidate are stored, so memory does not
         grow with the number of runs. The stored candidate has the largest weight. With weights w_i and
@@ -165,7 +165,7 @@ class Pool:
         groups["run"][changed_group_indices] = float(self.runs)
 
     def order(self) -> Tensor:
-        """Return the indices of the groups, sorted by the number of runs that found them, then by weight."""
+        """Sort the groups of similar candidates by the number of runs that found them, then by weight."""
         support, weight = self._groups["support"], self._groups["weight"]
         order_by_weight = weight.argsort(descending=True, stable=True)
         return order_by_weight[support[order_by_weight].argsort(descending=True, stable=True)]
@@ -215,7 +215,7 @@ def pool_trials(
     knowledge: Knowledge,
     settings: dict[str, Any],
 ) -> tuple[Reconstruction | None, Pool]:
-    """Pool the candidates of finished trials into one reconstruction, which can be scored.
+    """Combine the candidates of all finished trials of a sweep into one reconstruction.
 
     The candidates of all trials form groups of similar candidates. The pooled reconstruction has one
     candidate per group: the candidate with the largest weight. The field ``selection`` of the pooled

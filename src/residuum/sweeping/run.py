@@ -65,14 +65,14 @@ REPORT, ATTACK, RANKINGS = "report.html", "attack.json", "rankings.json"
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """The progress of a sweep.
+    """The progress of a sweep (an attack that is run with many settings).
 
     Attributes:
         done: Number of finished trials.
         total: Number of all trials.
         fresh: Number of trials that finished since the sweep was started or continued.
         failed: Number of failed trials.
-        best: Value of the best trial in the statistic that ranks trials. None if no trial is complete.
+        best: Best value so far of the statistic by which trials are ranked. None if no trial is complete.
         seconds: Time since the sweep was started or continued.
     """
 
@@ -98,7 +98,7 @@ def sweep(
     watch: Watcher | None = None,
     **options: Unpack[SweepOptions],
 ) -> Sweep:
-    """Run an attack with many settings. Rank the trials without training data, and pool their candidates.
+    """Run an attack with many settings (trials). Rank the trials, and combine their reconstructions.
 
     An ``InputError`` is raised if an option is not valid or if the attack does not apply.
 
@@ -193,7 +193,7 @@ def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None
 
 @dataclass
 class Driver:
-    """Runs all trials of a sweep that are not finished, and records their results."""
+    """Runs all unfinished trials of a sweep, and records their results."""
 
     request: SweepRequest
     task: Task
@@ -226,7 +226,7 @@ class Driver:
                 self._advance(engine, params)
 
     def result(self, source: dict[str, Any]) -> Sweep:
-        """Rank and pool the trials, write the pooled reconstruction, and return the finished sweep."""
+        """Rank the trials, combine and write their reconstructions, and return the finished sweep."""
         trials = tuple(trial for _, trial in sorted(self.trials.items()))
         order, plan = rank_trials(trials), self.request.plan()
         saved_results = (self.folder.load(trial.number) for trial in order)
@@ -302,7 +302,7 @@ class Driver:
             jobs = smaller_jobs
 
     def _resume(self, job: Job, until: int) -> Job:
-        """Return a copy of the job that continues the saved state of its trial to the step ``until``."""
+        """Create a job that continues the saved state of a trial to the step ``until``."""
         state_file = self.folder.state(job.numbers[0])
         saved_state = (
             state_file.read_bytes() if len(job.numbers) == 1 and state_file.is_file() else None
@@ -310,7 +310,7 @@ class Driver:
         return dataclasses.replace(job, state=saved_state, until=until)
 
     def _halve(self, params: dict[int, Params], until: int) -> None:
-        """Stop all except the best trials in ``params``, which paused at the step ``until``.
+        """Stop the worst trials among those in ``params``, which have paused at the step ``until``.
 
         We do not use the pruners of Optuna. A pruner compares a trial with the trials that reported before
         this trial, so the result would depend on the order in which trials end. Pruners also do not support

@@ -43,11 +43,11 @@ class SweepRun(RunDir):
     what, files, summary = "a sweep", ("request.json",), "sweep.json"
 
     def trial(self, number: int) -> Path:
-        """Return the path of the candidates of a finished trial."""
+        """Return the path of the file with the reconstruction of a finished trial."""
         return self.path / "trials" / f"{number:06d}.safetensors"
 
     def state(self, number: int) -> Path:
-        """Return the path of the saved state of a paused trial."""
+        """Return the path of the file with the saved state of a paused trial."""
         return self.trial(number).with_suffix(".state.safetensors")
 
     def load(self, number: int) -> Reconstruction | None:
@@ -57,7 +57,7 @@ class SweepRun(RunDir):
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A finished sweep.
+    """The result of a sweep, in which an attack was run with many settings.
 
     Attributes:
         request: The settings of the sweep.
@@ -84,25 +84,28 @@ class Sweep:
 
     @property
     def order(self) -> list[Trial]:
-        """The complete trials, ranked without the training data, the best trial first."""
+        """The completed trials, ranked without the training data, best first."""
         return rank_trials(self.trials)
 
     @property
     def front(self) -> list[Trial]:
-        """Trials that no other trial beats in all objectives. With one objective, only the best trial."""
+        """Trials that no other trial beats in all objectives.
+
+        If there is one objective, only the best trial.
+        """
         by_number = {trial.number: trial for trial in self.trials}
         return [by_number[number] for number in self.summary["front"]]
 
 
 def rank_trials(trials: Iterable[Trial]) -> list[Trial]:
-    """Sort the complete trials by their first objective, which is minimized, and then by their number."""
+    """Sort the completed trials of a sweep by their first objective, best first, and then by number."""
     complete = (trial for trial in trials if trial.state == COMPLETE)
     return sorted(complete, key=lambda trial: (trial.values[0], trial.number))
 
 
 @dataclass(frozen=True)
 class Rankings:
-    """The rankings of a sweep with and without the training data.
+    """Two rankings of a sweep's trials: with and without the training data.
 
     Attributes:
         rows: Statistics and number of recovered samples of each complete trial. The rows are sorted by the
@@ -119,12 +122,12 @@ class Rankings:
 
     @property
     def by_data(self) -> list[dict[str, Any]]:
-        """The items of ``rows``, sorted by recovered samples, then by the mean score of the best matches."""
+        """The items of ``rows``, one for each trial, sorted by the number of recovered samples."""
         return sorted(self.rows, key=lambda row: (-(row["recovered"] or 0), -(row["top10"] or 0)))
 
     @property
     def correlation(self) -> float | None:
-        """Spearman correlation between a small residual and many recovered samples, None if undefined.
+        """Rank correlation between a good fit (small residual) and many recovered samples, None if undefined.
 
         If the attack has no residual, the number ``expected`` of real reconstructions replaces the residual.
         """
@@ -320,7 +323,7 @@ def _format_count(row: dict[str, Any]) -> str:
 
 
 def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
-    """Return the name, the value and the meaning of each score of the pooled candidates."""
+    """Return the name, value and meaning of each score of the combined reconstruction."""
     scores_by_name = (("all groups", scored.pooled), ("consensus only", scored.consensus))
     return tuple(
         (

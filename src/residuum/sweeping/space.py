@@ -52,7 +52,7 @@ ETA = 3
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """The result of a trial.
+    """The result of a trial, one run of the attack with one set of settings.
 
     Attributes:
         number: Number of the trial in the sweep, from 0.
@@ -102,7 +102,7 @@ class Range:
     integer: bool = False
 
     def distribution(self) -> BaseDistribution:
-        """Return the range as a distribution of Optuna."""
+        """Convert the range to a distribution of the library Optuna."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.integer:
@@ -126,7 +126,7 @@ UNMIX_SPACE: dict[str, Range] = {
 
 
 def list_numeric_settings(attack: type[Attack]) -> dict[str, Any]:
-    """Return the settings of an attack that a sweep can vary, with their default values."""
+    """Return the numeric settings of an attack, which a sweep can vary, with their default values."""
     fixed_settings = ("restarts", "seed", "seconds", "steps")
     defaults = {name: FALLBACKS.get(name, f.default) for name, f in attack.model_fields.items()}
     return {
@@ -289,7 +289,7 @@ class SweepRequest(SweepSettings):
 
     @property
     def pauses(self) -> list[int]:
-        """Steps of the attack after which the worst trials of a wave are stopped (successive halving)."""
+        """Steps of the attack after which the worst trials are stopped early (successive halving)."""
         if not isinstance(self.attack, RestartSettings):
             return []
         last_step = self.attack.steps
@@ -298,7 +298,7 @@ class SweepRequest(SweepSettings):
         return sorted(step for step in rounded_steps if step < last_step)
 
     def plan(self) -> dict[str, Any]:
-        """Return the settings that decide the results of a sweep, as plain values that identify the sweep."""
+        """Return the settings that decide the results of a sweep. They identify the sweep."""
         attack = {k: v for k, v in self.attack.to_json().items() if k != "seconds"}
         return {**self.model_dump(mode="json", exclude={"attack", *PLACES}), "attack": attack}
 

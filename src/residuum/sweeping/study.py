@@ -37,7 +37,7 @@ class Study:
     def __init__(
         self, request: SweepRequest, storage: Any = None, identity: dict[str, Any] | None = None
     ) -> None:
-        """Open the study.
+        """Open the study, which records the trials of a sweep.
 
         Args:
             request: The settings of the sweep.
@@ -69,7 +69,7 @@ class Study:
                 self.trials[trial_fields["number"]] = Trial(**trial_fields)
 
     def ask(self, wave: range) -> dict[int, Params]:
-        """Draw the settings of a wave of trials, and return the settings by trial number."""
+        """Draw the settings of a group of trials (a wave). Return them by trial number."""
         seed = np.random.SeedSequence((self._request.seed, wave.start)).generate_state(1)
         self._memory.sampler = self._sampler(int(seed[0]))
         params = {number: dict(self._memory.ask(self._space).params) for number in wave}
@@ -87,7 +87,7 @@ class Study:
             return TPESampler(seed=seed, constant_liar=True)
 
         class Sobol(QMCSampler):
-            """The Sobol sampler of Optuna, which is told the range of each setting.
+            """The Sobol sampler of Optuna with known ranges of the settings.
 
             Otherwise, the sampler would learn the ranges from the first trial, and draw this trial at random.
             """
@@ -100,7 +100,7 @@ class Study:
             return Sobol(seed=seed, scramble=True)
 
     def tell(self, trial: Trial) -> None:
-        """Add the result of a trial to the study, when the trial has ended."""
+        """Record the result of a trial that has ended."""
         trial_fields = trial.to_json()
         optuna_trial = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState[STATES[trial.state]],

@@ -76,7 +76,7 @@ class Alternative:
 
     @property
     def changed(self) -> int:
-        """The number of original samples that were split or merged."""
+        """The number of original samples that were split in two or merged."""
         merged_count = sum(len(p) for p in self.parents if len(p) > 1)
         return merged_count if self.kind == "merge" else len(self.before) - len(self.blocked)
 
@@ -84,7 +84,9 @@ class Alternative:
 def build_far_alternative(
     kkt_set: KKTSet, r: float, direction: str = "softest", watch: Watcher | None = None
 ) -> Alternative:
-    """Build an alternative training set whose samples lie at least ``r`` away from all original samples.
+    """Build an alternative training set (with the same weights) at a distance from the original samples.
+
+    Its samples lie at least ``r`` away from all original samples.
 
     If a direction of input space is orthogonal to the weights of all neurons of the first layer, every
     sample can move along this direction without limit. If there is no such direction, each sample gets its
@@ -126,7 +128,7 @@ def build_far_alternative(
 def build_budget_alternative(
     kkt_set: KKTSet, share: float, direction: str = "softest", watch: Watcher | None = None
 ) -> Alternative:
-    """Build an alternative training set that splits every sample by a share of its budget.
+    """Build an alternative training set (with the same weights) that splits every sample in two.
 
     The budget of a sample is the largest distance that it can move inside its activation pattern.
 
@@ -166,7 +168,7 @@ def build_budget_alternative(
 
 
 def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
-    """Build an alternative training set by merging samples.
+    """Build an alternative training set (with the same weights) by merging samples.
 
     Samples with the same label, activation pattern and proportional multipliers become one sample.
 
@@ -201,7 +203,7 @@ def _split(
     lengths: Tensor,
     is_movable: Tensor,
 ) -> Alternative:
-    """Split the samples that ``is_movable`` marks, and list the neurons that limit the other samples."""
+    """Split the samples marked by ``is_movable`` in two, and list the neurons that limit the others."""
     blocked = tuple(
         _describe_blocked(budgets, i, int(index[i])) for i in (~is_movable).nonzero()[:, 0].tolist()
     )

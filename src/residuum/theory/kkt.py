@@ -1,4 +1,4 @@
-"""How close a network is to a KKT point of the margin problem on given samples.
+"""Measure how exactly a network solves the KKT equation of margin maximization for given samples.
 
     min ||theta||^2 / 2  s.t.  m_r(theta) >= 1      (constraints r, also called rows: residuum.theory.rows)
     KKT: theta = sum_r lam_r grad m_r,  lam >= 0,  lam_r (m_r - 1) = 0
@@ -83,7 +83,7 @@ def certify(
     kink_limit: int = KINK_LIMIT,
     seconds: float = math.inf,
 ) -> Certificate:
-    """Measure how close a network is to a KKT point on given samples.
+    """Measure how exactly a network solves the KKT equation of margin maximization for given samples.
 
     Args:
         model: The network.
@@ -263,7 +263,7 @@ def fit_multipliers(
 
 
 def identity_gap(lam: Tensor, margins: Tensor, order: float | None, size: float) -> float | None:
-    """Return how far a network is from the identity ||theta||^2 = L sum_r lam_r m_r.
+    """Measure how far a network violates the identity ||theta||^2 = L sum_r lam_r m_r.
 
     The weights theta of a network that is homogeneous of order L obey this identity at a KKT point with
     multipliers lam_r and margins m_r.
@@ -293,7 +293,7 @@ def _status(relative: float, margin: float | None) -> str:
 
 @dataclass(frozen=True)
 class KinkPairs:
-    """Pairs of a constraint and a neuron whose pre-activation is zero up to a tolerance.
+    """Pairs of a constraint (on a sample's margin) and a neuron whose input is zero at this sample.
 
     Attributes:
         layer: Number of the hidden layer of all neurons.
@@ -309,7 +309,7 @@ class KinkPairs:
         return len(self.row)
 
     def take(self, chosen: Tensor) -> KinkPairs:
-        """Return only the pairs of a constraint and a neuron that a mask or a vector of indices chooses."""
+        """Select pairs of a constraint and a neuron by a mask or by indices."""
         return KinkPairs(self.layer, self.row[chosen], self.neuron[chosen])
 
 
@@ -317,7 +317,7 @@ class KinkPairs:
 def clarke_residual(
     model: MLP, x: Tensor, rows: Rows, plain: Theta, tolerance: float, limit: int, end: float
 ) -> tuple[float, int, int, bool]:
-    """Minimize the norm of the KKT residual over the gates at kinks, one hidden layer at a time.
+    """Minimize the KKT residual over the derivatives of ReLUs at zero, one hidden layer at a time.
 
     The KKT residual is the weights minus the weighted sum of the gradients of all margins. At a kink, a
     ReLU's input is zero, so its derivative (the gate) may be any number in [0, 1].
@@ -385,7 +385,7 @@ def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: floa
 def _free_layer(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, plain: Theta, limit: int, end: float
 ) -> tuple[float, int, bool]:
-    """Minimize the KKT residual over the gates at the kinks of one layer.
+    """Minimize the KKT residual over the derivatives of one layer's ReLUs at zero.
 
     The KKT residual is the weights minus the weighted sum of the gradients of all margins. A gate is the
     derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there are more
@@ -440,7 +440,7 @@ def _free_layer(
 def _first_order_gain(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, residual: Theta
 ) -> Tensor:
-    """Estimate how much the KKT residual shrinks to first order if a gate at a kink changes from 0 to 1.
+    """Estimate how much the KKT residual shrinks if the derivative of a ReLU at zero changes from 0 to 1.
 
     A gate is the derivative of a ReLU. If the gate changes from 0 to 1, a vector is added to the gradient
     of the constraint. The gain of the gate is the inner product of the residual with this vector. The inner
@@ -479,7 +479,7 @@ def _first_order_gain(
 
 
 def _output_slopes(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
-    """Return the derivatives (R, h) of R constraints' margins with respect to a layer's h activations."""
+    """Compute the derivatives (R, h) of R margins with respect to the h activations of a layer."""
     signals = model.signals(trace, rows.covectors, rows.index)
     return signals[layer + 1] @ model.linears[layer + 1].weight.detach()
 
@@ -530,7 +530,7 @@ def compute_kink_columns(
 def _solve_freed(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, end: float
 ) -> tuple[Theta, bool]:
-    """Return the smallest KKT residual over multipliers and gates at kinks.
+    """Minimize the KKT residual over multipliers and gates (derivatives of ReLUs at zero).
 
     The residual is computed again from the gradients, because the solver's value has rounding errors.
 
@@ -591,7 +591,7 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> m
 def _solve_quadratic_program(
     factor: mult.Factor, rows: int, owner: Tensor, seconds: float = math.inf
 ) -> tuple[Tensor, bool]:
-    """Find the multipliers lam and the gates at kinks with the smallest KKT residual.
+    """Find the multipliers and the gates (derivatives of ReLUs at zero) with the smallest KKT residual.
 
     Minimize ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner], with z = (lam, mu). A gate is a number
     in [0, 1]. Its product mu with a multiplier is a variable, because the problem is then convex. The error e

@@ -173,12 +173,12 @@ class KKTSet:
 
     @cached_property
     def u(self) -> Tensor:
-        """(n, P, C) products of the multipliers and the covectors."""
+        """Products of the multipliers and the covectors (weights of the outputs), (n, P, C)."""
         return self.lam[:, None, None] * self.covectors
 
     @cached_property
     def remainder(self) -> Theta:
-        """The difference between the target and the weighted sum of gradients, by parameter."""
+        """The error of the equation by parameter: the target minus the weighted sum of gradients."""
         target_minus_sum = dict(self.target)
         for p, model in enumerate(self.models):
             weighted_sum = weighted_gradient(model, self.x, self.u[:, p])
@@ -225,7 +225,7 @@ class KKTSet:
 
     @property
     def margin(self) -> float | None:
-        """The smallest margin of this set, or None for tasks without margins."""
+        """The smallest margin of the samples in this set, None for tasks without margins."""
         return None if self.margins is None else float(self.margins.min())
 
     @property
@@ -253,7 +253,7 @@ class KKTSet:
 
     @property
     def root(self) -> KKTSet:
-        """The original set from which this set was made."""
+        """The original set of samples from which this set was made by splits and merges."""
         return self if self.parent is None else self.parent.root
 
     @property
@@ -262,7 +262,7 @@ class KKTSet:
 
     @property
     def is_stationary_set(self) -> bool:
-        """Whether the weighted sum of gradients is as close to the target as that of the original set.
+        """Whether the weighted sum of gradients explains the weights as well as for the original set.
 
         An attack can check only this property of a set, because the attacker does not know the margins.
         """
@@ -270,13 +270,13 @@ class KKTSet:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the network is a KKT point of the margin problem on this set, up to rounding."""
+        """Whether the network solves the KKT equation of margin maximization for this set up to rounding."""
         has_zero_delta = self.delta is None or self.delta <= TOLERANCE
         return self._has_valid_signs and has_zero_delta and self.residual <= TOLERANCE
 
     @property
     def is_on_margin(self) -> bool:
-        """Whether all margins stay in the range of the original set.
+        """Whether all margins of the samples stay in the range of the original set.
 
         No margin may be below the smallest margin of the original set. A constraint with a positive
         multiplier may not exceed the largest margin of such a constraint in the original set. At an exact KKT
@@ -298,7 +298,7 @@ class KKTSet:
 
     @property
     def is_full_kkt_set(self) -> bool:
-        """Whether the network is as close to a KKT point on this set as on the original set.
+        """Whether this set explains the weights, including the margins, as well as the original set.
 
         The residual and ``delta`` must be at most those of the original set, and the margins must stay in the
         range of the original set.
@@ -423,7 +423,7 @@ class KKTSet:
         return self._merged(groups), groups
 
     def _merged(self, groups: list[list[int]]) -> KKTSet:
-        """Return a set in which one sample, the weighted mean of a group, takes the place of each group."""
+        """Replace each group of samples by one sample: the weighted mean of the group."""
         groups = sorted(groups)
         first_samples = torch.tensor([group[0] for group in groups])
         lam = torch.stack([self.lam[group].sum() for group in groups])
@@ -436,7 +436,7 @@ class KKTSet:
         return self._with(x, self.y[first_samples], lam, self.covectors[first_samples])
 
     def _check_mergeable(self, i: int, k: int) -> None:
-        """Raise an error that gives the reason if two samples cannot be merged."""
+        """Raise an error with the reason if two samples cannot be merged."""
         self._check_multiplier(torch.tensor([i, k]))
         if self.task in ("binary", "multiclass") and self.y[i] != self.y[k]:
             raise HypothesisError(
@@ -559,7 +559,7 @@ class KKTSet:
         return self.take(self.lam != 0)
 
     def take(self, samples: Tensor) -> KKTSet:
-        """Return the set with only the samples that are chosen by indices or by a mask."""
+        """Select samples of the set by indices or by a mask."""
         return self._with(
             self.x[samples], self.y[samples], self.lam[samples], self.covectors[samples]
         )
@@ -608,7 +608,7 @@ class KKTSet:
         return float(l2(self.x, other.x).min())
 
     def _check_budget(self, indices: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        """Raise an error if a split moves a half of a sample out of the activation pattern of the sample."""
+        """Raise an error if a half of a split sample would activate other neurons than the sample."""
         budgets = self.budgets(nu, indices)
         blocked_samples = (
             ((alpha >= budgets.alpha) | (beta >= budgets.beta)).nonzero()[:, 0].tolist()
@@ -656,5 +656,5 @@ def _rivals(y: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _divide(u: Tensor, multipliers: Tensor) -> Tensor:
-    """Return the (n, P, C) products ``u`` over the (n,) multipliers. A multiplier of 0 is replaced by 1."""
+    """Divide the products ``u`` (n, P, C) by the n multipliers. A multiplier of 0 counts as 1."""
     return u / torch.where(multipliers > 0, multipliers, 1.0)[:, None, None]

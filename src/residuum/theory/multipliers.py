@@ -114,7 +114,7 @@ def factor_dense(gradients: Tensor, theta: Tensor) -> Factor:
 
 
 def solve(factor: Factor, free: bool) -> Tensor:
-    """Return the multipliers that fit the weights best.
+    """Compute the multipliers with which a weighted sum of gradients fits the network's weights best.
 
     Gradients can be linearly dependent, for example those of several constraints of one sample. Then many
     multipliers fit the weights equally well. If the least-squares solution of smallest norm has no negative
@@ -143,7 +143,7 @@ def solve(factor: Factor, free: bool) -> Tensor:
 
 
 def refine(lam: Tensor, gram: Tensor, correlate: Callable[[Tensor], Tensor], free: bool) -> Tensor:
-    """Improve the accuracy of multipliers by iterative refinement.
+    """Improve the accuracy of fitted multipliers (weights of gradients) by iterative refinement.
 
     Multipliers that solve the normal equations have a relative error of about the machine precision times the
     condition number of the Gram matrix. Each refinement step computes the residual (weights minus weighted

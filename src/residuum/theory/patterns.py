@@ -89,7 +89,7 @@ class Switches:
         raise IndexError(k)
 
     def names(self, chosen: Tensor) -> str:
-        """Return the names of the switches that a (K,) mask chooses. At most four are listed."""
+        """Name the switches (such as inputs of ReLUs) that a (K,) mask selects, at most four of them."""
         positions = chosen.nonzero()[:, 0].tolist()
         listed_names = ", ".join(self.name(k) for k in positions[:MAX_NAMED])
         return listed_names + (
@@ -98,7 +98,7 @@ class Switches:
 
 
 def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
-    """Compute the values of all switches at samples.
+    """Compute the values of all switches (such as inputs of ReLUs) at samples.
 
     A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
@@ -121,7 +121,7 @@ def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
 
 
 def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Tensor:
-    """Differentiate every switch at each sample along a direction.
+    """Differentiate every switch (such as the input of a ReLU) at each sample along a direction.
 
     A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
@@ -142,7 +142,7 @@ def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) ->
 
 
 def compute_slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Return the gradients of all switches at one sample.
+    """Compute the gradients of all switches (such as inputs of ReLUs) at one sample.
 
     A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
@@ -276,7 +276,7 @@ def record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def _compute_distances_to_maximum(module: nn.MaxPool2d, z: Tensor) -> Tensor:
-    """Return how much smaller each entry of a pooling window is than the largest entry, (n, units)."""
+    """Compute how much smaller each entry of a pooling window is than the largest entry, (n, units)."""
     windows = F.unfold(z, module.kernel_size, stride=module.stride)
     window_entries = windows.reshape(len(z), z.shape[1], -1, windows.shape[-1])
     return (window_entries.max(2, keepdim=True).values - window_entries).flatten(1)

@@ -87,7 +87,7 @@ class Neurons:
 
 @dataclass(frozen=True)
 class SignalSubspace:
-    """The span of the input weights of all neurons.
+    """The signal subspace of a network: the span of the input weights of all neurons.
 
     The weights only depend on the projections of the samples onto this span.
 
@@ -149,7 +149,7 @@ class Interpolant:
 
 
 def find_live_neurons(model: nn.Module) -> Neurons:
-    """Return the neurons of a polynomial network whose weights are not zero.
+    """Find the neurons of a polynomial network whose weights are not zero.
 
     Neurons with zero weights contain nothing about the data. At a KKT point, a neuron with a zero output
     weight has zero input weights, so it is ignored too.
@@ -209,7 +209,7 @@ def find_live_neurons(model: nn.Module) -> Neurons:
 
 
 def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> SignalSubspace:
-    """Return the span of the leading right singular vectors of the weight matrix.
+    """Estimate the span of the training samples from the singular vectors of the weight matrix.
 
     At a KKT point the input weights of every neuron are a combination of samples. So the weights only
     depend on the projections of the samples onto this span. A trained network is only close to a KKT point.
