@@ -134,11 +134,11 @@ class Interpolant:
     condition: float
 
     def __call__(self, w: Tensor) -> Tensor:
-        """Return the values (k, r) of the interpolated function f at k points ``w`` (k, r)."""
+        """Evaluate the interpolated function f at k points ``w`` (k, r). Return its values (k, r)."""
         return (w @ self.directions.T) ** (self.degree - 1) @ self.coefficients
 
     def slice(self, v: Tensor) -> Tensor:
-        """Return the (r, r) derivative of f at ``v`` (r,), divided by alpha-1 and symmetrized.
+        """Return the symmetrized derivative (r, r) of the interpolated function f at ``v``, over alpha - 1.
 
         f is the interpolated function. For samples x_i with signed multipliers b_i, the result is sum_i b_i
         (x_i.v)^(alpha-2) x_i x_i^T.
@@ -392,7 +392,7 @@ def _symmetry(alpha: int) -> str:
 
 
 def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
-    """Return notes that say whether the weights determine the samples, and how reliable this answer is."""
+    """Return notes for users: whether the weights determine the samples, and how reliable the answer is."""
     notes = []
     if neurons.degree == 1:
         notes.append(

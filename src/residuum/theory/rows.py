@@ -1,4 +1,4 @@
-"""The constraints of the margin problem, one row for each constraint, from samples and labels.
+"""Make the constraints of margin maximization from samples and labels, one row for each constraint.
 
     binary       y_i Phi(x_i) >= 1                                lam_i >= 0
     multiclass   Phi_y(x_i) - Phi_c(x_i) >= 1 for rivals c        lam_ic >= 0
@@ -148,7 +148,7 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def constraint_rows(outputs: Tensor, y: Tensor, task: str, rivals: str = "tied") -> Rows:
-    """Return the constraints of the margin problem, each of which gets a separate multiplier.
+    """Return the constraints of margin maximization, each of which gets a separate multiplier.
 
     A constraint is a sample and a covector, by which the outputs of the network are weighted. The covector is
     the label of -1/+1 for a binary network, and a unit vector for each output of a regression. With several

@@ -20,12 +20,15 @@ STATE = Path("private", "state.safetensors")
 
 
 class TrainingRun(RunDir):
-    """The output directory of a training, opened for writing."""
+    """The output directory of a training run, opened for writing."""
 
     what, files, summary = "a training", (SUMMARY,), SUMMARY
 
     def expected_files(self) -> Collection[str]:
-        """Return the names of the summary file and, if there is a saved state, of the folder ``private``."""
+        """Return the names by which the directory of a training run is recognized.
+
+        These are the summary file and, if there is a saved state, the folder ``private``.
+        """
         return {SUMMARY, *({"private"} if (self.path / STATE).is_file() else ())}
 
 

@@ -247,7 +247,7 @@ class _Run:
         return self._save(status)
 
     def _observe(self, check_residual: bool) -> str:
-        """Add loss and margin to the history, report the progress, and return the status of the run."""
+        """Record the loss and the margin, report the progress, and return the status of the training."""
         with torch.no_grad():
             outputs = self.model(self.x)
             loss = float(LOSSES[self.loss](outputs, self.y))
@@ -306,7 +306,7 @@ class _Run:
         return state
 
     def _resume(self) -> None:
-        """Load the saved state, if it exists. If it belongs to other data or settings, raise an error."""
+        """Load the saved state of the training, if it exists. Raise an error if data or settings differ."""
         if self.path is None:
             return
         # If the folder is not writable, raise an error now, not after the training.

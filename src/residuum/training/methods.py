@@ -135,7 +135,7 @@ class GradientDescent:
         )
 
     def advance(self, count: int, limit: int) -> int:
-        """Take one step. If a CUDA graph replays the steps, take ``limit`` steps at once.
+        """Take one training step, or ``limit`` steps at once if a CUDA graph replays the steps.
 
         Args:
             count: Number of steps so far.
@@ -235,7 +235,7 @@ class MarginMaximization:
         self._current: list[float] | None = None
 
     def advance(self, count: int, limit: int) -> int:
-        """Take a single step, because its result determines the length of the next step.
+        """Take a single training step. Its result determines the length of the next step.
 
         Args:
             count: Number of steps so far.
@@ -248,7 +248,7 @@ class MarginMaximization:
         return 1
 
     def step(self, count: int) -> None:
-        """Take a step. If the gradient vanishes, the weights do not change.
+        """Take a step of margin maximization. If the gradient is zero, the weights do not change.
 
         The length of the step is at most ``REACH`` times the norm of the weights. If the objective increases
         by more than ``SLACK``, the step is undone and repeated without momentum and with a smaller length. A
@@ -290,7 +290,7 @@ class MarginMaximization:
         self.rescale(lowest)
 
     def _objective(self) -> list[float]:
-        """Return the objective, the lowest margin, and the squared norms of the gradient and of the weights.
+        """Return the objective, the lowest margin, and the squared norms of the gradient and the weights.
 
         The gradient of the objective is stored in the attribute ``_gradient``.
         """

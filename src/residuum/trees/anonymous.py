@@ -39,7 +39,7 @@ MAX_SAME_TARGET = 6  # targets that more records than this have in common are le
 
 
 def records_without_seeds(leaves: Leaves) -> Records:
-    """Return the records of a forest whose bootstrap samples are not known.
+    """Find the records of a forest whose bootstrap samples are not known.
 
     Args:
         leaves: The leaves of the forest.
@@ -81,7 +81,7 @@ def records_without_seeds(leaves: Leaves) -> Records:
 
 
 def _group_sizes(leaves: Leaves) -> Integers:
-    """Return for each distinct leaf value the number of records with this target, 0 if it is unknown."""
+    """Count for each distinct leaf value the records with this target, 0 if the number is unknown."""
     leaf_counts = leaves.numbers
     if leaves.count is not None:
         record_counts = leaves.sum_by_group(leaves.count)
@@ -102,7 +102,7 @@ def _group_sizes(leaves: Leaves) -> Integers:
 
 
 def _are_targets(occurrences: Integers, trees: int) -> Booleans:
-    """Return for each distinct leaf value whether it is a target, not the mean of several targets.
+    """Decide for each distinct leaf value whether it is the target of records, not a mean of targets.
 
     If most values occur in every tree, the numbers of trees do not tell targets from means. This happens if
     the forest has one tree, or if its trees were trained without a bootstrap. Then the trees are assumed to
@@ -139,7 +139,7 @@ def _are_targets(occurrences: Integers, trees: int) -> Booleans:
 
 
 def _share_of_trees(mean: float, trees: int) -> float:
-    """Return the probability p with which a tree draws a record.
+    """Estimate the probability p with which the bootstrap of a tree draws a given record.
 
     Args:
         mean: Mean number of trees that drew a record, over the records that at least one tree drew. It equals

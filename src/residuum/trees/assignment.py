@@ -38,7 +38,7 @@ COST_STEPS = 100  # the solver minimizes whole numbers, so costs are multiplied 
 
 
 def import_solver() -> Any:
-    """Return the module of the constraint solver.
+    """Return the module of the constraint solver, which belongs to the package or-tools.
 
     Raises:
         MissingExtraError: If or-tools is not installed.
@@ -86,7 +86,7 @@ class ClassLeaves:
 
     @classmethod
     def build(cls, forest: Forest, counts: Integers, labels: Integers) -> ClassLeaves | None:
-        """Collect the leaves of a forest.
+        """Collect the leaves of a classification forest and their contents.
 
         Args:
             forest: The forest, which stores the weights of its leaves.
@@ -164,7 +164,7 @@ class ClassLeaves:
         return [np.flatnonzero(self.labels == k) for k in np.unique(self.labels)]
 
     def place(self, intervals: Integers) -> Integers:
-        """Return the leaves that records reach.
+        """Find the leaf of each tree that each record reaches.
 
         Args:
             intervals: (m, columns) number of the interval of each value of the m records.
@@ -180,7 +180,7 @@ class ClassLeaves:
         return leaves
 
     def fits(self, intervals: Integers) -> bool:
-        """Return whether a table reproduces the weights and the sizes of all leaves.
+        """Return True if a table reproduces the contents of all leaves: class weights and numbers of records.
 
         Args:
             intervals: (records, columns) number of the interval of each value of the table.
@@ -192,7 +192,7 @@ class ClassLeaves:
         return not weight.any() and (size is None or not size.any())
 
     def free_places(self, leaves: Integers) -> tuple[Integers, Integers | None]:
-        """Return how much of each leaf is not filled by the records that have been put into leaves.
+        """Compute which records each leaf still lacks, after some records have been put into leaves.
 
         Args:
             leaves: (records, trees) leaf of each record in each tree. ``UNPLACED`` for records that have not
@@ -317,12 +317,12 @@ class Choices:
 
     @property
     def is_open(self) -> Booleans:
-        """(choices,) whether the record of each choice has several possible leaves in the same tree."""
+        """Mask (choices,): whether the record of each choice has several possible leaves in the same tree."""
         _, inverse, number = np.unique(self.pair, return_inverse=True, return_counts=True)
         return np.asarray(number[inverse] > 1)
 
     def remaining(self, is_chosen: Booleans) -> tuple[Integers, Integers | None]:
-        """Return how much of each leaf is not filled by the members if some choices are made.
+        """Compute which records each leaf still lacks if some records are put into chosen leaves.
 
         Args:
             is_chosen: (choices,) whether the record of each choice is put into the leaf of the choice.
@@ -339,7 +339,7 @@ class Choices:
         return weight, size
 
     def cuts(self) -> tuple[Integers, Integers, Integers]:
-        """Return the cuts of the values of the members that separate possible leaves.
+        """Find the cuts (positions between intervals) that separate the possible leaves of each value.
 
         Let z be the interval number of a value. A cut c separates the intervals up to c from the intervals
         above c, so each cut gives an order literal ``z <= c``. Cuts at the ends of the possible leaves
@@ -361,7 +361,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Segments:
-    """Ranges of intervals in which the values of some records may lie.
+    """Segments: ranges of intervals in which the values of some records may lie.
 
     The cuts of a value (see ``Choices.cuts``) divide the possible intervals of this value into segments. The
     possible leaves are the same for all intervals of a segment.
@@ -485,9 +485,9 @@ def solve(
 
 
 def _with_literals(segments: Segments) -> Iterable[tuple[int, tuple[int, int, int]]]:
-    """Yield each segment that is not the last of its value, with the order literal of its upper end.
+    """Yield the segments (ranges of a value) except the last of each value, each with its Boolean variable.
 
-    The literal states that the value does not exceed the upper end. It is given as record, column and cut.
+    The variable states that the value does not exceed the upper end. It is given as record, column and cut.
     """
     member, column, last = segments.member, segments.column, segments.last
     has_next_segment = (member[1:] == member[:-1]) & (column[1:] == column[:-1])
@@ -581,7 +581,7 @@ def _add_costs(
 
 
 def to_intervals(values: ArrayLike, thresholds: Sequence[Floats]) -> Integers:
-    """Return the number of the interval between thresholds in which every value of a table lies.
+    """Find the interval between thresholds in which each value of a table lies.
 
     Args:
         values: (records, columns) values.

@@ -174,7 +174,7 @@ def why_not(forest: Forest) -> str:
 
 
 def is_squared_error(forest: Forest) -> bool:
-    """Return whether the trees were trained with squared error. If the file names no loss, return True."""
+    """Return True if the trees were trained with squared error, or if the file does not name the loss."""
     return not forest.is_classifier and forest.objective.lower() in SQUARED_ERROR
 
 
@@ -191,7 +191,7 @@ def _no_solution(records: int) -> Solution:
 def _fit(
     equations: Equations, solution: Solution, choices: Floats, tolerance: float
 ) -> RecoveredTargets:
-    """Compute the targets, and the learning rate and the regularization if they are unknown.
+    """Compute the targets of the records. Also compute the learning rate and the regularization if unknown.
 
     The unknown settings are those with the smallest residuals of the equations.
 
@@ -251,7 +251,7 @@ def _fit(
 
 
 def _choices(learning_rate: float | None, regularization: float | None) -> Floats:
-    """Return the coefficients 1, a and c of the right-hand side ``base + a rate + c shrinkage``.
+    """Return the coefficients 1, a and c of the equations' right-hand side ``base + a rate + c shrinkage``.
 
     The coefficients are a = 1 / eta and c = lambda / eta.
 

@@ -294,7 +294,7 @@ def _interval_masses(cuts: Floats, lower: float, upper: float) -> tuple[Floats, 
 
 
 def _bumps() -> Floats:
-    """Return Gaussian bumps on [0, 1] as (bins, bins) probabilities, one row for a bump at each bin."""
+    """Return Gaussian distributions on [0, 1] as probabilities (bins, bins), one row centered at each bin."""
     center = (np.arange(BINS) + 0.5) / BINS
     bump = np.exp(-0.5 * ((center[:, None] - center) / BUMP) ** 2)
     return np.asarray(bump / bump.sum(1, keepdims=True))
@@ -302,7 +302,7 @@ def _bumps() -> Floats:
 
 @dataclass
 class Walk:
-    """A random walk among tables that fit a forest.
+    """A random walk among training tables that fit a forest.
 
     Attributes:
         leaves: The leaves of the forest.
@@ -333,7 +333,7 @@ class Walk:
         deadline: float,
         progress: Callable[[str], None],
     ) -> Walk | None:
-        """Find a table that fits the forest, and begin a random walk at this table.
+        """Find a training table that fits the forest, and begin a random walk at this table.
 
         Args:
             leaves: The leaves of the forest.
@@ -395,7 +395,7 @@ class Walk:
         return tables
 
     def place(self, members: Integers, deadline: float, work: float = STEP_WORK) -> bool:
-        """Draw new values for some records, and keep the values of all other records.
+        """Draw new values for some records of the table, and keep the values of all other records.
 
         Args:
             members: Numbers of the records that receive new values.
@@ -441,7 +441,7 @@ class Walk:
         return True
 
     def cumulative_densities(self, members: Integers) -> Floats:
-        """Return the distribution functions from which the coordinates of some records are drawn.
+        """Compute the distribution functions from which new values of some records are drawn.
 
         Args:
             members: Numbers of these records. The densities are computed from all other records.
@@ -467,7 +467,7 @@ class Walk:
         return cumulative
 
     def _move(self, members: Integers, intervals: Integers) -> None:
-        """Give the values of some records new intervals, and update their leaves and the densities."""
+        """Change the values of some records in the current table, and update leaves and densities."""
         columns = np.arange(self.leaves.columns)
         coordinates = (
             self.scales.u[columns, intervals] + self.scales.u[columns, intervals + 1]
@@ -484,7 +484,7 @@ class Walk:
 
 
 def _value_at(cumulative: Floats, member: Integers, column: Integers, u: Floats) -> Floats:
-    """Return the value of one distribution function at each of m coordinates.
+    """Evaluate distribution functions at m coordinates, one function for each coordinate.
 
     Args:
         cumulative: (members, columns, bins + 1) values of distribution functions at the ends of the
@@ -506,7 +506,7 @@ def _value_at(cumulative: Floats, member: Integers, column: Integers, u: Floats)
 
 
 def _inverse(cumulative: Floats, member: Integers, column: Integers, level: Floats) -> Floats:
-    """Return for each of m values the coordinate at which a distribution function has this value.
+    """Invert distribution functions: find the coordinates at which they have given values.
 
     Args:
         cumulative: (members, columns, bins + 1) values of distribution functions at the ends of the

@@ -126,7 +126,7 @@ class Forest:
         return Structure.build(self.trees)
 
     def without(self, *fields: str) -> Self:
-        """Return a copy of the forest whose trees lack some fields, such as "seed" or "impurity"."""
+        """Return a copy of the forest without some fields of its trees, such as "seed" or "impurity"."""
         removed_fields: dict[str, Any] = dict.fromkeys(fields)
         return replace(
             self,
@@ -203,7 +203,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class _LeafRanges:
-    """The leaves of one tree from left to right, and the leaf numbers below every inner node."""
+    """The leaves of one tree from left to right, and the range of leaf numbers below every inner node."""
 
     inner: Integers
     leaves: Integers

@@ -32,7 +32,7 @@ MAX_STEPS = 1000  # maximum number of steps of the iterative solver LSMR
 
 
 def starts_in_first_tree(forest: Forest) -> bool:
-    """Return whether the leaf values of the first tree include the first prediction, as in LightGBM files."""
+    """Return True if the leaf values of the first tree include the first prediction, as in LightGBM."""
     has_no_offset = forest.offset is None or not np.any(forest.offset)
     return forest.library.lower() == "lightgbm" and has_no_offset
 
@@ -62,7 +62,7 @@ class Equations:
 
 
 def build_equations(forest: Forest, x: Floats) -> Equations:
-    """Return the equations of the leaves whose stored number of records is the number of known rows there.
+    """Build one equation for each leaf that the right number of known rows reaches.
 
     Args:
         forest: Boosted trees.
@@ -124,7 +124,7 @@ class Solution:
 
 
 def solve_dense(equations: Equations) -> Solution:
-    """Solve the equations with the eigenvectors of the matrix G = A^T A.
+    """Solve the equations for the targets with the eigenvectors of the matrix G = A^T A.
 
     Args:
         equations: The equations.
@@ -188,7 +188,7 @@ def solve_by_iteration(equations: Equations) -> Solution:
 
 
 def _least_norm(A: csr_array, sides: Floats) -> Floats:
-    """Return the least-squares solution y of least norm of A y = side, for each column of ``sides``."""
+    """Solve A y = side by least squares (with the smallest norm of y) for each column of ``sides``."""
     solutions = [
         lsmr(A, side, atol=1e-14, btol=1e-14, conlim=0, maxiter=MAX_STEPS)[0] for side in sides.T
     ]

@@ -49,11 +49,11 @@ class Records:
 
     @property
     def all_targets(self) -> Floats:
-        """(records, targets) all targets of each record."""
+        """All targets of each record, (records, targets)."""
         return self.y[:, None] if self.targets is None else self.targets
 
     def without_groups(self, groups: Integers) -> Records:
-        """Return a copy without the records whose target is stored by the leaves of the given groups."""
+        """Remove the records whose target is stored by the leaves of some groups. Return a copy."""
         is_kept = ~np.isin(self.group, groups)
         new_numbers = np.cumsum(is_kept) - 1
         links = tuple((t, int(new_numbers[i]), leaf) for t, i, leaf in self.links if is_kept[i])
@@ -98,7 +98,7 @@ class Linker:
 
     @property
     def is_settled(self) -> bool:
-        """Whether narrower intervals of the values could not link any further leaf with a record."""
+        """Whether all possible links are found, so that narrower intervals cannot add any."""
         can_link_mixed_leaves = self.records.has_row_order and self.leaves.has_mixed
         return not len(self.open) and not (can_link_mixed_leaves and not self.is_complete.all())
 
@@ -127,9 +127,9 @@ class Linker:
         return int(self.leaves.group[leaf])
 
     def _link_single_records(self) -> None:
-        """Link a record with a leaf of a tree if the target is unique.
+        """Link records with leaves by targets that are unique.
 
-        No other record has this target, and no other leaf of the tree stores it.
+        A target is unique if no other record has it, and no other leaf of the tree stores it.
         """
         group, leaf_tree = self.leaves.group, self.structure.leaf_tree
         group_count = len(self.leaves.values)
@@ -158,7 +158,7 @@ class Linker:
         ).tolist()
 
     def _link_group(self, tree: int, group: int, low: Floats, high: Floats) -> None:
-        """Link the records that share a target with the leaves of a tree that store this target."""
+        """Link records that have the same target with the leaves of a tree that store this target."""
         rows, counts = self.by_group[group], self.records.counts[tree]
         has_changed = True
         while has_changed:
@@ -226,14 +226,14 @@ class Linker:
                 self.is_complete[leaf] = True
 
     def _needs_one(self, leaf: int, tree: int, record: int) -> bool:
-        """Return whether all records of a leaf are known except one."""
+        """Return True if all records of a leaf are known except one."""
         linked_count = int((self.leaf[tree] == leaf).sum())
         if self.leaves.count is not None:
             return int(self.leaves.count[leaf]) == linked_count + 1
         return linked_count == 0
 
     def _may_hold(self, leaf: int, tree: int, record: int, low: Floats, high: Floats) -> bool:
-        """Return whether the weight and the box of a leaf allow that the leaf holds a record."""
+        """Return True if a leaf can hold a record, by its weight and the intervals that lead to it."""
         count = self.records.counts[tree, record]
         weight = self.leaves.weight
         if weight is not None and count != UNKNOWN:
@@ -251,7 +251,7 @@ class Linker:
         return self.boxes[leaf]
 
     def _mark_complete(self, leaves: Integers) -> None:
-        """Update ``is_complete`` for the given leaves."""
+        """Update ``is_complete`` (whether all records are known) for some leaves."""
         if not len(leaves):
             return
         is_one_tree = len(leaves) < MANY_LEAVES and len(set(self.structure.leaf_tree[leaves])) == 1

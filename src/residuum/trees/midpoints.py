@@ -84,7 +84,7 @@ class ColumnNodes:
         return ~is_present & (low >= high), may_be_missing & (low < high)
 
     def without(self, missing: Booleans) -> ColumnNodes | None:
-        """Return a copy without the records whose value is missing, or None if no node remains.
+        """Return a copy without the records whose value is missing, None if no node remains.
 
         The copy leaves out nodes that have members below only one child after this.
 
@@ -114,7 +114,7 @@ class ColumnNodes:
         )
 
     def boxes(self, records: int) -> tuple[Floats, Floats]:
-        """Return for each record the interval of values that lead to all leaves of the record.
+        """Find for each record the interval of values that lead to all of its leaves.
 
         Args:
             records: Number of training records. Members with higher numbers are leaves.
@@ -166,7 +166,7 @@ class Column:
     is_contradictory: bool = False
 
     def narrow(self) -> bool:
-        """Narrow the intervals with each node and each equation once. Return True if an interval changed."""
+        """Narrow the intervals of the values with each node and equation. Return True if one has changed."""
         intervals_before = self.low.copy(), self.high.copy()
         new_edges = self._use_nodes()
         if new_edges or not (
@@ -184,7 +184,7 @@ class Column:
         )
 
     def _use_nodes(self) -> bool:
-        """Narrow the intervals with all nodes, and collect equations. Return True if an equation is new."""
+        """Narrow the intervals of the values with all nodes. Return True if a new equation was found."""
         nodes, low, high = self.nodes, self.low, self.high
         threshold, starts, side, members = nodes.threshold, nodes.starts, nodes.side, nodes.members
         node, is_left = side // 2, side % 2 == 0
@@ -311,7 +311,7 @@ class EquationGraph:
 
     @classmethod
     def build(cls, edges: dict[tuple[int, int], float], records: int) -> EquationGraph:
-        """Express the values of every connected component by the value z of one of its records.
+        """Solve the equations: express the values of each connected component by one unknown z.
 
         Args:
             edges: Equations x_a + x_b = total: the total for each pair (a, b).
@@ -350,7 +350,9 @@ class EquationGraph:
         )
 
     def odd_cycles(self) -> tuple[Floats, Floats]:
-        """Return the smallest and the largest z that follow from cycles of odd length in each component.
+        """Compute the unknown z of each component from odd cycles of its equations.
+
+        The result is the smallest and the largest z.
 
         Each cycle of an odd number of equations determines z. The values of z agree if the equations do.
 
@@ -369,7 +371,7 @@ class EquationGraph:
         return low, high
 
     def even_cycles_agree(self, tolerance: float) -> Booleans:
-        """Return for each connected component whether its equations agree up to z.
+        """Return for each connected component of the graph whether its equations agree with each other.
 
         The equations of a cycle of even length do not determine z, but they can contradict each other.
         """
@@ -382,7 +384,7 @@ class EquationGraph:
 
 
 def _with_common_root(first: Integers, second: Integers, roots: Integers, size: int) -> object:
-    """Return the graph of the equations with one more node, from which a search reaches all components.
+    """Add a node to the graph of the equations from which a search reaches all components.
 
     The new node is connected with one record of each component.
 

@@ -26,7 +26,7 @@ def forms_tree(left: Integers, right: Integers) -> bool:
 
 
 def order_nodes(left: Integers, right: Integers) -> Integers | None:
-    """Return the numbers of the nodes of a tree. Each parent comes before its children.
+    """Order the nodes of a tree so that each parent comes before its children. Return their numbers.
 
     Args:
         left: Number of the left child of each node, -1 for a leaf. Node 0 is the root.

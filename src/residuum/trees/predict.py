@@ -10,7 +10,7 @@ from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Integers, 
 def find_leaf_nodes(
     tree: Tree, x: Floats, is_strict: bool = False, compares_doubles: bool = False
 ) -> Integers:
-    """Return the node of the leaf that each sample reaches.
+    """Find the leaf of a tree that each sample reaches.
 
     A missing value (NaN) goes to the child that the node states for missing values.
 
@@ -65,7 +65,7 @@ def predict(forest: Forest, x: Floats) -> Floats:
 
 
 def _add_trees(forest: Forest, x: Floats) -> Floats:
-    """Return (samples, outputs) sums of the trees of a boosted model for every output."""
+    """Add up the predictions of a boosted model's trees for every output, (samples, outputs)."""
     outputs = (
         np.zeros(len(forest.trees), dtype=np.int64) if forest.outputs is None else forest.outputs
     )

@@ -70,7 +70,7 @@ class RecoveredTable:
 
     @property
     def x(self) -> Floats:
-        """(records, columns) estimates of the values: the middle of the interval that contains each value."""
+        """Estimates of the values (records, columns): the middle of the interval of each value."""
         return (self.low + self.high) / 2
 
 
@@ -209,7 +209,7 @@ class Search:
         return np.zeros(0, dtype=np.int64)
 
     def _without_common_box(self, nodes: list[ColumnNodes | None]) -> Integers:
-        """Return the records that are linked with contradictory leaves.
+        """Return the records that are linked with leaves that contradict each other.
 
         In some column, no value leads to all leaves with which such a record is linked.
         """
@@ -264,7 +264,7 @@ class Search:
         self.is_contradictory[column] |= column_values.is_contradictory
 
     def table(self) -> RecoveredTable:
-        """Return the recovered table. Columns with contradictory equations have no exact values."""
+        """Make the recovered table. Columns with contradictory equations have no exact values."""
         is_determined = self.is_exact & ~self.is_contradictory & ~self.is_missing
         low, high = self.low, self.high
         if self.forest.has_rounded_thresholds:
@@ -287,7 +287,7 @@ class Search:
         )
 
     def _rounding_errors(self) -> tuple[Floats, Booleans]:
-        """Return the rounding errors of the values, and whether the values of a column cannot be exact.
+        """Estimate the rounding errors of recovered values, and which columns cannot be exact.
 
         If the thresholds in the file are rounded, the values computed from them have rounding errors. If the
         error is more than ``MAX_ERROR`` times the range of a column, the column has no exact values.
@@ -402,7 +402,7 @@ class Members:
         return cls(members[leaf_order], starts, len(incomplete_leaves))
 
     def column_nodes(self, forest: Forest, column: int) -> ColumnNodes | None:
-        """Collect the nodes that split a column, with the records below each node.
+        """Collect the nodes of all trees that split one column, with the records below each node.
 
         Args:
             forest: The forest.

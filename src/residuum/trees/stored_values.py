@@ -264,7 +264,7 @@ def values_between_edges(edges: Floats, lowest: float, highest: float) -> Floats
 
 
 def _leaf_counts(tree: Tree) -> Integers:
-    """Return (leaves,) numbers of records in the leaves of a tree, () if the file does not store integers."""
+    """Return the number of records in each leaf of a tree, () if the file does not store integers."""
     stored_counts = tree.weight if tree.count is None else tree.count
     if stored_counts is None:
         return np.zeros(0, dtype=np.int64)
@@ -274,7 +274,7 @@ def _leaf_counts(tree: Tree) -> Integers:
 
 
 def _first_sums(forest: Forest, learning_rate: float, regularization: float) -> Floats:
-    """Return (leaves,) sums of the targets of the records in each leaf of the first tree."""
+    """Return the sum of the targets of the records in each leaf of the first tree."""
     tree = forest.trees[0]
     leaf_counts = _leaf_counts(tree)
     if not len(leaf_counts):
@@ -298,7 +298,7 @@ def _first_sums(forest: Forest, learning_rate: float, regularization: float) -> 
 def _settings(
     forest: Forest, learning_rate: float | None, regularization: float | None
 ) -> tuple[float, float, bool]:
-    """Return the learning rate, the regularization, and whether one of them is the default of the library.
+    """Return learning rate and regularization, and whether one of them is the library's default.
 
     A known value is used first, then the value in the file, then the value computed from the inner nodes.
     """

@@ -39,7 +39,7 @@ MAX_FREE = 400
 
 
 def targets_of_pairs(leaves: Leaves, counts: Integers) -> Floats:
-    """Return the targets of records that follow from the leaves with two records.
+    """Find the targets of records that follow from leaves that hold two records.
 
     Args:
         leaves: The leaves of a forest, with weights, counts and impurities.
@@ -79,7 +79,7 @@ def targets_of_pairs(leaves: Leaves, counts: Integers) -> Floats:
 
 
 def _candidates(leaves: Leaves, pairs: Integers) -> tuple[Floats, Integers, Integers]:
-    """Return every possible target of the records in leaves with two records.
+    """Compute every possible target of the records in leaves that hold two records.
 
     Args:
         leaves: The leaves of a forest, with weights and impurities.
@@ -147,7 +147,7 @@ def find_members(
 
 
 def _pairs(y: Floats, counts: Integers, weight: int, total: float, tolerance: float) -> Integers:
-    """Find pairs of records whose counts have a given sum and whose targets have a given weighted sum.
+    """Find pairs of records with a given sum of draw counts and a given weighted sum of targets.
 
     Args:
         y: (n,) targets of the records, ascending.
@@ -180,7 +180,7 @@ def _pairs(y: Floats, counts: Integers, weight: int, total: float, tolerance: fl
 
 
 def _triples(y: Floats, counts: Integers, weight: int, total: float, tolerance: float) -> Integers:
-    """Find triples of records whose counts have a given sum and whose targets have a given weighted sum.
+    """Find triples of records with a given sum of draw counts and a given weighted sum of targets.
 
     Args:
         y: (n,) targets of the records, ascending.

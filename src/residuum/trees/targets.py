@@ -174,7 +174,7 @@ def _match_partly(counts: Integers, leaves: Leaves, group: Integers) -> Integers
 
 
 def find_cover(counts: Integers, weight: Integers) -> Integers | None:
-    """Return the only set of columns of ``counts`` that adds up to ``weight``.
+    """Find the only set of columns of the matrix ``counts`` that adds up to the vector ``weight``.
 
     Args:
         counts: (trees, records) non-negative integers.
@@ -190,7 +190,7 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
     steps = 0
 
     def search(remaining: Integers, chosen: list[int], allowed: Integers) -> bool:
-        """Search for the sets of columns that contain the chosen columns and add up to ``weight``.
+        """Search for sets of columns of a matrix that contain chosen columns and add up to ``weight``.
 
         Args:
             remaining: ``weight`` minus the sum of the chosen columns.
@@ -230,7 +230,7 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
 
 
 def _solve(forest: Forest, counts: Integers) -> Floats:
-    """Solve the equations of the roots for the targets.
+    """Compute the targets from the values at the roots of the trees.
 
     The root of each tree stores the mean target of the records that the tree drew.
 
@@ -256,7 +256,7 @@ def _solve(forest: Forest, counts: Integers) -> Floats:
 
 
 def _nearest_group(y: Floats, values: Floats) -> Integers:
-    """Return for each target the position of the equal leaf value in ``values``, or -1 if there is none.
+    """Return for each target the position of the equal leaf value in ``values``, -1 if there is none.
 
     Numbers count as equal if their difference is at most the rounding error of a linear solver.
 
@@ -278,7 +278,7 @@ def _nearest_group(y: Floats, values: Floats) -> Integers:
 
 
 def _nearest_group_of_all(targets: Floats, values: Floats) -> Integers:
-    """Return for each record the number of the group of leaves with the same targets, or -1 if there is none.
+    """Find for each record the group of leaves with the same targets, -1 if there is none.
 
     Args:
         targets: (records, targets) targets of the records.

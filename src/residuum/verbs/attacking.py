@@ -29,7 +29,7 @@ RECONSTRUCTION, SCORES = "reconstruction.safetensors", "scores.json"
 
 
 class AttackRun(RunDir):
-    """The open folder of an attack."""
+    """The folder of an attack, opened for writing."""
 
     what, files, summary = "an attack", (SUMMARY, STATE, RECONSTRUCTION), SUMMARY
 
@@ -104,7 +104,7 @@ class AttackRun(RunDir):
 
 
 def make_request(release: Release, released: Network, attack: Attack) -> dict[str, Any]:
-    """Return the values that identify an attack. They are stored in the folder of the attack.
+    """Collect the values that identify an attack, which are stored in its folder.
 
     Args:
         release: The released file.

@@ -44,7 +44,7 @@ Watcher = Callable[[int, int, str], None]
 
 
 class DefenseRun(RunDir):
-    """The open folder of a comparison of defenses."""
+    """The folder of a comparison of defenses, opened for writing."""
 
     what, files, summary, request_file = "a defense", (WORK, RESULT), RESULT, f"{WORK}/request.json"
 
@@ -172,7 +172,7 @@ def defend(
 
 
 def _conditions(data: str | Split, request: DefenseRequest) -> Conditions:
-    """Return the conditions that all trials share, with what the attacker knows about the samples."""
+    """Collect the data and settings that all tests of defenses share, with the attacker's knowledge."""
     seed, arch = request.seed, request.arch
     task = choose_task(request.task, Architecture.parse(arch).outputs if arch else 1)
     split = data if isinstance(data, Split) else _load(data, request, task)
@@ -217,7 +217,10 @@ def _load(data: str, request: DefenseRequest, task: str) -> Split:
 
 
 def _identity(conditions: Conditions) -> dict[str, Any]:
-    """Return the values that identify a comparison, without the defenses, which you can add later."""
+    """Return the values that identify a comparison.
+
+    Defenses are not among them, so you can add some later.
+    """
     train, holdout = conditions.split.train, conditions.split.holdout
     return {
         "version": version("residuum"),
@@ -237,7 +240,7 @@ def _identity(conditions: Conditions) -> dict[str, Any]:
 
 
 def _trials(defenses: Sequence[str]) -> list[Trial]:
-    """Return the trials to run: first the undefended network, then every defense."""
+    """List the trials to run: first the undefended network, then every defense."""
     trials: list[Trial] = [("none", None, None)]
     for text in defenses:
         trial = parse_defense(text)

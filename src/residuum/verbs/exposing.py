@@ -38,7 +38,7 @@ PICTURE, HISTOGRAM, WORK = "exposed.png", "histogram.png", "work"
 
 
 class ExposureRun(RunDir):
-    """The open folder of a risk ranking."""
+    """The folder of a risk ranking of training records, opened for writing."""
 
     what, files, summary, request_file = (
         "an exposure",
@@ -49,11 +49,11 @@ class ExposureRun(RunDir):
 
     @property
     def has_work(self) -> bool:
-        """True if at least one stage of the computation is finished."""
+        """Whether at least one step of the computation is finished."""
         return any((self.path / WORK).glob("*.safetensors"))
 
     def finish(self, result: Exposure, data: Dataset, request: dict[str, Any], device: str) -> None:
-        """Write the table, the pictures and the result. The summary is written last, and marks completion.
+        """Write the table, the pictures and the result of a risk ranking, the summary last.
 
         Args:
             result: The risk of every record.

@@ -236,11 +236,11 @@ class Cells:
 
     @property
     def entries(self) -> int:
-        """The number of entries in the constraint matrix of one candidate."""
+        """The number of entries in the matrix of constraints for one candidate."""
         return self.values.shape[1] * self.low.shape[1]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Return the gradients of the J nonnegative functions in ``values`` at b candidates, (b, J, d)."""
+        """Compute the gradients of the constraints (J nonnegative functions) at b candidates, (b, J, d)."""
         pattern_signs = torch.where(self.kkt_set.switches.pattern[indices], 1.0, -1.0).to(
             self.values
         )
@@ -255,7 +255,7 @@ class Cells:
     def polytope(
         self, indices: Tensor, rows: Tensor, free: Tensor, moves_alone: Tensor
     ) -> Polytope:
-        """Return the sets of images that can replace the candidates, as polytopes.
+        """Describe the sets of images that can replace the candidates, as polytopes.
 
         Args:
             indices: (b,) indices of the candidates.
@@ -309,7 +309,7 @@ class Cells:
 
 
 def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
-    """Compute bounds of the images that can replace each candidate, for one batch of candidates.
+    """Bound which images can replace each candidate (reconstructed image), for one batch of candidates.
 
     Args:
         cells: The constraints that an image must meet to replace each candidate (reconstructed image).
@@ -415,7 +415,7 @@ def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
 
 
 def _select_active(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
-    """Return the set of candidates with a positive multiplier, and their indices in ``kkt_set``."""
+    """Select the candidates with a positive multiplier. Return them and their indices in ``kkt_set``."""
     is_active = (
         kkt_set.lam > MIN_MULTIPLIER * kkt_set.lam.max() if len(kkt_set) else kkt_set.lam > 0
     )
@@ -468,7 +468,7 @@ def _notes(
 
 
 def _collect(cells: Cells, batches: list[dict[str, Tensor]], active_index: Tensor) -> Uniqueness:
-    """Return the certificate of all finished batches, with all tensors on the CPU."""
+    """Combine the results of all finished batches into one certificate, with its tensors on the CPU."""
     kkt_set, groups = cells.kkt_set, cells.groups
     fields: dict[str, Any] = {
         name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]

@@ -78,7 +78,7 @@ class Polytope:
 
     @property
     def size(self) -> Tensor:
-        """(b, 1) norms of the images x0."""
+        """Norms of the images x0 in a batch of b polytopes, (b, 1)."""
         return self.x0.norm(dim=1, keepdim=True).clamp(min=1e-150)
 
     def widened(self) -> Polytope:
@@ -237,11 +237,14 @@ class InteriorPoint:
 
     @property
     def nu(self) -> Tensor:
-        """The (b, K) dual vectors of the linear inequalities, which prove a lower bound of the energy."""
+        """Dual vectors (b, K), which prove a lower bound of the energy (squared norm) of images.
+
+        There is one entry for each of the K linear inequalities of a polytope.
+        """
         return (self.beta - self.alpha)[:, : self.rows.shape[1]] * self.polytope.size
 
     def point(self) -> Tensor:
-        """Return the (b, d) differences between the current images and the images x0."""
+        """Return the differences (b, d) between the solver's current images and the images x0."""
         change = torch.zeros_like(self.polytope.x0)
         change[:, self.columns] = self.a * self.polytope.size
         return change.masked_fill(self.is_pinned, 0.0)
@@ -282,7 +285,7 @@ class InteriorPoint:
             setattr(self, name, new_value)
 
     def _solve(self, alpha_p: Tensor | float, beta_q: Tensor | float) -> tuple[Tensor, ...]:
-        """Return the Newton step towards products alpha p and beta q with given values.
+        """Solve for the Newton step that brings the products alpha p and beta q to given values.
 
         Args:
             alpha_p: Target of the products of p (distances from the lower limits) and alpha.
@@ -344,7 +347,7 @@ class InteriorPoint:
         return failures
 
     def apply_inverse(self, target: Tensor) -> Tensor:
-        """Return the (b, d) solutions a of the factorized equations H a = ``target``."""
+        """Solve the factorized equations H a = ``target`` for a (b, d)."""
         if not self.eliminates_rows:
             return torch.cholesky_solve(target[..., None], self.factor)[..., 0]
         solution = self._solve_by_row_matrix(target)
@@ -369,7 +372,10 @@ class InteriorPoint:
         return solution[..., 0] * self.diagonal.rsqrt()
 
     def _longest(self, move: tuple[Tensor, ...]) -> Tensor:
-        """Return the (b, 1) step lengths, at most 1, that keep wall distances and multipliers >= 0."""
+        """Return the largest step lengths up to 1 at which all distances from limits stay nonnegative.
+
+        Their multipliers stay nonnegative too. The result has the shape (b, 1).
+        """
         values_with_changes = zip((self.p, self.q, self.alpha, self.beta), move[1:], strict=True)
         longest_steps = [
             torch.where(change < 0, -value / change, 1.0).amin(1, keepdim=True)
@@ -403,7 +409,7 @@ def _apply_transposed_rows(rows: Tensor, y: Tensor) -> Tensor:
 
 
 def _maximize_product(nu: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the (b, K) largest products nu_k z_k of a dual vector with constraint values in [low_k, high_k].
+    """Return the largest products nu_k z_k (b, K) of a dual vector nu with values z_k in [low_k, high_k].
 
     If nu_k is 0, the product is 0, even if a limit is infinite.
     """

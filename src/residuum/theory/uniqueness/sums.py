@@ -122,7 +122,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class Pinned:
-    """Which groups of candidates have sums that the weights determine.
+    """The groups of candidates whose sums the weights determine.
 
     A group consists of all candidates with the same activation pattern and label. The sums of a group are its
     mass (sum of multipliers) and its moment (sum of images times multipliers).
@@ -188,7 +188,7 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
 
 
 def _rows(kkt_set: KKTSet, groups: Groups) -> Rows:
-    """Return one constraint for each group, or for each pair of a group and a rival class (another class)."""
+    """Return one constraint for each group of candidates, or for each pair of a group and a wrong class."""
     y, outputs = kkt_set.y[groups.first], kkt_set.outputs.shape[1]
     if kkt_set.task == "binary":
         return Rows(torch.arange(len(groups), device=y.device), y[:, None])
@@ -426,7 +426,7 @@ def _cone(cells: Cells, g: int) -> Array:
 
 
 def _total(cells: Cells, g: int, covector: Tensor) -> Array:
-    """Return the (d + 1,) sums of a group for one constraint.
+    """Return the sums of a group of candidates for one constraint, as d + 1 numbers.
 
     The first d entries are the moment M - L x, where x is the first candidate of the group. The last entry is
     the mass L.
@@ -440,7 +440,7 @@ def _total(cells: Cells, g: int, covector: Tensor) -> Array:
 
 
 def _row_multipliers(kkt_set: KKTSet, samples: Tensor | int, covector: Tensor) -> Tensor:
-    """Return the multipliers of some candidates for one constraint.
+    """Return the multipliers (weights) of some candidates in one constraint.
 
     With several classes a constraint belongs to one rival class, and each candidate has a multiplier for
     each rival class.
