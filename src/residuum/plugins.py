@@ -117,18 +117,18 @@ def forget() -> None:
 
 def _import(entry: EntryPoint) -> Plugin:
     name, dist = entry.name, entry.dist
-    version, error = dist.version if dist is not None else "unknown", ""
+    version, error_text = dist.version if dist is not None else "unknown", ""
     _importing.append(name)
     _added.clear()
     try:
         entry.load()
     except (Exception, SystemExit) as problem:  # noqa: BLE001  a plug-in may raise anything
-        error = describe(problem)
+        error_text = describe(problem)
         for table, entry_name in _added:  # remove the entries of a plug-in whose import failed
             del table[entry_name]
     finally:
         _importing.pop()
-    return Plugin(name, version, error)
+    return Plugin(name, version, error_text)
 
 
 def describe(problem: BaseException) -> str:

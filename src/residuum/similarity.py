@@ -90,12 +90,12 @@ def standardize(x: Tensor) -> Tensor:
     """
     channels = x.shape[1] if x.ndim == 4 else 1
     channel_values = x.reshape(len(x), channels, -1)
-    centered = channel_values - channel_values.mean(2, keepdim=True)
+    centered_channels = channel_values - channel_values.mean(2, keepdim=True)
     # After centering, a constant channel consists of rounding errors. Scaling would turn these into a
     # random image.
     rounding = 8 * torch.finfo(x.dtype).eps * channel_values.norm(dim=2, keepdim=True)
-    norm = centered.norm(dim=2, keepdim=True)
-    scaled = torch.where(norm > rounding, centered / norm, 0.0)
+    norm = centered_channels.norm(dim=2, keepdim=True)
+    scaled = torch.where(norm > rounding, centered_channels / norm, 0.0)
     return scaled.flatten(1) / channels**0.5
 
 

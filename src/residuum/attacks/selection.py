@@ -106,10 +106,10 @@ def _describe_groups(
     descriptions: list[dict[str, Any]] = []
     for label in reconstruction.labels[is_usable].unique():
         candidate_index = (is_usable & (reconstruction.labels == label)).nonzero().flatten()
-        groups = group_candidates(
+        candidate_groups = group_candidates(
             reconstruction.x[candidate_index], weight[candidate_index], similarity, radius
         )
-        for group in groups:
+        for group in candidate_groups:
             descriptions.append(
                 _describe(reconstruction, candidate_index[group], weight[candidate_index[group]])
             )
@@ -158,7 +158,7 @@ def group_candidates(
     is_ungrouped = torch.ones(len(x), dtype=torch.bool)
     # The NumPy array shares the memory of the tensor. The loop below is ten times as fast in NumPy.
     ungrouped_mask = is_ungrouped.numpy()
-    groups = []
+    index_groups = []
     order_by_weight = weight.argsort(descending=True)
     for block in order_by_weight.split(BLOCK):
         # Candidates that already belong to a group cannot become centers of groups.
@@ -173,8 +173,8 @@ def group_candidates(
                 is_member = row & ungrouped_mask
                 is_member[i] = True
                 ungrouped_mask ^= is_member
-                groups.append(torch.from_numpy(is_member.nonzero()[0]))
-    return groups
+                index_groups.append(torch.from_numpy(is_member.nonzero()[0]))
+    return index_groups
 
 
 def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> dict[str, Any]:
@@ -187,10 +187,10 @@ def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> 
     """
     x, support = reconstruction.x[group], len(reconstruction.run[group].unique())
     share, heaviest = weight / weight.sum(), group[weight.argmax()]
-    mean = (share.view(-1, *[1] * (x.ndim - 1)) * x).sum(0)
-    cosines = cosine(mean[None], x)[0]
+    weighted_mean = (share.view(-1, *[1] * (x.ndim - 1)) * x).sum(0)
+    cosines = cosine(weighted_mean[None], x)[0]
     return {
-        "x": mean,
+        "x": weighted_mean,
         "label": reconstruction.labels[heaviest],
         "lam": float(weight.sum()) / support,
         "support": support,

@@ -100,14 +100,14 @@ def exit_code(verdict: Verdict, comparisons: Sequence[Comparison], only: bool = 
 
 
 def _read_comparison(text: str) -> Comparison:
-    match = _COMPARISON.fullmatch(text)
-    if match is None or not math.isfinite(bound := float(match[3])):
+    comparison_match = _COMPARISON.fullmatch(text)
+    if comparison_match is None or not math.isfinite(bound := float(comparison_match[3])):
         raise InputError(
             "The value of --fail-on must be a grade of leaks or a comparison such as recovered>=5; got "
             f"{text[:60]!r}.",
             f"Pass one of the grades {', '.join(GRADES)}, or a comparison with one of the numbers "
             f"{', '.join(QUANTITIES)}.",
         )
-    name, operator_text, _ = match.groups()
+    name, operator_text, _ = comparison_match.groups()
     require_known(name[:40], QUANTITIES, "--fail-on knows no")
     return Comparison(text, name, _COMPARE[operator_text], bound)

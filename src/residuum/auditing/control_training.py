@@ -264,9 +264,9 @@ def descend(
         The loss of the trained model on all samples.
     """
     trained_parameters = [p for p in model.parameters() if p.requires_grad]
-    rate = recipe.rate or (ADAM_RATE if recipe.optimizer == "adam" else RATE)
+    learning_rate = recipe.rate or (ADAM_RATE if recipe.optimizer == "adam" else RATE)
     optimizer_class = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.SGD
-    optimizer = optimizer_class(trained_parameters, lr=rate)
+    optimizer = optimizer_class(trained_parameters, lr=learning_rate)
     batch_size = recipe.batch or len(x)
     end, last_loss = time.monotonic() + max(seconds, MIN_SECONDS), math.inf
     # The learning rate adapts only if every step uses all samples. The losses of two batches cannot be

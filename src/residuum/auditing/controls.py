@@ -322,7 +322,7 @@ def run_controls(
             failures.append(NOT_TRIED.format(name=control.name))
             continue
         try:
-            row = run_control(control, train, seed, subsets, deadline)
+            control_row = run_control(control, train, seed, subsets, deadline)
         except InputError as problem:  # too few held-out samples remain for this negative control
             failures.append(problem.message.rstrip("."))
             continue
@@ -331,11 +331,13 @@ def run_controls(
             if seconds_before < np.inf
             else 0.0
         )
-        control_rows.append(row)
+        control_rows.append(control_row)
         # If the attacker's knowledge alone already recovers samples, the control adds only a note. The
         # function ``explain_by_knowledge`` decides whether the audit is inconclusive because of these
         # samples.
-        (notes if row.granted else failures).extend(_judge(row, len(train), subsets))
+        (notes if control_row.granted else failures).extend(
+            _judge(control_row, len(train), subsets)
+        )
     auc, energy = compare_distributions(train, holdout, rng, deadline)
     if auc is None and len(train) >= MIN_CLASSIFIED:
         failures.append(NOT_CLASSIFIED)
@@ -348,13 +350,19 @@ def run_controls(
     is_shifted = (energy is not None and energy <= ENERGY_LEVEL) or (
         auc is not None and auc.is_significant
     )
-    level = STRICT_LEVEL if is_shifted or len(train) < MIN_CLASSIFIED else SIGNIFICANCE
-    if level < SIGNIFICANCE:
-        notes.append(STRICTER.format(level=level))
+    significance_level = STRICT_LEVEL if is_shifted or len(train) < MIN_CLASSIFIED else SIGNIFICANCE
+    if significance_level < SIGNIFICANCE:
+        notes.append(STRICTER.format(level=significance_level))
     auc_value = None if auc is None else auc.value
     failure_reasons = tuple(dict.fromkeys(failures))
     return Controls(
-        tuple(control_rows), sets.repeats, auc_value, energy, level, failure_reasons, tuple(notes)
+        tuple(control_rows),
+        sets.repeats,
+        auc_value,
+        energy,
+        significance_level,
+        failure_reasons,
+        tuple(notes),
     )
 
 
@@ -432,8 +440,8 @@ def make_candidates_from_knowledge(
         flat_direction = direction.double().reshape(-1)
         flat_direction = flat_direction - flat_direction.mean()
         flat_direction = flat_direction / max(float(flat_direction.norm()), 1e-12)
-        noise = torch.from_numpy(rng.standard_normal((count, size))) / size**0.5
-        return (flat_direction + NOISE * noise).reshape(-1, *shape)
+        gaussian_noise = torch.from_numpy(rng.standard_normal((count, size))) / size**0.5
+        return (flat_direction + NOISE * gaussian_noise).reshape(-1, *shape)
 
     candidates: list[tuple[str, Tensor]] = []
     if knowledge.mean is not None and knowledge.mean.numel() == size:
@@ -586,10 +594,10 @@ def compare_distributions(
     is_training = np.repeat([1, 0], [len(chosen_rows), len(holdout_rows)])
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
     distance = as_array(similarity.l2(torch.from_numpy(all_samples), torch.from_numpy(all_samples)))
-    kernel = np.exp(-(distance**2) / max(all_samples.shape[1] * all_samples.var(), 1e-300))
+    rbf_kernel = np.exp(-(distance**2) / max(all_samples.shape[1] * all_samples.var(), 1e-300))
     classifier = svm.SVC(kernel="precomputed", class_weight="balanced")
     fold_aucs = model_selection.cross_val_score(
-        classifier, kernel, is_training, cv=folds, scoring="roc_auc"
+        classifier, rbf_kernel, is_training, cv=folds, scoring="roc_auc"
     )
     auc = Auc(float(fold_aucs.mean()), _auc_error(len(chosen_rows), len(holdout_rows)))
     return auc, _energy_p_value(distance, is_training, rng) if deadline.seconds_left > 0 else None
@@ -715,10 +723,10 @@ def _strata(train: Dataset, holdout: Dataset) -> Array | None:
     if not (are_class_labels(train.y) and are_class_labels(holdout.y)):
         return None
     labels = np.concatenate([as_array(train.y), as_array(holdout.y)])
-    n = len(train)
-    values, counts = np.unique(labels[:n], return_counts=True)
+    train_count = len(train)
+    values, counts = np.unique(labels[:train_count], return_counts=True)
     has_enough_held_out = all(
-        (labels[n:] == v).sum() >= k for v, k in zip(values, counts, strict=True)
+        (labels[train_count:] == v).sum() >= k for v, k in zip(values, counts, strict=True)
     )
     return labels if has_enough_held_out else None
 

@@ -24,9 +24,9 @@ def seconds_of(budget: str | float) -> float:
     Raises:
         InputError: If the text is not a positive length of time.
     """
-    text = "".join(str(budget).split())
-    numbers_with_units = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
-    is_fully_parsed = "".join(number + unit for number, unit in numbers_with_units) == text
+    compact_text = "".join(str(budget).split())
+    numbers_with_units = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", compact_text)
+    is_fully_parsed = "".join(number + unit for number, unit in numbers_with_units) == compact_text
     # The text "90" without a unit means 90 seconds. If the text has several numbers, each needs a unit.
     unit_seconds = [
         UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan))

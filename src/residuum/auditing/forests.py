@@ -110,14 +110,14 @@ def recover_tables(audit: Audit) -> Audit:
     if not outcome.ran:
         return replace(audit, attacks=AttackResults((outcome,)))
     attack = ForestAttack(seed=audit.request.seed, rows=False)
-    table = attack.run(case.forest, case.knowledge, audit.listener.message)
+    recovered_table = attack.run(case.forest, case.knowledge, audit.listener.message)
     outcome = outcome.replace(
-        reason=" ".join(table.lines),
+        reason=" ".join(recovered_table.lines),
         restarts=1,
-        candidates=table.records,
-        seconds=table.seconds,
+        candidates=recovered_table.records,
+        seconds=recovered_table.seconds,
     )
-    return replace(audit, attacks=AttackResults((outcome,)), table=table)
+    return replace(audit, attacks=AttackResults((outcome,)), table=recovered_table)
 
 
 def run_negative_controls(audit: Audit) -> Audit:
@@ -511,16 +511,18 @@ def _test_control(
     assert audit.case.forest is not None
     control = train_control(audit.case.forest, members, seed)
     knowledge = _knowledge_of_control(audit.case.knowledge, members)
-    table = ForestAttack(seed=audit.request.seed, rows=False).run(control, knowledge)
-    level = audit.negative_controls.level
-    if table.is_classifier:
+    recovered_table = ForestAttack(seed=audit.request.seed, rows=False).run(control, knowledge)
+    significance_level = audit.negative_controls.level
+    if recovered_table.is_classifier:
         member_targets = members.y.double().numpy()
         label_test = compare_labels(
-            table.targets[:, 0].numpy(), member_targets, 2 * QUESTIONS_OF_TESTS, seed
+            recovered_table.targets[:, 0].numpy(), member_targets, 2 * QUESTIONS_OF_TESTS, seed
         )
-        return label_test.recovered, label_test.is_finding(level)
-    comparison = RowComparison(table, SampleSets(members, outsiders), seed, audit.request.subsets)
-    row_test, _ = comparison.test(audit.deadline.seconds_left, level)
+        return label_test.recovered, label_test.is_finding(significance_level)
+    comparison = RowComparison(
+        recovered_table, SampleSets(members, outsiders), seed, audit.request.subsets
+    )
+    row_test, _ = comparison.test(audit.deadline.seconds_left, significance_level)
     if row_test is None:
         return 0, False
     return int(row_test.control.recovered.sum()), row_test.survives

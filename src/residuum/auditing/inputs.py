@@ -79,12 +79,12 @@ def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledg
         The knowledge with the source of the mean. The knowledge is unchanged if its mean is not the mean of
         the training samples, or if the source of the mean is already known.
     """
-    mean = knowledge.mean
-    if mean is None or train is None or knowledge.provenance.get("mean", "user") != "user":
+    known_mean = knowledge.mean
+    if known_mean is None or train is None or knowledge.provenance.get("mean", "user") != "user":
         return knowledge
     train_images = train.images.double()
     train_means = [train_images.mean(0)] + ([] if train.mean is None else [train.mean.double()])
-    if not any(_same_values(mean.double(), other) for other in train_means):
+    if not any(_same_values(known_mean.double(), other) for other in train_means):
         return knowledge
     return knowledge.replace(provenance={**knowledge.provenance, "mean": "train"})
 
@@ -190,12 +190,14 @@ def _move_channels_first(network: Network, sets: list[Dataset], notes: list[str]
     notes.append(
         f"images of shape {sample_shape} have their channels last. They are read as {channels_first}"
     )
-    mean = (
+    mean_field = (
         {}
         if sets[0].mean is None or sets[0].mean.ndim != 3
         else {"mean": sets[0].mean.movedim(-1, 0)}
     )
-    return [dataset.replace(x=dataset.x.movedim(-1, 1).contiguous(), **mean) for dataset in sets]
+    return [
+        dataset.replace(x=dataset.x.movedim(-1, 1).contiguous(), **mean_field) for dataset in sets
+    ]
 
 
 def _class_indices(dataset: Dataset, outputs: int, notes: list[str]) -> Dataset:
@@ -219,15 +221,15 @@ def _rescale(
     def fits(dataset: Dataset) -> bool | None:
         """Return whether the network predicts the samples well, None if it cannot process them."""
         try:
-            fit = measure_fit(network, dataset, None, task)
+            fit_of_network = measure_fit(network, dataset, None, task)
         # The function ``check_inputs`` reports this error later.
         except (ResiduumError, RuntimeError, ValueError):
             return None
-        return fit is not None and not fit.is_doubtful
+        return fit_of_network is not None and not fit_of_network.is_doubtful
 
     def pixels(dataset: Dataset) -> Dataset:
-        mean = None if dataset.mean is None else dataset.mean / BYTES
-        return dataset.replace(x=dataset.x / BYTES, mean=mean)
+        scaled_mean = None if dataset.mean is None else dataset.mean / BYTES
+        return dataset.replace(x=dataset.x / BYTES, mean=scaled_mean)
 
     if (
         _note_on_bytes(train)

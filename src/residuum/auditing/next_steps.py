@@ -73,16 +73,20 @@ class Row(NamedTuple):
 
 def next_step(result: AuditResult) -> NextStep:
     """Return the next step after an audit: the first row of the table whose condition holds."""
-    row = next(row for row in TABLE[result.verdict.outcome] if row.applies(result))
-    commands = tuple(filter(None, (command(result) for command in row.commands)))
-    advice = row.text.format(
+    first_matching_row = next(
+        first_matching_row
+        for first_matching_row in TABLE[result.verdict.outcome]
+        if first_matching_row.applies(result)
+    )
+    commands = tuple(filter(None, (command(result) for command in first_matching_row.commands)))
+    advice = first_matching_row.text.format(
         budget=duration(result.checks.budget_needed or 600.0),
         needed=_holdout_needed(result),
         holdout=_holdout_count(result),
         not_covered=_not_covered(result),
         larger_budget=duration(_budget_for_larger_controls(result)),
     )
-    is_shareable = redacted_report in row.commands and redacted_report(result)
+    is_shareable = redacted_report in first_matching_row.commands and redacted_report(result)
     return NextStep(advice + (REDACTED_NOTE if is_shareable else ""), commands)
 
 

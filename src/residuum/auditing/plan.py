@@ -220,7 +220,7 @@ def plan_attacks(
     total_share = sum(attack.effort_share for attack in attacks_that_share_time.values())
     plans: dict[str, AttackPlan] = {}
     for name, attack in attacks.items():
-        share = attack.effort_share / total_share if name in attacks_that_share_time else 0.0
+        time_share = attack.effort_share / total_share if name in attacks_that_share_time else 0.0
         try:
             if attack.is_baseline:
                 cost = _cost_of_baseline(attack, surfaces[name], network, knowledge)
@@ -233,12 +233,12 @@ def plan_attacks(
                     surfaces[name],
                     network,
                     knowledge,
-                    planned=effort.attack_seconds * share,
-                    allowed=ATTACK_SHARE * limit * share,
+                    planned=effort.attack_seconds * time_share,
+                    allowed=ATTACK_SHARE * limit * time_share,
                     restart_factor=effort.restarts,
                     is_exact="restarts" in requested.get(name, {}),
                 )
-                plans[name] = plan.replace(share=share)
+                plans[name] = plan.replace(share=time_share)
         except Exception as problem:
             raise PlanError(name, problem) from problem
     return plans

@@ -307,11 +307,14 @@ class MembershipOnControl(ControlTest):
 
     def run(self, control: Control) -> tuple[int, bool]:
         """Return how many training samples of a control are identified, and whether this shows a leak."""
-        seed, level = self.factory.audit.request.seed, self.factory.audit.negative_controls.level
+        seed, significance_level = (
+            self.factory.audit.request.seed,
+            self.factory.audit.negative_controls.level,
+        )
         membership_test = measure_membership(control.network, control.data, control.holdout, seed)
         return len(
             membership_test.named
-        ), membership_test.is_finding and membership_test.adjusted_p <= level
+        ), membership_test.is_finding and membership_test.adjusted_p <= significance_level
 
 
 class AttacksOnControl(ControlTest):
@@ -367,18 +370,18 @@ class AttacksOnControl(ControlTest):
         pools: dict[str, CandidatePool] = {}
         for name, plan in self.plans.items():
             try:
-                result = schedule.repeat(name, plan)
+                reconstruction = schedule.repeat(name, plan)
             except Exception as problem:
                 if not (schedule.attacks[name].is_plugin or isinstance(problem, ResiduumError)):
                     raise
                 continue
-            if result is not None:
-                pools[name] = all_candidates(result)
+            if reconstruction is not None:
+                pools[name] = all_candidates(reconstruction)
         sets, seed = SampleSets(control.data, control.holdout), audit.request.seed
-        level = audit.negative_controls.level
-        subset_count = SUBSETS if level < SIGNIFICANCE else CONTROL_SUBSETS
+        significance_level = audit.negative_controls.level
+        subset_count = SUBSETS if significance_level < SIGNIFICANCE else CONTROL_SUBSETS
         tests, _ = run_tests(
-            pools, sets, seed, subset_count, audit.deadline.seconds_left, level=level
+            pools, sets, seed, subset_count, audit.deadline.seconds_left, level=significance_level
         )
         if not tests:
             return 0, False

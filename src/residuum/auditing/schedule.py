@@ -294,8 +294,8 @@ class AttackSchedule:
                 continue
             with _record_error(name, attack, row_by_attack):
                 result, batches = self._reconstruct(name, plan)
-                row = make_outcome(attack, self.surfaces[name], result)
-                row_by_attack[name] = row.replace(unfinished=plan.left_out)
+                outcome_row = make_outcome(attack, self.surfaces[name], result)
+                row_by_attack[name] = outcome_row.replace(unfinished=plan.left_out)
                 reconstructions[name] = result
                 finished_batches.extend(batches)
         deciding_attacks = [name for name, attack in self.attacks.items() if not attack.is_baseline]
@@ -388,10 +388,10 @@ class AttackSchedule:
         )
         watch = self.listener.watch_attack(batch.attack, done, total)
         state_path = self.store.state(batch) if self.store else None
-        result = attack.run(surface, self.knowledge, state_path=state_path, watch=watch)
+        reconstruction = attack.run(surface, self.knowledge, state_path=state_path, watch=watch)
         if self.store:
-            self.store.save(batch, result)
-        return result
+            self.store.save(batch, reconstruction)
+        return reconstruction
 
 
 @contextmanager
@@ -453,7 +453,7 @@ def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> At
         The row of the attack.
     """
     has_residuals = attack.has_residual and (attack.pace == "batches" or not attack.is_plugin)
-    fit = measure_fit(surface, result) if has_residuals else WeightFit()
+    weight_fit = measure_fit(surface, result) if has_residuals else WeightFit()
     return AttackOutcome(
         result.attack,
         not attack.is_baseline,
@@ -465,8 +465,8 @@ def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> At
         steps=int(result.steps[-1]) if len(result.steps) else 0,
         candidates=len(result.x),
         diverged=sum(status == "diverged" for status in result.status),
-        residual=fit.worst,
-        **vars(fit),
+        residual=weight_fit.worst,
+        **vars(weight_fit),
         seconds=result.seconds,
     )
 

@@ -139,15 +139,17 @@ def run_tests(
     for name, pool in pools.items():
         messages: list[str] = []
         try:
-            data = prepare_scoring_data(pool.x, sets.train, sets.holdout, messages, seed=seed)
+            scoring_data = prepare_scoring_data(
+                pool.x, sets.train, sets.holdout, messages, seed=seed
+            )
         except InconclusiveError as problem:
             if len(pools) == 1:
                 raise
             notes.append(f"{name}: {problem.message}")
             continue
         notes += [message for message in messages if message not in notes]
-        if data.holdout_size:
-            data_and_similarity[name] = data, data.gain(metric)
+        if scoring_data.holdout_size:
+            data_and_similarity[name] = scoring_data, scoring_data.gain(metric)
     calibration_inputs = [(metric, *pair) for pair in data_and_similarity.values()]
     subset_count = count_affordable_subsets(calibration_inputs, seed, subsets, seconds)
     if data_and_similarity and subset_count < subsets:
@@ -206,10 +208,10 @@ def findings(
         int(recovered.sum()),
     )
     test_statistics = np.stack([test.control.excess for test in tests.values()])
-    level = next((test.level for test in tests.values()), SIGNIFICANCE)
+    significance_level = next((test.level for test in tests.values()), SIGNIFICANCE)
     lower_limits = [
         fewest_beyond_chance(
-            test_statistics, test.control.own_excess, i, level / QUESTIONS_OF_TESTS
+            test_statistics, test.control.own_excess, i, significance_level / QUESTIONS_OF_TESTS
         )
         for i, (name, test) in enumerate(tests.items())
         if name in significant_tests
@@ -221,7 +223,7 @@ def findings(
         expected_by_chance=expected,
         interval=(float(min(max(lower_limits, default=0), count)), float(count)),
         p_value=min(test.adjusted for test in tests.values()),
-        level=level,
+        level=significance_level,
         metric=DECIDING,
         rule=", ".join(dict.fromkeys(test.rule for test in (significant_tests or tests).values())),
         tests=len(tests),

@@ -82,8 +82,8 @@ def _command(
                 _audit(out, name, watch)
         photo_results = _unmix_photos(out, output.visible)
     result_of_audit = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
-    summary = _write_summary(out, split, trained_network, result_of_audit, photo_results)
-    output.print_result(summary, lambda: _show(result_of_audit, summary))
+    demo_summary = _write_summary(out, split, trained_network, result_of_audit, photo_results)
+    output.print_result(demo_summary, lambda: _show(result_of_audit, demo_summary))
     _check_verdicts(result_of_audit)
     if output.visible:
         print_line(f"report: {out / 'trained' / 'report.html'}")

@@ -126,8 +126,10 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as problem:
         if os.environ.get("RESIDUUM_DEBUG"):
             raise
-        error = f"{type(problem).__name__}: {problem}"
-        _report(f"Internal error ({error}). Set RESIDUUM_DEBUG=1 to see more.", INTERNAL, arguments)
+        error_text = f"{type(problem).__name__}: {problem}"
+        _report(
+            f"Internal error ({error_text}). Set RESIDUUM_DEBUG=1 to see more.", INTERNAL, arguments
+        )
         exit_code = INTERNAL
     return exit_code
 

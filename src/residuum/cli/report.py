@@ -80,13 +80,13 @@ def _command(
     if against is None:
         report_file = out or run / f"report-{'redacted' if redact else 'again'}.html"
         write_atomic(report_file, _draw(run, lambda: audit_result.html(blur=blur, redact=redact)))
-        summary = {
+        report_summary = {
             "report": str(report_file),
             "verdict": audit_result.verdict.outcome,
             "redacted": redact,
             "newer": list(audit_result.newer_attacks),
         }
-        output.print_result(summary, lambda: _show(report_file, audit_result.newer_attacks))
+        output.print_result(report_summary, lambda: _show(report_file, audit_result.newer_attacks))
     else:
         report_file = out or run / f"comparison{'-redacted' if redact else ''}.html"
         comparison, page = _compare(against, run, audit_result, blur, redact)

@@ -138,13 +138,13 @@ def _table(title: str, scores: Scores) -> None:
     for name, metric in scores.metrics.items():
         published_cell = "-"
         if metric.published_threshold is not None:
-            sign = ">" if metric.higher_is_better else "<"
+            comparison_sign = ">" if metric.higher_is_better else "<"
             counts_above_threshold = (
                 metric.above_published_threshold,
                 metric.above_published_threshold_holdout,
             )
             counts_text = " / ".join(map(format_number, counts_above_threshold))
-            published_cell = f"{sign} {metric.published_threshold:g}: {counts_text}"
+            published_cell = f"{comparison_sign} {metric.published_threshold:g}: {counts_text}"
         metric_cell = f"{name} *" if name == scores.deciding else name
         recovered_cell = (
             "not calibrated" if metric.recovered is None else f"{metric.recovered}/{scores.n}"

@@ -118,10 +118,10 @@ def _command(
                 state_path=out / STATE,
                 watch=watch,
             )
-        summary = write_run(
+        run_summary = write_run(
             out, str(architecture), split, config, training_state, chosen_task, device
         )
-    output.print_result(summary, lambda: _show(summary, out, is_default_n=n is None))
+    output.print_result(run_summary, lambda: _show(run_summary, out, is_default_n=n is None))
 
 
 def _show(summary: dict[str, Any], out: Path, is_default_n: bool) -> None:

@@ -228,9 +228,9 @@ def add_noise(network: Network, strength: float, secret: Secret) -> Network:
     generator = torch.Generator().manual_seed(secret.seed)
     noisy_theta = {}
     for name, t in network.theta.items():
-        noise = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+        gaussian_noise = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
         root_mean_square = t.double().norm() / math.sqrt(t.numel())
-        noisy_theta[name] = t + strength * root_mean_square.to(t) * noise
+        noisy_theta[name] = t + strength * root_mean_square.to(t) * gaussian_noise
     return network.replace(theta=noisy_theta)
 
 
@@ -246,8 +246,8 @@ def use_batches(training: Training, strength: float, seed: int) -> Training:
         The training with mini-batches.
     """
     batch_size = min(max(1, round(strength)), training.samples)
-    rate = training.descent.lr * batch_size / training.samples
-    config = training.descent.changed(method="sgd", batch=batch_size, lr=rate)
+    learning_rate = training.descent.lr * batch_size / training.samples
+    config = training.descent.changed(method="sgd", batch=batch_size, lr=learning_rate)
     return replace(training, config=config)
 
 
@@ -268,9 +268,11 @@ def use_dp_sgd(training: Training, strength: float, seed: int) -> Training:
     Returns:
         The training with DP-SGD.
     """
-    descent = training.descent
-    steps, rate = max(1, round(descent.steps * DP_STEPS)), descent.lr * DP_RATE
-    config = descent.changed(init="default", dtype="float32", weight_decay=0.0, momentum=0.0)
+    descent_settings = training.descent
+    steps, rate = max(1, round(descent_settings.steps * DP_STEPS)), descent_settings.lr * DP_RATE
+    config = descent_settings.changed(
+        init="default", dtype="float32", weight_decay=0.0, momentum=0.0
+    )
     config = config.changed(steps=steps, lr=rate)
     return replace(training, config=config, loop=partial(train_privately, epsilon=strength))
 

@@ -233,9 +233,11 @@ def compute_smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tens
     """
     if outputs.shape[1] > 1:
         return F.cross_entropy(outputs, y, label_smoothing=strength, reduction="none")
-    m = margins(outputs, y).flatten()
-    wrong_label_loss = F.softplus(m, threshold=40) * (strength / 2) if strength else 0.0
-    return F.softplus(-m, threshold=40) * (1 - strength / 2) + wrong_label_loss
+    sample_margins = margins(outputs, y).flatten()
+    wrong_label_loss = (
+        F.softplus(sample_margins, threshold=40) * (strength / 2) if strength else 0.0
+    )
+    return F.softplus(-sample_margins, threshold=40) * (1 - strength / 2) + wrong_label_loss
 
 
 def _descend(
@@ -277,9 +279,11 @@ def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
         )
     network, dtype = Architecture.parse(job.arch), getattr(torch, job.config.dtype)
     model = initialize(network, job.config).to(job.device)
-    y = normalize_labels(job.data.y, job.task, network.outputs)
-    y = y.to(job.device, torch.long if job.task == "multiclass" else dtype)
-    return model, job.data.x.to(job.device, dtype), y
+    normalized_labels = normalize_labels(job.data.y, job.task, network.outputs)
+    normalized_labels = normalized_labels.to(
+        job.device, torch.long if job.task == "multiclass" else dtype
+    )
+    return model, job.data.x.to(job.device, dtype), normalized_labels
 
 
 def _state(

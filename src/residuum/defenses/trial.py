@@ -293,15 +293,15 @@ def release(
         data = defense.data(data, secret) if defense.data else data
         if defense.training:
             training = defense.training(training, used_strength, secret.seed)
-    job = Job(conditions.arch, data, training.config, conditions.task, conditions.device)
-    state, training_facts = training.loop(job)
+    training_job = Job(conditions.arch, data, training.config, conditions.task, conditions.device)
+    state, training_facts = training.loop(training_job)
     if state.status == "diverged":
         raise InconclusiveError(
             f"A defense is tested on the network that it trained; the training with {name} diverged, so "
             f"there is no network.",
             "Lower --lr or the strength of the defense.",
         )
-    trained_network = released_network = job.release(state)
+    trained_network = released_network = training_job.release(state)
     if is_active and defense.release:
         released_network = defense.release(trained_network, used_strength, secret)
     return Defended(released_network, trained_network, secret, state, training_facts, training)
@@ -533,9 +533,9 @@ def _measure(conditions: Conditions, network: Network, secret: Secret) -> dict[s
 def _accuracy_and_loss(model: nn.Module, data: Dataset, task: str) -> tuple[float | None, float]:
     with torch.no_grad():
         outputs = model(data.x.double())
-    y = normalize_labels(data.y, task, outputs.shape[1])
-    loss = float(LOSSES[choose_loss("", task)](outputs, y))
-    return None if task == "regression" else accuracy(outputs, y, task), loss
+    normalized_labels = normalize_labels(data.y, task, outputs.shape[1])
+    loss = float(LOSSES[choose_loss("", task)](outputs, normalized_labels))
+    return None if task == "regression" else accuracy(outputs, normalized_labels, task), loss
 
 
 def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) -> Certificate:

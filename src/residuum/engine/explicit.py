@@ -219,10 +219,10 @@ class ExplicitEquation:
         self.points = [
             [(p.weight.detach(), _bias(p.bias)) for p in point.linears] for point in points
         ]
-        depth = len(self.points[0])
+        layer_count = len(self.points[0])
         self.target = [
             (target[f"layers.{i}.weight"].detach(), _bias(target.get(f"layers.{i}.bias")))
-            for i in range(depth)
+            for i in range(layer_count)
         ]
         self.layer_weights = tuple(layer_weights)
 
@@ -417,8 +417,8 @@ class ExplicitEquation:
             inputs, slopes, curvatures, is_cached = [candidates.x], [], [], bool(pre)
             for i, (weight, bias) in enumerate(layers):
                 if not is_cached:
-                    z = matmul(inputs[-1], weight.T)
-                    pre.append(z if bias is None else z.add_(bias))
+                    pre_activation = matmul(inputs[-1], weight.T)
+                    pre.append(pre_activation if bias is None else pre_activation.add_(bias))
                 if i < len(layers) - 1:
                     value, slope, curvature = activation.jet(pre[i])
                     inputs.append(value)

@@ -161,11 +161,11 @@ class GenericEquation:
                 outputs = functional_call(model, differentiable_theta, (chunk,))
                 # The outputs are weighted with numbers u that depend on the candidates. Gradients in the
                 # weights treat u as constant, and gradients in the candidates do not.
-                u = objective.covectors(k, outputs, labels[rows], lam[rows])
+                output_weights = objective.covectors(k, outputs, labels[rows], lam[rows])
                 gradients_by_tensor = torch.autograd.grad(
                     outputs,
                     list(differentiable_theta.values()),
-                    u if keep_graph else u.detach(),
+                    output_weights if keep_graph else output_weights.detach(),
                     create_graph=keep_graph,
                     materialize_grads=True,
                 )

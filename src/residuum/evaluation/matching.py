@@ -307,8 +307,8 @@ class ScoringData:
         candidates, samples = (
             self.displayed_images if metric.needs_images else (self.candidates, self.samples)
         )
-        pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(candidates.device)
-        scores = as_array(metric.pairs(candidates, samples, pairs))
+        index_pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(candidates.device)
+        scores = as_array(metric.pairs(candidates, samples, index_pairs))
         return scores if metric.higher_is_better else -scores
 
     def value_of(self, metric: Metric) -> Callable[[Array, Array], Array] | None:
@@ -332,12 +332,12 @@ class ScoringData:
         Returns:
             The matches with their scores. Higher is better.
         """
-        matches = matching(gain[:, columns])
-        is_matched = matches.candidate >= 0
-        matches.value[is_matched] = self.value(
-            metric, matches.candidate[is_matched], columns[is_matched]
+        assigned_candidates = matching(gain[:, columns])
+        is_matched = assigned_candidates.candidate >= 0
+        assigned_candidates.value[is_matched] = self.value(
+            metric, assigned_candidates.candidate[is_matched], columns[is_matched]
         )
-        return matches
+        return assigned_candidates
 
     @cached_property
     def displayed_images(self) -> tuple[Tensor, Tensor]:
@@ -481,8 +481,12 @@ def _check_alike(train: Dataset, holdout: Dataset) -> None:
             f"{holdout.shape}.",
             "Preprocess both sets in the same way.",
         )
-    means = [data.mean.double().cpu() for data in (train, holdout) if data.mean is not None]
-    if len(means) == 2 and not torch.allclose(means[0], means[1], atol=1e-5):
+    subtracted_means = [
+        data.mean.double().cpu() for data in (train, holdout) if data.mean is not None
+    ]
+    if len(subtracted_means) == 2 and not torch.allclose(
+        subtracted_means[0], subtracted_means[1], atol=1e-5
+    ):
         raise DataError(
             "Training and held-out samples must be centered by the same mean; their means differ.",
             "Subtract the training mean, which the network was trained with, from both sets.",

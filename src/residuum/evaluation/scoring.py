@@ -100,7 +100,7 @@ def score(
     subset_count = subsets
     notes: list[str] = []
     chosen_metrics = _select_metrics(metrics, train.shape, notes, deciding)
-    data = prepare_scoring_data(
+    scoring_data = prepare_scoring_data(
         candidates,
         train,
         holdout,
@@ -114,13 +114,13 @@ def score(
             notes.append(f"{metric.name} skipped: time budget exhausted")
             continue
         try:
-            gain = data.gain(metric)
+            similarities = scoring_data.gain(metric)
             if calibration is not None and metric.name == deciding.name:
-                verdicts[deciding.name] = _judge(metric, data, gain, calibration)
+                verdicts[deciding.name] = _judge(metric, scoring_data, similarities, calibration)
                 subset_count = len(calibration.chance)
                 continue
             cost = (
-                _cost(metric, data, gain, seed)
+                _cost(metric, scoring_data, similarities, seed)
                 if seconds < math.inf
                 else PermutationTestCost(0.0, 0.0)
             )
@@ -136,11 +136,11 @@ def score(
                 notes.append(f"{metric.name} skipped: it needs about {estimated_time}")
                 continue
             chance_level = (
-                calibrate_metric(metric, data, gain, seed, subset_count)
-                if data.holdout_size
+                calibrate_metric(metric, scoring_data, similarities, seed, subset_count)
+                if scoring_data.holdout_size
                 else None
             )
-            verdicts[metric.name] = _judge(metric, data, gain, chance_level)
+            verdicts[metric.name] = _judge(metric, scoring_data, similarities, chance_level)
         except Exception as problem:
             if not metric.is_plugin:
                 raise
@@ -149,17 +149,17 @@ def score(
     return Scores(
         n=len(train),
         m=len(candidates),
-        calibrated=data.holdout_size > 0,
-        reason=data.reason,
+        calibrated=scoring_data.holdout_size > 0,
+        reason=scoring_data.reason,
         deciding=deciding.name,
         metrics={name: verdict.figures for name, verdict in verdicts.items()},
         per_sample=sample_scores,
         classes=by_class(train, sample_scores, deciding.name),
         margins=by_margin(sample_scores, deciding.name),
-        pool=data.holdout_size,
-        subsets=subset_count if data.holdout_size else 0,
-        smallest_significant=smallest_significant(data.n, data.holdout_size)
-        if data.holdout_size
+        pool=scoring_data.holdout_size,
+        subsets=subset_count if scoring_data.holdout_size else 0,
+        smallest_significant=smallest_significant(scoring_data.n, scoring_data.holdout_size)
+        if scoring_data.holdout_size
         else None,
         seed=seed,
         notes=tuple(notes),
@@ -354,8 +354,8 @@ def _per_sample(
     labels = train.y.long().tolist() if are_class_labels(train.y) else None
     row_numbers, rows = train.rows, []
     for i in range(len(train)):
-        match = verdicts[deciding].matches[i]
-        candidate = match.candidate
+        deciding_match = verdicts[deciding].matches[i]
+        candidate = deciding_match.candidate
         rows.append(
             SampleScore(
                 index=row_numbers[i],
@@ -365,7 +365,7 @@ def _per_sample(
                 multiplier=None
                 if candidate_multipliers is None or candidate is None
                 else float(candidate_multipliers[candidate]),
-                recovered=match.recovered,
+                recovered=deciding_match.recovered,
                 matches={name: verdict.matches[i] for name, verdict in verdicts.items()},
             )
         )

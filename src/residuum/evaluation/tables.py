@@ -75,10 +75,12 @@ def scale_columns(table: Dataset, low: Tensor, width: Tensor) -> Dataset:
     Returns:
         The scaled table, in which :data:`MISSING` stands for a missing value.
     """
-    x = ((table.x.double() - low) / width).nan_to_num(nan=MISSING)
+    scaled_values = ((table.x.double() - low) / width).nan_to_num(nan=MISSING)
     scale = torch.ones_like(width) if table.scale is None else table.scale.double()
     offset = torch.zeros_like(width) if table.offset is None else table.offset.double()
-    return replace(table, x=x, mean=None, scale=width * scale, offset=low * scale + offset)
+    return replace(
+        table, x=scaled_values, mean=None, scale=width * scale, offset=low * scale + offset
+    )
 
 
 def column_ranges(*tables: Dataset | None) -> tuple[Tensor, Tensor]:
@@ -93,8 +95,8 @@ def column_ranges(*tables: Dataset | None) -> tuple[Tensor, Tensor]:
     all_rows = torch.cat([table.x.double() for table in tables if table is not None])
     low = all_rows.nan_to_num(nan=torch.inf).amin(0)
     high = all_rows.nan_to_num(nan=-torch.inf).amax(0)
-    width = high - low
-    return low.nan_to_num(posinf=0.0), torch.where((width > 0) & width.isfinite(), width, 1.0)
+    ranges = high - low
+    return low.nan_to_num(posinf=0.0), torch.where((ranges > 0) & ranges.isfinite(), ranges, 1.0)
 
 
 def mean_error(a: Tensor, b: Tensor) -> Array:
@@ -107,10 +109,10 @@ def mean_error(a: Tensor, b: Tensor) -> Array:
     Returns:
         (m, n) means over the columns.
     """
-    errors = a.new_empty(len(a), len(b))
+    mean_errors = a.new_empty(len(a), len(b))
     for rows in similarity.chunks(len(a), b.numel()):
-        errors[rows] = (a[rows, None] - b[None]).abs().clamp(max=1.0).mean(2)
-    result: Array = errors.numpy(force=True)
+        mean_errors[rows] = (a[rows, None] - b[None]).abs().clamp(max=1.0).mean(2)
+    result: Array = mean_errors.numpy(force=True)
     return result
 
 

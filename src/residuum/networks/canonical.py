@@ -156,14 +156,16 @@ def canonical(network: Network) -> Network:
     balanced_layers = _rescale(_remove_dead(tensors, alive_masks), log_factors)
     if network.live is None:
         notes = _describe_changes(dead_count, largest_log_factor, "left out")
-        result = _with_fewer_neurons(network, layers, balanced_layers, alive_masks)
+        balanced_network = _with_fewer_neurons(network, layers, balanced_layers, alive_masks)
     else:
         notes = _describe_changes(dead_count, largest_log_factor, "set to zero")
         balanced_with_dead = _restore_dead(tensors, balanced_layers, alive_masks)
-        result = network.replace(theta=_collect_theta(network, layers, balanced_with_dead))
-        if not _computes_the_same(network, result):
+        balanced_network = network.replace(
+            theta=_collect_theta(network, layers, balanced_with_dead)
+        )
+        if not _computes_the_same(network, balanced_network):
             return network
-    return result.replace(assumptions=(*network.assumptions, *notes))
+    return balanced_network.replace(assumptions=(*network.assumptions, *notes))
 
 
 def _homogeneous_layers(network: Network) -> list[_LayerNames] | None:
@@ -381,8 +383,11 @@ def _collect_theta(
 
 def _computes_the_same(network: Network, other: Network) -> bool:
     """Return True if two networks with live modules have the same outputs for random samples."""
-    x = probe_inputs(network.architecture.inputs).reshape(-1, *network.input_shape)
-    outputs, other_outputs = network.double_module(x), other.double_module(x)
+    random_inputs = probe_inputs(network.architecture.inputs).reshape(-1, *network.input_shape)
+    outputs, other_outputs = (
+        network.double_module(random_inputs),
+        other.double_module(random_inputs),
+    )
     eps = max(torch.finfo(t.dtype).eps for t in network.theta.values())
     tolerance = max(SAME, ROUNDINGS * eps) * float(outputs.abs().max())
     return bool((outputs - other_outputs).abs().max() <= tolerance)

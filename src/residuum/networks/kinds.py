@@ -307,15 +307,17 @@ class Architecture:
                 f"{len(text)}.",
                 EXAMPLE,
             )
-        match = re.fullmatch(r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text)
-        if match is None:
+        string_match = re.fullmatch(
+            r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text
+        )
+        if string_match is None:
             raise ArchitectureError(
                 "A string that describes an architecture must have the form "
                 "kind:width-width-...[,option=value]; got "
                 f"{text!r}.",
                 EXAMPLE,
             )
-        name, sizes, settings = match.groups()
+        name, sizes, settings = string_match.groups()
         if name not in KINDS:
             raise ArchitectureError(
                 f"A string that describes an architecture must begin with a known kind of network, such "
@@ -550,16 +552,16 @@ class _Polynomial(Kind):
         """Return the coefficients of the polynomial, constant term first, or raise an error."""
         coefficients_text = arch.options["coefficients"] or "0/0/0/1"
         try:
-            numbers = tuple(float(number) for number in coefficients_text.split("/"))
+            coefficient_values = tuple(float(number) for number in coefficients_text.split("/"))
         except ValueError:
-            numbers = (math.nan,)
-        if not all(map(math.isfinite, numbers)):
+            coefficient_values = (math.nan,)
+        if not all(map(math.isfinite, coefficient_values)):
             raise ArchitectureError(
                 f"The option 'coefficients' of a polynomial network must be finite numbers c0/c1/...; got "
                 f"{coefficients_text!r}.",
                 "For z^3, pass coefficients=0/0/0/1.",
             )
-        return numbers
+        return coefficient_values
 
     def build(self, arch: Architecture) -> nn.Module:
         inputs, width, _ = arch.widths

@@ -206,8 +206,8 @@ def make_decoys(x: Tensor, deviation: Tensor, generator: torch.Generator) -> Ten
     Returns:
         The decoys (n, *shape) in float64.
     """
-    noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-    return x.double() + DECOY_NOISE * deviation.double() * noise
+    gaussian_noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    return x.double() + DECOY_NOISE * deviation.double() * gaussian_noise
 
 
 @dataclass(eq=False)
@@ -224,8 +224,13 @@ class _Sums:
 
     @classmethod
     def zeros(cls, z: Tensor) -> _Sums:
-        h = z.shape[1]
-        return cls(z.new_zeros((h, h) if h <= MAX_BUNDLED else h), z.new_zeros(h))
+        neuron_count = z.shape[1]
+        return cls(
+            z.new_zeros(
+                (neuron_count, neuron_count) if neuron_count <= MAX_BUNDLED else neuron_count
+            ),
+            z.new_zeros(neuron_count),
+        )
 
     def add(self, z: Tensor, effect: Tensor) -> None:
         self.products += z.T @ z if self.products.ndim == 2 else z.square().sum(0)
@@ -288,28 +293,32 @@ class _Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        z = args[0] if args else kwargs.get("input")
+        function_input = args[0] if args else kwargs.get("input")
         bend_points = _bends(getattr(func, "__name__", ""), args, kwargs)
-        if not bend_points or not isinstance(z, Tensor) or not self._counts(z):
+        if (
+            not bend_points
+            or not isinstance(function_input, Tensor)
+            or not self._counts(function_input)
+        ):
             output = func(*args, **kwargs)
             self.numbers += output.numel() if isinstance(output, Tensor) else 0
             return output
-        z_before, z_copy = z.detach().clone(), z.clone()
+        z_before, z_copy = function_input.detach().clone(), function_input.clone()
         args, kwargs = (z_copy, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
         output = func(*args, **kwargs)
         is_in_place = output is z_copy
-        offset = torch.zeros_like(output, requires_grad=self.with_effects)
+        zero_offset = torch.zeros_like(output, requires_grad=self.with_effects)
         if self.with_effects:
-            output = output + offset
+            output = output + zero_offset
         # Autograd saved the copy of the input, so an in-place function may overwrite the input itself.
         if is_in_place:
-            output = z.copy_(output)
+            output = function_input.copy_(output)
         self.layers += [
-            (z_before - bend_point if bend_point else z_before, offset)
+            (z_before - bend_point if bend_point else z_before, zero_offset)
             for bend_point in bend_points
         ]
         # Later computations need memory for about six more tensors of the size of the input z.
-        self.numbers += 6 * z.numel()
+        self.numbers += 6 * function_input.numel()
         return output
 
     def _counts(self, z: Tensor) -> bool:

@@ -107,11 +107,11 @@ class Network(Record):
     @torch.no_grad()
     def homogeneity_order(self) -> float | None:
         """Measured number L for which weights times c give outputs times c^L, None if there is no such L."""
-        x = probe_inputs(self.architecture.inputs)
-        if self.live is not None and math.prod(self.input_shape) == x.shape[1]:
+        random_inputs = probe_inputs(self.architecture.inputs)
+        if self.live is not None and math.prod(self.input_shape) == random_inputs.shape[1]:
             # The forward method of a live module may need inputs that are not flattened.
-            x = x.reshape(len(x), *self.input_shape)
-        return homogeneity_order(self.double_module, x)
+            random_inputs = random_inputs.reshape(len(random_inputs), *self.input_shape)
+        return homogeneity_order(self.double_module, random_inputs)
 
     def sample_shape(self, knowledge: Knowledge) -> tuple[int, ...]:
         """Return the shape of one sample, from the attacker's knowledge or else from the network.

@@ -94,7 +94,7 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
         )
     model = copy.deepcopy(model).double()
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+    random_samples = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
     state_before = {n: t.clone() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
     with (
         torch.no_grad(),
@@ -102,8 +102,11 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
         _KinkOperators() as operators,
         Kinks(SigmoidReLU()) as kinks,
     ):
-        outputs = _run(model, x, shape)
-        repeated_outputs, single_output = _run(model, x, shape), _run(model, x[:1], shape)
+        outputs = _run(model, random_samples, shape)
+        repeated_outputs, single_output = (
+            _run(model, random_samples, shape),
+            _run(model, random_samples[:1], shape),
+        )
     output_rows = outputs[:, None] if outputs.ndim == 1 else outputs
     state_after = model.state_dict()
     if changed := [n for n, t in state_before.items() if not torch.equal(t, state_after[n])]:
@@ -126,7 +129,7 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
             "change with the other samples of the batch.",
             "If the network uses batch norm, set track_running_stats=True.",
         )
-    _check_twice_differentiable(model, x)
+    _check_twice_differentiable(model, random_samples)
     kinks.unsmoothed.update(operators.seen - {*kinks.unsmoothed})
     return Probe(output_rows.shape[1], outputs.ndim == 1, tuple(_notes(model, kinks, output_rows)))
 
@@ -330,15 +333,17 @@ def homogeneity_order(model: nn.Module, x: Tensor) -> float | None:
     estimates_by_scale = []
     for c in SCALES:
         scaled_outputs = functional_call(model, {n: c * p for n, p in theta.items()}, (x.double(),))
-        ratio = scaled_outputs[is_not_tiny] / unscaled_outputs[is_not_tiny]
-        if not (ratio > 0).all():
+        output_ratios = scaled_outputs[is_not_tiny] / unscaled_outputs[is_not_tiny]
+        if not (output_ratios > 0).all():
             return None
-        estimates_by_scale.append(ratio.log() / math.log(c))
+        estimates_by_scale.append(output_ratios.log() / math.log(c))
     estimates = torch.cat(estimates_by_scale)
-    order = float(estimates.mean())
-    if float((estimates - order).abs().max()) > TOLERANCE * max(1.0, abs(order)):
+    mean_order = float(estimates.mean())
+    if float((estimates - mean_order).abs().max()) > TOLERANCE * max(1.0, abs(mean_order)):
         return None
-    return float(round(order)) if abs(order - round(order)) < TOLERANCE else order
+    return (
+        float(round(mean_order)) if abs(mean_order - round(mean_order)) < TOLERANCE else mean_order
+    )
 
 
 def probe_inputs(inputs: int, count: int = 8) -> Tensor:

@@ -60,13 +60,16 @@ def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
             )
         threshold = f"above the noise edge, {100 * edge:.2g}% of the largest singular value"
         return direction_count, threshold
-    rank = rank_above(values, VISIBLE)
-    if rank == min(h, d):
+    values_above_threshold = rank_above(values, VISIBLE)
+    if values_above_threshold == min(h, d):
         return None, (
-            f"all {rank} exceed {VISIBLE:.0%} of the largest singular value: some may come from the "
-            "initialization"
+            f"all {values_above_threshold} exceed {VISIBLE:.0%} of the largest singular value: some may "
+            "come from the initialization"
         )
-    return rank, f"above {VISIBLE:.0%} of the largest singular value; no noise edge"
+    return (
+        values_above_threshold,
+        f"above {VISIBLE:.0%} of the largest singular value; no noise edge",
+    )
 
 
 def singular_values(weight: Tensor) -> Tensor:
@@ -82,9 +85,11 @@ def singular_values(weight: Tensor) -> Tensor:
     """
     # The triangular factor of the QR decomposition has the same singular values as the matrix. Using the
     # triangular factor is three times as fast.
-    matrix = weight.detach().double().flatten(1)
-    largest_entry = matrix.abs().max()
-    tall_matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    weight_matrix = weight.detach().double().flatten(1)
+    largest_entry = weight_matrix.abs().max()
+    tall_matrix = (
+        weight_matrix if weight_matrix.shape[0] >= weight_matrix.shape[1] else weight_matrix.T
+    )
     return torch.linalg.svdvals(
         torch.linalg.qr(tall_matrix / (largest_entry if largest_entry > 0 else 1), mode="r").R
     )
@@ -152,8 +157,8 @@ def is_noise(values: Tensor, h: int, d: int) -> bool:
     if len(values) < MIN_NOISE_VALUES:
         return False
     expected_values = noise_quantiles(h, d)
-    scale = values.norm() / math.sqrt(h * d)
-    misfit = (values - scale * expected_values).norm() / values.norm()
+    noise_scale = values.norm() / math.sqrt(h * d)
+    misfit = (values - noise_scale * expected_values).norm() / values.norm()
     return float(misfit) <= max(MAX_MISFIT, 2 / len(values))
 
 
@@ -173,9 +178,11 @@ def noise_quantiles(h: int, d: int, grid: int = 20_000) -> Tensor:
         Expected singular values (min(h, d),), largest first.
     """
     a, b = (math.sqrt(h) - math.sqrt(d)) ** 2, (math.sqrt(h) + math.sqrt(d)) ** 2
-    u = (torch.arange(grid, dtype=torch.float64) + 0.5) * (math.pi / grid)
-    t = (a + b) / 2 + (b - a) / 2 * u.cos()
-    cumulative_density = (u.sin().square() / t).cumsum(0)
+    angles = (torch.arange(grid, dtype=torch.float64) + 0.5) * (math.pi / grid)
+    squared_values = (a + b) / 2 + (b - a) / 2 * angles.cos()
+    cumulative_density = (angles.sin().square() / squared_values).cumsum(0)
     value_count = min(h, d)
     probabilities = (torch.arange(value_count, dtype=torch.float64) + 0.5) / value_count
-    return t[torch.searchsorted(cumulative_density, probabilities * cumulative_density[-1])].sqrt()
+    return squared_values[
+        torch.searchsorted(cumulative_density, probabilities * cumulative_density[-1])
+    ].sqrt()

@@ -66,10 +66,10 @@ class Record:
         """
         try:
             with safe_open(str(path), framework="pt") as archive:
-                text = (archive.metadata() or {})[METADATA_KEY]
-                _check_size(text, Path(path))
+                json_text = (archive.metadata() or {})[METADATA_KEY]
+                _check_size(json_text, Path(path))
                 tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
-            record = _decode(json.loads(text), tensors)
+            record = _decode(json.loads(json_text), tensors)
         except (*_UNREADABLE, *_MALFORMED) as problem:
             raise InputError(
                 f"The file {str(path)!r} must hold a record of the type {cls.__name__}; reading the file "

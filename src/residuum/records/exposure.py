@@ -393,13 +393,17 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
         """Return a dictionary with the keys ``COLUMNS`` for each of the ``limit`` records at highest risk."""
-        order = self.order[:limit]
-        indices = order.tolist()
-        labels = self.labels[order]
-        kinks = self.kinks[order].sum(1).tolist() if self.kinks.numel() else [None] * len(order)
-        discovery_rates = plain(self.kink_q[order])
+        shown_order = self.order[:limit]
+        indices = shown_order.tolist()
+        labels = self.labels[shown_order]
+        kinks = (
+            self.kinks[shown_order].sum(1).tolist()
+            if self.kinks.numel()
+            else [None] * len(shown_order)
+        )
+        discovery_rates = plain(self.kink_q[shown_order])
         computed_columns = {
-            "rank": range(1, len(order) + 1),
+            "rank": range(1, len(shown_order) + 1),
             "index": indices,
             "group": [self.groups[i] if self.groups else None for i in indices],
             "label": plain(labels if labels.ndim == 1 else labels.squeeze(1)),
@@ -410,7 +414,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         }
         copied_names = [name for name in COLUMNS if name not in computed_columns]
         columns = {
-            name: plain(getattr(self, name)[order]) for name in copied_names
+            name: plain(getattr(self, name)[shown_order]) for name in copied_names
         } | computed_columns
         return table_rows({name: columns[name] for name in COLUMNS})
 
@@ -435,10 +439,10 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for row in self.rows():
-            group = str(row["group"] or "")
+            group_name = str(row["group"] or "")
             # A leading quote makes a spreadsheet read a formula as text. A number such as -1 is no formula.
-            if group.startswith(FORMULAS) and not NUMBER.fullmatch(group):
-                row["group"] = f"'{group}"
+            if group_name.startswith(FORMULAS) and not NUMBER.fullmatch(group_name):
+                row["group"] = f"'{group_name}"
             writer.writerow(row)
         return buffer.getvalue()
 

@@ -207,29 +207,33 @@ class Dataset(Record):
                     f"text, NaN or Inf.",
                     "Remove rows with such values. Save class indices as y, and class names as classes.",
                 )
-        x = torch.from_numpy(arrays["x"])
-        x = x if x.is_floating_point() else x.double()
-        if x.ndim < 2 or arrays["y"].ndim < 1:
+        samples = torch.from_numpy(arrays["x"])
+        samples = samples if samples.is_floating_point() else samples.double()
+        if samples.ndim < 2 or arrays["y"].ndim < 1:
             raise DataError(
                 f"The array 'x' (samples) must have the shape (n, ...), and 'y' (labels) the shape (n,); got "
-                f"the shapes {tuple(x.shape)} and {arrays['y'].shape} in {str(path)!r}.",
+                f"the shapes {tuple(samples.shape)} and {arrays['y'].shape} in {str(path)!r}.",
                 "Save one row per sample.",
             )
-        mean = torch.from_numpy(arrays["mean"]).to(x.dtype) if "mean" in arrays else None
-        if mean is not None and mean.shape not in ((), x.shape[1:]):
+        subtracted_mean = (
+            torch.from_numpy(arrays["mean"]).to(samples.dtype) if "mean" in arrays else None
+        )
+        if subtracted_mean is not None and subtracted_mean.shape not in ((), samples.shape[1:]):
             raise DataError(
                 f"The array 'mean' (the mean of the training samples) must have the shape of a sample, "
-                f"{tuple(x.shape[1:])}; got {tuple(mean.shape)}.",
+                f"{tuple(samples.shape[1:])}; got {tuple(subtracted_mean.shape)}.",
                 "Save the mean image that was subtracted.",
             )
         fields: dict[str, Any] = {}
         for name in filter(arrays.__contains__, TEXTS):
             fields[name] = tuple(map(str, arrays[name].ravel()))
         for name in filter(arrays.__contains__, ("scale", "offset")):
-            fields[name] = torch.from_numpy(arrays[name]).to(x.dtype)
+            fields[name] = torch.from_numpy(arrays[name]).to(samples.dtype)
         if "id" in arrays:
             fields["record_ids"] = tuple(map(str, arrays["id"].ravel()))
-        return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, **fields)
+        return cls(
+            samples, torch.from_numpy(arrays["y"]), subtracted_mean, Path(path).stem, **fields
+        )
 
 
 @dataclass(frozen=True, eq=False)

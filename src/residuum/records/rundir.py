@@ -144,8 +144,8 @@ def digest(*values: Any) -> str:
         if isinstance(value, Tensor):
             hasher.update(value.detach().cpu().double().contiguous().numpy().tobytes())
         else:
-            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-            hasher.update(text.encode())
+            text_to_hash = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            hasher.update(text_to_hash.encode())
     return hasher.hexdigest()
 
 

@@ -125,24 +125,27 @@ def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
     low, high = _span(np.concatenate([train, null, select_finite([threshold])]))
     bin_edges = np.linspace(low, high, BINS + 1)
     for css_class, values in (("area k1", null), ("area k0", train)):
-        share = np.histogram(values, bin_edges)[0] / max(len(values), 1)
-        axes.stairs(share, bin_edges, fill=True, gid=css_class)
+        share_per_bin = np.histogram(values, bin_edges)[0] / max(len(values), 1)
+        axes.stairs(share_per_bin, bin_edges, fill=True, gid=css_class)
     axes.set_xlim(low, high)
-    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
+    axes.yaxis.set_major_formatter(lambda share_per_bin, _: f"{100 * share_per_bin:.3g}%")
     threshold_for_script = _threshold_line(axes, threshold, "x")
-    marks = (Mark("area k1", "held-out samples (chance)"), Mark("area k0", "training samples"))
+    legend_marks = (
+        Mark("area k1", "held-out samples (chance)"),
+        Mark("area k0", "training samples"),
+    )
     title = f"{metric.name} of training samples and held-out samples"
     medians_text = (
         f"{_format_median(train)} on training samples and {_format_median(null)} by chance"
     )
-    summary = f"The median is {medians_text}."
+    summary_text = f"The median is {medians_text}."
     return Chart(
         title,
         render_svg(figure),
         metric.name,
         "share",
-        marks,
-        summary,
+        legend_marks,
+        summary_text,
         threshold=threshold_for_script,
     )
 
@@ -164,17 +167,17 @@ def membership_chart(test: MembershipTest) -> Chart | None:
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     axes.axvline(tail_threshold(holdout), gid="rule")
-    marks = (
+    legend_marks = (
         Mark("area k1", f"held-out samples ({len(holdout)})"),
         Mark("area k0", f"training samples ({len(train)})"),
         Mark("rule", "99th percentile of the held-out samples"),
     )
-    summary = (
+    summary_text = (
         f"{test.above_tail} of {test.records} training samples lie above the 99th percentile of the "
         f"held-out samples. About {TAIL * test.records:.2g} are expected by chance."
     )
     title = "Membership statistic T of training samples and held-out samples"
-    return Chart(title, render_svg(figure), "T", "share", marks, summary)
+    return Chart(title, render_svg(figure), "T", "share", legend_marks, summary_text)
 
 
 def tail_threshold(holdout: Array) -> float:
@@ -208,19 +211,19 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     labels = np.array(evidence.labels if has_labels else [""] * len(scores), dtype=object)
     label_names = sorted(set(labels[drawn_indices]))
     figure, axes = _axes()
-    marks = []
+    legend_marks = []
     for k, name in enumerate(label_names):
         indices_of_label = drawn_indices[labels[drawn_indices] == name]
         css_class = "dot k0" if len(label_names) > MAX_KINDS else f"dot k{k}"
         axes.plot(outputs[indices_of_label], scores[indices_of_label], "o", gid=css_class)
-        marks += [Mark(css_class, name)] if name and len(label_names) <= MAX_KINDS else []
+        legend_marks += [Mark(css_class, name)] if name and len(label_names) <= MAX_KINDS else []
     threshold_for_script = _threshold_line(axes, threshold, "y")
     return Chart(
         f"{metric.name} against the {evidence.output_name}",
         render_svg(figure),
         evidence.output_name,
         metric.name,
-        tuple(marks),
+        tuple(legend_marks),
         f"{len(finite_indices)} training samples.",
         f"{len(drawn_indices)} of {len(finite_indices)} points drawn."
         if len(drawn_indices) < len(finite_indices)
@@ -242,16 +245,18 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
     """
     # The reconstruction stores squared residuals, and the chart shows their roots.
     residuals = mask_nonpositive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
-    steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
-    if not len(steps) or not np.isfinite(residuals).any():
+    recorded_steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
+    if not len(recorded_steps) or not np.isfinite(residuals).any():
         return None
     figure, axes = _axes()
-    step_indices = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
-    marks = []
+    step_indices = np.unique(
+        np.linspace(0, len(recorded_steps) - 1, min(len(recorded_steps), MAX_STEPS)).astype(int)
+    )
+    legend_marks = []
     for k, name in enumerate(reconstruction.layer_names):
         finite_step_indices = step_indices[np.isfinite(residuals[:, step_indices, k]).any(0)]
         x, values, kind = (
-            steps[finite_step_indices],
+            recorded_steps[finite_step_indices],
             residuals[:, finite_step_indices, k],
             f"k{k % MAX_KINDS}",
         )
@@ -259,7 +264,7 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
         if len(values) > 1:
             axes.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), gid=f"band {kind}")
         axes.plot(x, median, gid=f"line {kind}")
-        marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
+        legend_marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
     # The axis ends at powers of ten. A value that exceeds such an end by at most a tenth of a power of ten
     # is cut off.
     log10_residuals = np.log10(select_finite(residuals))
@@ -268,7 +273,7 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
     title = f"Relative residual per layer, {reconstruction.attack}"
-    return Chart(title, render_svg(figure), "step", "residual", tuple(marks))
+    return Chart(title, render_svg(figure), "step", "residual", tuple(legend_marks))
 
 
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
@@ -293,17 +298,20 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
     )
     if not len(train):
         return None
-    sign = 1 if metric.higher_is_better else -1
+    sign_of_better = 1 if metric.higher_is_better else -1
     slider_values = make_slider_stops([*train, *null], threshold)
     # At this end of the slider, the threshold is so strict that no score is better.
-    strictest_position = len(slider_values) - 1 if sign > 0 else 0
+    strictest_position = len(slider_values) - 1 if sign_of_better > 0 else 0
     start_position = (
         slider_values.index(threshold) if math.isfinite(threshold) else strictest_position
     )
     set_count = max(evidence.null_sets, 1)
-    train_counts = [int((sign * train > sign * stop).sum()) for stop in slider_values]
+    train_counts = [
+        int((sign_of_better * train > sign_of_better * stop).sum()) for stop in slider_values
+    ]
     chance_counts = [
-        round(float((sign * null > sign * stop).sum() / set_count), 4) for stop in slider_values
+        round(float((sign_of_better * null > sign_of_better * stop).sum() / set_count), 4)
+        for stop in slider_values
     ]
     if metric.recovered is not None:
         train_counts[start_position] = metric.recovered
@@ -313,7 +321,7 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         "metric": metric.name,
         "values": slider_values,
         "start": start_position,
-        "sign": sign,
+        "sign": sign_of_better,
         "texts": [f"{value:.4g}" for value in slider_values],
         "n": len(evidence.values),
         "train": train_counts,

@@ -46,7 +46,7 @@ def render_markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str
     Returns:
         The text in Markdown.
     """
-    lines = [
+    markdown_lines = [
         f"## {title}",
         "",
         _explain_columns(outcomes),
@@ -54,9 +54,9 @@ def render_markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str
         _format_line(HEADER),
         _format_line(["---"] * len(HEADER)),
     ]
-    lines += [_format_line(row) for row in make_rows(outcomes)]
-    lines += ["", *(f"- {text}" for text in make_notes(outcomes)), "", LIMIT, ""]
-    return "\n".join(map(escape_invisible, lines))
+    markdown_lines += [_format_line(row) for row in make_rows(outcomes)]
+    markdown_lines += ["", *(f"- {text}" for text in make_notes(outcomes)), "", LIMIT, ""]
+    return "\n".join(map(escape_invisible, markdown_lines))
 
 
 def render_page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
@@ -118,10 +118,10 @@ def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
     )
     axes.text(0.1, 0.18, title, fontsize=8.5, color=drawing.INK)
     for i, (outcome, attacks) in enumerate(outcomes_with_attacks):
-        y = top + i * (2 * size + 0.22)
+        top_edge = top + i * (2 * size + 0.22)
         axes.text(
             0.1,
-            y + size,
+            top_edge + size,
             escape_invisible(outcome.label),
             fontsize=8,
             va="center",
@@ -129,7 +129,7 @@ def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
         )
         for k, attacked in enumerate(attacks):
             if attacked is not None:
-                _draw_band(axes, attacked, label + k * (block_width + 0.25), y, size, gap)
+                _draw_band(axes, attacked, label + k * (block_width + 0.25), top_edge, size, gap)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
     return drawing.encode_png(figure)
@@ -139,11 +139,11 @@ def _draw_band(axes: Any, attacked: Attacked, x: float, y: float, size: float, g
     for j in range(min(COLUMNS, len(attacked.images))):
         left_edge = x + j * (size + gap)
         for row in (0, 1):
-            box = (left_edge, y + row * (size + 0.02), size, size)
-            drawing.draw_image(axes, attacked.images[j, row], box)
+            image_box = (left_edge, y + row * (size + 0.02), size, size)
+            drawing.draw_image(axes, attacked.images[j, row], image_box)
         if attacked.beyond_chance[j]:
-            box = (left_edge, y, size, 2 * size + 0.02)
-            drawing.draw_frame(axes, box, ec=drawing.BLUE, lw=1.6)
+            image_box = (left_edge, y, size, 2 * size + 0.02)
+            drawing.draw_frame(axes, image_box, ec=drawing.BLUE, lw=1.6)
     caption = f"{attacked.attacker}: refused"
     if not attacked.refused:
         expected_count = _format(attacked.expected_by_chance, 2)

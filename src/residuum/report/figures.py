@@ -48,14 +48,14 @@ def selected_figure(reconstruction: Reconstruction) -> bytes | None:
         return _selected_points(reconstruction, title)
     is_image = drawing.is_image(reconstruction.x.shape[1:])
     images = add_mean(selection.x[:MAX_IMAGES], reconstruction.knowledge.mean if is_image else None)
-    cells = [
+    grid_cells = [
         Cell(
             (image,),
             f"{int(selection.support[i])}/{reconstruction.restarts}{_confidence(selection, i)}",
         )
         for i, image in enumerate(images)
     ]
-    return drawing.draw_cells(title, cells, ("",), ("reconstruction",))
+    return drawing.draw_cells(title, grid_cells, ("",), ("reconstruction",))
 
 
 def _confidence(selection: Selection, i: int) -> str:
@@ -89,9 +89,9 @@ def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes 
     title += "not calibrated" if metric.recovered is None else count_text + " (framed)" * is_image
     if train.shape == (2,):
         return _matched_points(candidates, *_pairs(candidates, train, matched_pairs), title)
-    cells = _cells(candidates, train, matched_pairs, train.mean if is_image else None)
+    grid_cells = _cells(candidates, train, matched_pairs, train.mean if is_image else None)
     rows, lines = ("found", "training"), ("reconstruction", "training sample")
-    return drawing.draw_cells(title, cells, rows, lines)
+    return drawing.draw_cells(title, grid_cells, rows, lines)
 
 
 def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -> bytes | None:
@@ -110,7 +110,7 @@ def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -
     columns = min(MAX_COMPARED, *map(len, best_matches))
     if not columns:
         return None
-    cells = [
+    grid_cells = [
         cell
         for matched, (candidates, _) in zip(best_matches, attacks.values(), strict=True)
         for cell in _cells(candidates, train, matched[:columns], train.mean)
@@ -120,7 +120,7 @@ def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -
         for name, (_, scores) in attacks.items()
     ]
     title = f"Best {columns}; framed: recovered. From the top: {'; '.join(count_texts)}"
-    return drawing.draw_image_grid(title, cells, ("found", "training"), columns)
+    return drawing.draw_image_grid(title, grid_cells, ("found", "training"), columns)
 
 
 def output_figure(
@@ -140,11 +140,13 @@ def output_figure(
     flat_outputs = outputs.detach().cpu().double().reshape(len(outputs), -1)
     margins = [row.margin for row in scores.per_sample]
     uses_margin = flat_outputs.shape[1] > 1 and None not in margins
-    x = torch.tensor(margins if uses_margin else flat_outputs[:, 0].tolist(), dtype=torch.float64)
+    horizontal_values = torch.tensor(
+        margins if uses_margin else flat_outputs[:, 0].tolist(), dtype=torch.float64
+    )
     figure = drawing.new_figure(4.2 * len(metric_names) + 0.4, 3.4)
     panels = figure.subplots(1, len(metric_names), squeeze=False)[0]
     for axes, name in zip(panels, metric_names, strict=True):
-        _scatter(axes, x, scores, name)
+        _scatter(axes, horizontal_values, scores, name)
         axes.set_xlabel("margin" if uses_margin else "network output", fontsize=8.5)
     marks, labels = panels[0].get_legend_handles_labels()
     if 0 < len(labels) <= len(drawing.MARKERS):
@@ -237,9 +239,9 @@ def ambiguity_figure(
         add_mean(uniqueness.least[:MAX_IMAGES], mean),
     )
     image_columns = zip(images, least_similar, pixel_ranges, strict=True)
-    cells = [Cell(group, text) for group, text in zip(image_columns, captions, strict=True)]
+    grid_cells = [Cell(group, text) for group, text in zip(image_columns, captions, strict=True)]
     rows, lines = ("found", "least found", "free"), ("reconstruction", "least found")
-    return drawing.draw_cells(title, cells, rows, lines)
+    return drawing.draw_cells(title, grid_cells, rows, lines)
 
 
 def alternatives_figure(
@@ -287,13 +289,13 @@ def alternatives_figure(
     columns.sort(key=lambda column: -measure_change(column))
     drawn_count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
     title = f"{drawn_count} of {len(columns)} {subject}; both fit the weights equally well"
-    cells = [
+    grid_cells = [
         Cell(
             tuple(add_mean(image, mean) for image in column), f"moved {measure_change(column):.3g}"
         )
         for column in columns[:drawn_count]
     ]
-    return drawing.draw_cells(title, cells, row_names, curve_names)
+    return drawing.draw_cells(title, grid_cells, row_names, curve_names)
 
 
 def identified_figure(identification: Identification, truth: Tensor | None = None) -> bytes | None:
@@ -319,9 +321,9 @@ def identified_figure(identification: Identification, truth: Tensor | None = Non
         s for s in (identification.input_shape, (dimension,)) if math.prod(s or (0,)) == dimension
     )
     shaped_pairs = (tuple(vector.reshape(shape) for vector in pair) for pair in vector_pairs)
-    cells = [Cell(pair, text) for pair, text in zip(shaped_pairs, captions, strict=True)]
+    grid_cells = [Cell(pair, text) for pair, text in zip(shaped_pairs, captions, strict=True)]
     row_names = ("found", "truth")
-    return drawing.draw_cells(title, cells, ("",) if truth is None else row_names, row_names)
+    return drawing.draw_cells(title, grid_cells, ("",) if truth is None else row_names, row_names)
 
 
 def family_figure(reconstruction: Reconstruction) -> bytes | None:
@@ -371,11 +373,13 @@ def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
     labels_or_none: list[float | int | None] = [*labels] or [None]
     for k, label in enumerate(labels_or_none):
         indices_of_label = [i for i, row in enumerate(sample_scores) if row.label == label]
-        y = [_nan_if_none(sample_scores[i].matches[name].nearest) for i in indices_of_label]
+        vertical_values = [
+            _nan_if_none(sample_scores[i].matches[name].nearest) for i in indices_of_label
+        ]
         name_in_legend = None if label is None else f"label {label:g}"
         axes.scatter(
             x[indices_of_label],
-            y,
+            vertical_values,
             s=20,
             alpha=0.75,
             lw=0,
@@ -477,8 +481,8 @@ def _cells(
     """Return a column of the figure for each match: two images, their score, and a frame if recovered."""
     matches, samples = _pairs(candidates, train, matched)
     images = zip(add_mean(matches, mean), add_mean(samples, mean), strict=True)
-    pairs = zip(images, (match for _, match in matched), strict=True)
-    return [Cell(pair, f"{match.score:.3f}", bool(match.recovered)) for pair, match in pairs]
+    image_pairs = zip(images, (match for _, match in matched), strict=True)
+    return [Cell(pair, f"{match.score:.3f}", bool(match.recovered)) for pair, match in image_pairs]
 
 
 def _nan_if_none(score: float | None) -> float:
@@ -571,9 +575,13 @@ def _order(lifetimes: dict[int, _Lifetime]) -> list[int]:
 
     def family(number: int) -> list[int]:
         children = lifetimes[number].children
-        middle = len(children) // 2
-        numbers_above = [n for child in children[:middle] for n in family(child)]
-        return [*numbers_above, number, *(n for child in children[middle:] for n in family(child))]
+        middle_child = len(children) // 2
+        numbers_above = [n for child in children[:middle_child] for n in family(child)]
+        return [
+            *numbers_above,
+            number,
+            *(n for child in children[middle_child:] for n in family(child)),
+        ]
 
     roots = [number for number, life in lifetimes.items() if life.parent is None]
     families = [family(root) for root in roots]

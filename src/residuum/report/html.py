@@ -102,7 +102,11 @@ SORT_NAMES = {
 
 
 def render_page(
-    template: str, *, styles: tuple[str, ...] = ("report.css",), script: str = "", **values: Any
+    template: str,
+    *,
+    styles: tuple[str, ...] = ("report.css",),
+    script: str = "",
+    **values: Any,
 ) -> str:
     """Render a template as a page that admits only its own style sheets and script.
 
@@ -136,16 +140,20 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         The page.
     """
     deciding_score = result.control
-    items = items_of(result)
+    card_items = items_of(result)
     if redact:
-        items = tuple(replace(item, row=None, reconstruction=None) for item in items)
-    best_cards = [] if redact else cards_of(items[:MAX_BEST], result.shape)
+        card_items = tuple(replace(item, row=None, reconstruction=None) for item in card_items)
+    best_cards = [] if redact else cards_of(card_items[:MAX_BEST], result.shape)
     # If there are scores that compare matches with chance, show only the matches beyond chance.
     if deciding_score is not None:
-        items = tuple(item for item in items if item.recovered)
-    cards = cards_of(items, result.shape, redact=redact)
+        card_items = tuple(item for item in card_items if item.recovered)
+    cards = cards_of(card_items, result.shape, redact=redact)
     item_count = (
-        len(items) if deciding_score else result.scores.n if result.scores else len(result.ranked)
+        len(card_items)
+        if deciding_score
+        else result.scores.n
+        if result.scores
+        else len(result.ranked)
     )
     items_on_cards = [card.item for card in cards]
     evidence_and_metric = (
@@ -344,7 +352,7 @@ def model_card(result: AuditResult) -> str:
     ]
     subject = textwrap.shorten(escape_invisible(result.subject), MAX_CARD_SUBJECT, placeholder="…")
     headline = textwrap.shorten(result.verdict.headline, MAX_CARD_HEADLINE, placeholder="…")
-    text = render_page(
+    card_text = render_page(
         "model_card.md",
         subject=subject,
         headline=headline,
@@ -352,7 +360,7 @@ def model_card(result: AuditResult) -> str:
         answers=answers,
         created=_format_time(result),
     )
-    return text.rstrip() + "\n"
+    return card_text.rstrip() + "\n"
 
 
 def _first_sentence(text: str) -> str:
@@ -443,10 +451,10 @@ def escape_invisible(text: str) -> str:
 
 def isolate(value: object) -> Markup:
     """Return a value as text of limited length, whose writing direction does not affect other text."""
-    text = str(value)
-    if len(text) > MAX_LENGTH:
-        text = f"{text[:MAX_LENGTH]}… ({len(text)} characters)"
-    return Markup("<bdi>") + escape(escape_invisible(text)) + Markup("</bdi>")
+    value_text = str(value)
+    if len(value_text) > MAX_LENGTH:
+        value_text = f"{value_text[:MAX_LENGTH]}… ({len(value_text)} characters)"
+    return Markup("<bdi>") + escape(escape_invisible(value_text)) + Markup("</bdi>")
 
 
 class Linked:
@@ -460,13 +468,13 @@ class Linked:
         pieces, end_of_last_link = [], 0
         text = escape_invisible(text[:MAX_LENGTH])
         for match in compile_pattern().finditer(text):
-            word = find_entry(match[0])
-            if word not in self.seen:
-                self.seen.add(word)
+            glossary_word = find_entry(match[0])
+            if glossary_word not in self.seen:
+                self.seen.add(glossary_word)
                 link_template = Markup('<a class="term" href="#{}">{}</a>')
                 pieces += [
                     escape(text[end_of_last_link : match.start()]),
-                    link_template.format(make_anchor(word), match[0]),
+                    link_template.format(make_anchor(glossary_word), match[0]),
                 ]
                 end_of_last_link = match.end()
         return Markup("<bdi>{}</bdi>").format(
@@ -637,12 +645,12 @@ def items_of(result: AuditResult) -> tuple[Item, ...]:
     if result.evidence is None:
         return tuple(_ranked(result))
     items_of_other_attacks = {item.number: item for item in _matched_by_others(result)}
-    items = [item for item in _matched(result) if item.number not in items_of_other_attacks]
-    recovered = [item for item in items if item.recovered]
+    card_items = [item for item in _matched(result) if item.number not in items_of_other_attacks]
+    recovered = [item for item in card_items if item.recovered]
     return (
         *recovered,
         *items_of_other_attacks.values(),
-        *(item for item in items if not item.recovered),
+        *(item for item in card_items if not item.recovered),
     )
 
 
@@ -856,7 +864,7 @@ def _format_cell(value: float) -> str:
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
     """Yield the content of a card for each selected candidate, the most confident one first."""
-    items = [
+    card_items = [
         Item(
             number=number,
             reconstruction=add_mean(selection.x[i].double(), reconstruction.knowledge.mean).numpy(),
@@ -867,7 +875,7 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
         )
         for number, (reconstruction, selection, i) in enumerate(result.ranked[:MAX_CANDIDATES])
     ]
-    yield from sorted(items, key=lambda item: -(item.confidence or 0.0))
+    yield from sorted(card_items, key=lambda item: -(item.confidence or 0.0))
 
 
 def _describe_nearest_selected(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:

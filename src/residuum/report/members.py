@@ -54,8 +54,8 @@ def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSam
         key=lambda i: (float(membership_test.q[i]), -float(membership_test.statistic[i])),
     )
     ordered_positions = ordered_positions[:MAX_NAMED]
-    rows = {membership_test.rows[i] for i in ordered_positions}
-    pictures = {} if redact else _pictures(result, rows)
+    named_rows = {membership_test.rows[i] for i in ordered_positions}
+    pictures = {} if redact else _pictures(result, named_rows)
     identifiers: dict[int, str] = {}
     if result.scores is not None and not redact:
         identifiers = {row.index: row.id for row in result.scores.per_sample}

@@ -57,14 +57,14 @@ def compute_p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) 
         The upper bound on the probability.
     """
     # If delta is 0, a guess whether a canary was inserted is right with probability at most q.
-    q = 1 / (1 + math.exp(-epsilon))
-    upper_tail = float(binom.sf(v - 1, r, q))
+    guess_probability = 1 / (1 + math.exp(-epsilon))
+    upper_tail = float(binom.sf(v - 1, r, guess_probability))
     if delta == 0:
         return upper_tail
     # The bound in the docstring of this module needs the maximum of P(v > W >= v - i) / i over all i.
     largest_ratio = probability_below = 0.0
     for i in range(1, v + 1):
-        probability_below += float(binom.pmf(v - i, r, q))  # P(v > W >= v - i)
+        probability_below += float(binom.pmf(v - i, r, guess_probability))  # P(v > W >= v - i)
         largest_ratio = max(largest_ratio, probability_below / i)
     return min(1.0, upper_tail + 2 * m * delta * largest_ratio)
 

@@ -345,12 +345,12 @@ class AnyGradients:
         """
         weighted_covectors, columns = self.rows.combine(lam, len(self.x)), []
         for block in split_blocks(len(self.x), self.size):
-            x = self.x[block].flatten(1)
+            flat_records = self.x[block].flatten(1)
             gradients = self._flat(self.x[block], weighted_covectors[block], name).reshape(
-                len(x), -1, x.shape[1]
+                len(flat_records), -1, flat_records.shape[1]
             )
-            squared_norms = x.square().sum(1, keepdim=True).clamp(min=1e-300)
-            columns.append((gradients @ x[:, :, None])[..., 0] / squared_norms)
+            squared_norms = flat_records.square().sum(1, keepdim=True).clamp(min=1e-300)
+            columns.append((gradients @ flat_records[:, :, None])[..., 0] / squared_norms)
         return torch.cat(columns)
 
 

@@ -284,39 +284,44 @@ def measure_membership(
             f"{holdout.shape}.",
             "Preprocess training records and held-out records in the same way.",
         )
-    n = len(train)
+    train_count = len(train)
     all_records = train.x if holdout is None else torch.cat([train.x, holdout.x])
     boundaries = ActivationBoundaries.measure(network.double_module, all_records)
     scores = boundaries.score(all_records)
     boundary_counts = scores.boundaries.sum(1)
-    statistic, holdout_statistic = scores.statistic[:n], scores.statistic[n:]
-    p_values = torch.full((n,), torch.nan, dtype=torch.float64)
+    statistic, holdout_statistic = scores.statistic[:train_count], scores.statistic[train_count:]
+    p_values = torch.full((train_count,), torch.nan, dtype=torch.float64)
     above_tail_count, group_p = 0, math.nan
     if len(holdout_statistic):
         p_values = rank_p_values(statistic, holdout_statistic)
         above_tail_count = count_above_tail(statistic, holdout_statistic)
         group_p = group_p_value(statistic, holdout_statistic)
-    accepted_records, q_values = _accept(p_values, boundary_counts[:n])
+    accepted_records, q_values = _accept(p_values, boundary_counts[:train_count])
     named_records = accepted_records if group_p <= GROUP_LEVEL else accepted_records[:0]
     decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, seed))
-    decoy_named, _ = _accept(decoy_p, boundary_counts[:n])
-    is_named, is_confirmed = len(named_records) >= min_named(n), len(decoy_named) >= MIN_NAMED
-    reason = _explain_untestable(n, len(holdout_statistic), boundaries.neurons)
+    decoy_named, _ = _accept(decoy_p, boundary_counts[:train_count])
+    is_named, is_confirmed = (
+        len(named_records) >= min_named(train_count),
+        len(decoy_named) >= MIN_NAMED,
+    )
+    reason = _explain_untestable(train_count, len(holdout_statistic), boundaries.neurons)
     if is_named:
         reason = (
-            "" if is_confirmed else _explain_unconfirmed(len(named_records), n, len(decoy_named))
+            ""
+            if is_confirmed
+            else _explain_unconfirmed(len(named_records), train_count, len(decoy_named))
         )
     return MembershipTest(
-        records=n,
+        records=train_count,
         rows=tuple(train.rows),
         holdout=len(holdout_statistic),
-        holdout_needed=holdout_needed(n),
+        holdout_needed=holdout_needed(train_count),
         layers=scores.boundaries.shape[1],
         neurons=boundaries.neurons,
         statistic=statistic,
         holdout_statistic=holdout_statistic,
-        boundaries=boundary_counts[:n],
-        holdout_boundaries=boundary_counts[n:],
+        boundaries=boundary_counts[:train_count],
+        holdout_boundaries=boundary_counts[train_count:],
         p=p_values,
         q=q_values,
         above_tail=above_tail_count,
@@ -353,8 +358,8 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
     """
     outputs = evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
     task = choose_task(network.task, outputs.shape[1])
-    y = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
-    score = -margins_and_losses(outputs, y, task)[1].numpy()
+    normalized_labels = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
+    score = -margins_and_losses(outputs, normalized_labels, task)[1].numpy()
     return separate_by_scores(score, np.arange(len(score)) < len(train))
 
 

@@ -90,14 +90,14 @@ def score_records(
     Returns:
         The log odds of each record, (n,).
     """
-    n = len(ratio)
-    log_ratio, log_values = (ratio.double() + LOG_OFFSET).log(), math.log(values / n)
+    record_count = len(ratio)
+    log_ratio, log_values = (ratio.double() + LOG_OFFSET).log(), math.log(values / record_count)
     if rank is None or _fills_input_space(rank, values):
         return _add_features(RATIO_ONLY, log_ratio, log_values)
     log_missing_share = (1 - signal_share.double() + LOG_OFFSET).log()
     log_unreachable_share = (1 - reach_ncc.double().square() + LOG_OFFSET).log()
     p_stationarity = torch.sigmoid(_add_features(STATIONARITY, log_missing_share, log_ratio))
-    log_records_per_direction = math.log(n / max(rank, 1))
+    log_records_per_direction = math.log(record_count / max(rank, 1))
     p_unmixing = torch.sigmoid(
         _add_features(
             UNMIXING, log_unreachable_share, log_ratio, log_values, log_records_per_direction

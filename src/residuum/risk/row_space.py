@@ -110,8 +110,10 @@ class RowSpace:
         standardized = standardize(x.reshape(len(x), *self.shape)).reshape(len(x), channels, -1)
         mean_ncc = x.new_zeros(len(x))
         for c in range(channels):
-            centered = clean_directions[:, c] - clean_directions[:, c].mean(1, keepdim=True)
-            _, sigma, span_basis = torch.linalg.svd(centered, full_matrices=False)
+            centered_directions = clean_directions[:, c] - clean_directions[:, c].mean(
+                1, keepdim=True
+            )
+            _, sigma, span_basis = torch.linalg.svd(centered_directions, full_matrices=False)
             span_basis = span_basis[sigma > 1e-6 * sigma.max().clamp(min=1e-300)]
             # The NCC of a sample is the mean of the NCCs of its channels. Each channel of a standardized
             # sample has length 1 / sqrt(channels). So the mean needs only one further factor 1 /
@@ -129,10 +131,10 @@ class RowSpace:
         flat_samples, S = x.flatten(1), self.layer.S.to(x)
         direction_weights = S.square() / (S.square() + (SOFT * S[0]) ** 2)
         squared_norms = flat_samples.square().sum(1).clamp(min=1e-300)
-        V = self.layer.V.to(flat_samples)
+        right_singular_vectors = self.layer.V.to(flat_samples)
         weighted_square_sums = [
-            (flat_samples[block] @ V.T).square() @ direction_weights
-            for block in split_blocks(len(flat_samples), len(V))
+            (flat_samples[block] @ right_singular_vectors.T).square() @ direction_weights
+            for block in split_blocks(len(flat_samples), len(right_singular_vectors))
         ]
         return (torch.cat(weighted_square_sums) / squared_norms).clamp(max=1)
 

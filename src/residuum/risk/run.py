@@ -117,7 +117,7 @@ def expose(
     Returns:
         The measurements of every record.
     """
-    start = time.monotonic()
+    start_time = time.monotonic()
     _check_holdout(data, holdout)
     case = Case.create(network, data, holdout, knowledge or Knowledge(), surface, task, device)
     names = name_groups(data, case.task, tuple(groups))
@@ -156,7 +156,7 @@ def expose(
         informed=_informed_images(case, results.fit.tensors, most_exposed),
         found_ncc=found_ncc,
         nearest=nearest,
-        seconds=time.monotonic() - start,
+        seconds=time.monotonic() - start_time,
         notes=(*results.notes, *_notes(case, row_space.rank)),
     )
 
@@ -261,10 +261,10 @@ def _informed_images(case: Case, fit: dict[str, Tensor], records: Tensor) -> Ten
     shape = tuple(case.data.shape)
     if not fit:
         return torch.zeros(0, *shape, dtype=torch.float64)
-    x = case.records.x[records.to(case.records.x.device)].cpu()
-    return compute_informed_estimate(x, fit["columns"][records], fit["residual"]).reshape(
-        -1, *shape
-    )
+    chosen_records = case.records.x[records.to(case.records.x.device)].cpu()
+    return compute_informed_estimate(
+        chosen_records, fit["columns"][records], fit["residual"]
+    ).reshape(-1, *shape)
 
 
 def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
@@ -296,8 +296,8 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
     similarity = ncc(x, candidates)
     most_similar = similarity.abs().max(1)
     nearest_index = most_similar.indices[records]
-    sign = similarity[records, nearest_index].sign().reshape(-1, *[1] * (x.ndim - 1))
-    return most_similar.values.double(), sign * candidates[nearest_index]
+    ncc_signs = similarity[records, nearest_index].sign().reshape(-1, *[1] * (x.ndim - 1))
+    return most_similar.values.double(), ncc_signs * candidates[nearest_index]
 
 
 def _notes(case: Case, rank: int | None) -> list[str]:

@@ -123,8 +123,8 @@ def bounds_in_words(field: FieldInfo) -> str:
 
 
 def _sentence(message: str) -> str:
-    text = message.removeprefix("Value error, ").rstrip(".")
-    return f"{text[:1].lower()}{text[1:]}."
+    message_text = message.removeprefix("Value error, ").rstrip(".")
+    return f"{message_text[:1].lower()}{message_text[1:]}."
 
 
 def _plain(value: Any) -> Any:

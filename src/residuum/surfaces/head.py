@@ -137,7 +137,7 @@ def renumber_layers(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:
     """
     renumbered = {}
     for name, t in theta.items():
-        match = re.fullmatch(r"layers\.(\d+)\.(\w+)", name)
-        if match and int(match[1]) >= first:
-            renumbered[f"layers.{int(match[1]) - first}.{match[2]}"] = t
+        name_match = re.fullmatch(r"layers\.(\d+)\.(\w+)", name)
+        if name_match and int(name_match[1]) >= first:
+            renumbered[f"layers.{int(name_match[1]) - first}.{name_match[2]}"] = t
     return renumbered

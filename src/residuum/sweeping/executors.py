@@ -236,14 +236,17 @@ def judge_trial(
         "seconds": reconstruction.seconds,
         "step": int(steps[-1]) if len(steps) else None,
     }
-    groups = reconstruction.selection
-    if groups is not None and len(groups):
-        is_found_by_several_restarts = groups.support > 1
+    candidate_groups = reconstruction.selection
+    if candidate_groups is not None and len(candidate_groups):
+        is_found_by_several_restarts = candidate_groups.support > 1
         statistics["agreement"] = float(
-            groups.members[is_found_by_several_restarts].sum() / groups.members.sum()
+            candidate_groups.members[is_found_by_several_restarts].sum()
+            / candidate_groups.members.sum()
         )
-        restart_share = groups.support / max(reconstruction.restarts, 1)
-        confidence = torch.where(groups.confidence.isnan(), restart_share, groups.confidence)
+        restart_share = candidate_groups.support / max(reconstruction.restarts, 1)
+        confidence = torch.where(
+            candidate_groups.confidence.isnan(), restart_share, candidate_groups.confidence
+        )
         statistics["expected"] = float(confidence[is_found_by_several_restarts].sum())
     if statistics["residual"] is None and "residual" in objectives:
         reason = "diverged" if statistics["diverged"] else "no finite residual"

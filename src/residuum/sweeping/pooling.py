@@ -108,15 +108,15 @@ class Pool:
         """Find the group of similar candidates that each of k candidates joins, -1 for none."""
         if not len(self):
             return torch.full((len(x),), -1)
-        groups = self._groups
+        stored_groups = self._groups
         if (
             self.radius is None
         ):  # compare directions: the sum of a group has the direction of its mean
-            closeness = cosine(x, groups["sum"])
+            closeness = cosine(x, stored_groups["sum"])
         else:
-            closeness = -l2(x, groups["sum"] / groups["weight"][:, None])
+            closeness = -l2(x, stored_groups["sum"] / stored_groups["weight"][:, None])
         best_closeness, nearest = closeness.masked_fill_(
-            labels[:, None] != groups["label"], -math.inf
+            labels[:, None] != stored_groups["label"], -math.inf
         ).max(1)
         threshold = SIMILARITY if self.radius is None else -self.radius
         return nearest.masked_fill(best_closeness < threshold, -1)
@@ -181,8 +181,10 @@ class Pool:
         group_order = (consensus_order if len(consensus_order) else group_order)[:MAX_GROUPS]
         best_groups = {name: values[group_order] for name, values in self._groups.items()}
         best_groups["label"] = best_groups["label"].to(self.label_type)
-        mean = best_groups["sum"] / best_groups["weight"][:, None]
-        weighted_cosine = (mean * best_groups["unit"]).sum(1) / mean.norm(dim=1).clamp(min=1e-300)
+        group_means = best_groups["sum"] / best_groups["weight"][:, None]
+        weighted_cosine = (group_means * best_groups["unit"]).sum(1) / group_means.norm(
+            dim=1
+        ).clamp(min=1e-300)
         group_rows = [
             {"support": int(s), "lam": float(w / s), "tightness": float(t)}
             for s, w, t in zip(
@@ -193,12 +195,12 @@ class Pool:
             )
         ]
         largest_weight = max((row["lam"] for row in group_rows), default=0.0)
-        log_dimension = math.log(grouping.effective_dimension(mean))
+        log_dimension = math.log(grouping.effective_dimension(group_means))
         features = [
             compute_features(row, self.runs, largest_weight, log_dimension) for row in group_rows
         ]
         selection = Selection(
-            x=mean.reshape(-1, *self.shape),
+            x=group_means.reshape(-1, *self.shape),
             labels=best_groups["label"],
             lam=torch.tensor([row["lam"] for row in group_rows]),
             support=best_groups["support"].long(),

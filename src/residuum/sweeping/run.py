@@ -133,16 +133,16 @@ def sweep(
     with ExitStack() as stack:
         out = Path(out or stack.enter_context(TemporaryDirectory()))
         sweep_run = stack.enter_context(SweepRun.open(out))
-        identity = {
+        sweep_identity = {
             **network_source,
             "plan": request.plan(),
             "threads": request.cpus,
             "weights": digest(*network.theta.values()),
             "knowledge": knowledge.digest,
         }
-        sweep_run.begin(identity)
+        sweep_run.begin(sweep_identity)
         storage = stack.enter_context(open_storage(out / JOURNAL, request.storage))
-        driver = Driver(request, task, sweep_run, Study(request, storage, identity), watch)
+        driver = Driver(request, task, sweep_run, Study(request, storage, sweep_identity), watch)
         driver.run()
         finished_sweep = driver.result(network_source)
         _write(out, finished_sweep, network_source, subject)
@@ -287,10 +287,10 @@ class Driver:
             if number not in self.trials
             and (not until or paused_value(self.folder.state(number))[0] < until)
         }
-        jobs = split_into_jobs(waiting_params, self.request.seed, self.request.batch)
-        while jobs:
+        waiting_jobs = split_into_jobs(waiting_params, self.request.seed, self.request.batch)
+        while waiting_jobs:
             smaller_jobs: list[Job] = []
-            resumed_jobs = (self._resume(job, until) for job in jobs)
+            resumed_jobs = (self._resume(job, until) for job in waiting_jobs)
             for outcome in run_jobs(engine, resumed_jobs, self.request.retries):
                 self.compute += outcome.seconds
                 if outcome.state is not None:
@@ -299,7 +299,7 @@ class Driver:
                     smaller_jobs += outcome.job.split_in_halves()
                 else:
                     self._end(outcome)
-            jobs = smaller_jobs
+            waiting_jobs = smaller_jobs
 
     def _resume(self, job: Job, until: int) -> Job:
         """Create a job that continues the saved state of a trial to the step ``until``."""

@@ -271,27 +271,33 @@ def render_report(done: Sweep, subject: str) -> str:
 
 def _table_rows(done: Sweep) -> list[tuple[str, ...]]:
     """Return the table rows of the best trials, and of the Pareto front if there are two objectives."""
-    order = done.order
+    ranked_trials = done.order
     front = done.front[:MAX_ROWS] if len(done.request.objectives) > 1 else []
-    trials = order[:MAX_ROWS] + [trial for trial in front if trial not in order[:MAX_ROWS]]
+    trials = ranked_trials[:MAX_ROWS] + [
+        trial for trial in front if trial not in ranked_trials[:MAX_ROWS]
+    ]
     recovered_cells = (
         {row["number"]: _format_count(row) for row in done.scored.rows} if done.scored else {}
     )
     table_rows = []
     for trial in trials:
-        rank = f"{order.index(trial) + 1}{' front' if trial in front else ''}"
+        rank_text = f"{ranked_trials.index(trial) + 1}{' front' if trial in front else ''}"
         trial_values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
-        cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in trial_values)]
+        table_cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in trial_values)]
         if done.scored:
-            cells.append(recovered_cells.get(trial.number, "–"))
-        table_rows.append((rank, *cells))
+            table_cells.append(recovered_cells.get(trial.number, "–"))
+        table_rows.append((rank_text, *table_cells))
     return table_rows
 
 
 def choice_lines(scored: Rankings) -> tuple[str, ...]:
     """Return sentences that compare the rankings with and without the training data."""
-    summary = scored.to_json()
-    chosen, best, top = summary["chosen"], summary["best_with_data"], summary["best_of_top"]
+    rankings_json = scored.to_json()
+    chosen, best, top = (
+        rankings_json["chosen"],
+        rankings_json["best_with_data"],
+        rankings_json["best_of_top"],
+    )
     if chosen["recovered"] is None:
         return (
             "Recovered samples cannot be counted, because there are no held-out samples to compare with.",
@@ -299,7 +305,7 @@ def choice_lines(scored: Rankings) -> tuple[str, ...]:
     ranking_reason = (
         "a low residual" if chosen["residual"] is not None else "many expected reconstructions"
     )
-    spearman = summary["spearman"]
+    spearman = rankings_json["spearman"]
     correlation = (
         "undefined, because one of these numbers is equal in all trials."
         if spearman is None
@@ -346,7 +352,7 @@ def _items(done: Sweep) -> list[Item]:
     if done.reconstruction is None or done.reconstruction.selection is None:
         return []
     groups, mean = done.reconstruction.selection, done.task.knowledge.mean
-    indices = (groups.support > 1).nonzero().flatten()[:MAX_CARDS].tolist()
+    group_indices = (groups.support > 1).nonzero().flatten()[:MAX_CARDS].tolist()
     return [
         Item(
             number=rank,
@@ -356,5 +362,5 @@ def _items(done: Sweep) -> list[Item]:
             support=int(groups.support[i]),
             restarts=done.pool.runs,
         )
-        for rank, i in enumerate(indices, 1)
+        for rank, i in enumerate(group_indices, 1)
     ]

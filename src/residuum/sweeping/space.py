@@ -293,8 +293,8 @@ class SweepRequest(SweepSettings):
         if not isinstance(self.attack, RestartSettings):
             return []
         last_step = self.attack.steps
-        steps = (last_step / ETA**k for k in range(self.rungs, 0, -1))
-        rounded_steps = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in steps}
+        pause_steps = (last_step / ETA**k for k in range(self.rungs, 0, -1))
+        rounded_steps = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in pause_steps}
         return sorted(step for step in rounded_steps if step < last_step)
 
     def plan(self) -> dict[str, Any]:

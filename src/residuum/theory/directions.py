@@ -101,19 +101,19 @@ def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     """
     first_layers = torch.cat([_first_layer(model) for model in models])
     _, sigma, rows = torch.linalg.svd(first_layers, full_matrices=True)
-    rank = int((sigma > 10 * ROUNDING * sigma[0]).sum())
-    null_space_basis = rows[rank:].T
+    weight_rank = int((sigma > 10 * ROUNDING * sigma[0]).sum())
+    null_space_basis = rows[weight_rank:].T
     if not null_space_basis.shape[1]:
         return null_space_basis
     _, _, sorted_directions = torch.linalg.svd(x.flatten(1) @ null_space_basis, full_matrices=True)
     # The singular vectors are sorted by the size of the samples' components along them, largest first. The
     # order is reversed, so that directions with small components come first.
-    basis = null_space_basis @ sorted_directions.T.flip(1)
+    hidden_basis = null_space_basis @ sorted_directions.T.flip(1)
     # A second projection removes the rounding errors of the first, which a long split would multiply.
     for _ in range(2):
-        basis = basis - rows[:rank].T @ (rows[:rank] @ basis)
-        basis = basis / basis.norm(dim=0)
-    return basis
+        hidden_basis = hidden_basis - rows[:weight_rank].T @ (rows[:weight_rank] @ hidden_basis)
+        hidden_basis = hidden_basis / hidden_basis.norm(dim=0)
+    return hidden_basis
 
 
 def project_onto_margin(direction: Tensor, gradients: Tensor) -> Tensor:

@@ -338,11 +338,11 @@ def clarke_residual(
     smallest_norm, kinks, freed_gates, is_solved = norm(plain), 0, 0, True
     activations = model.trace(x)
     for layer in range(len(model.linears) - 1 if isinstance(model.activation, ReLU) else 0):
-        pairs = find_kinks(model, activations, rows, layer, tolerance)
-        kinks += len(pairs)
-        if len(pairs):
+        kink_pairs = find_kinks(model, activations, rows, layer, tolerance)
+        kinks += len(kink_pairs)
+        if len(kink_pairs):
             layer_norm, freed_here, layer_solved = _free_layer(
-                model, activations, rows, pairs, plain, limit, end
+                model, activations, rows, kink_pairs, plain, limit, end
             )
             is_solved = is_solved and layer_solved
             freed_gates += freed_here
@@ -647,10 +647,12 @@ def _solve_quadratic_program(
         settings,
     )
     solution = solver.solve()
-    z = np.asarray(solution.x)[:columns] * target_norm / column_norms
+    multipliers_and_gates = np.asarray(solution.x)[:columns] * target_norm / column_norms
     # The solver may violate the bounds of its variables by rounding errors. The solution is moved onto the
     # bounds, because only then is its residual a valid upper bound.
-    z = np.maximum(np.nan_to_num(z), 0)
-    z[rows:] = np.minimum(z[rows:], z[owner_rows])
+    multipliers_and_gates = np.maximum(np.nan_to_num(multipliers_and_gates), 0)
+    multipliers_and_gates[rows:] = np.minimum(
+        multipliers_and_gates[rows:], multipliers_and_gates[owner_rows]
+    )
     is_solved = str(solution.status) in ("Solved", "AlmostSolved")
-    return torch.from_numpy(z), is_solved
+    return torch.from_numpy(multipliers_and_gates), is_solved

@@ -118,8 +118,8 @@ class KKTSet:
         if task == "binary":
             return cls((model,), parameters(model), x, y, lam.double(), y[:, None, None], task)
         # For each sample: the sum over its constraints of multiplier times output weights (covector).
-        u = rows.combine(lam.double(), len(x))[:, None]
-        return cls.from_covectors((model,), parameters(model), x, y, u, task)
+        output_weights = rows.combine(lam.double(), len(x))[:, None]
+        return cls.from_covectors((model,), parameters(model), x, y, output_weights, task)
 
     @classmethod
     def from_covectors(
@@ -350,9 +350,13 @@ class KKTSet:
         Returns:
             The exact distances, called budgets, on both sides of each sample.
         """
-        x = self.x if samples is None else self.x[samples]
-        nu = direction.double().expand(len(x), x[0].numel()).reshape(x.shape)
-        return compute_exact_budgets(self.models, x, nu)
+        chosen_samples = self.x if samples is None else self.x[samples]
+        unit_directions = (
+            direction.double()
+            .expand(len(chosen_samples), chosen_samples[0].numel())
+            .reshape(chosen_samples.shape)
+        )
+        return compute_exact_budgets(self.models, chosen_samples, unit_directions)
 
     def directions(
         self, name: str = "softest", samples: Tensor | None = None, watch: Watcher | None = None
@@ -367,15 +371,17 @@ class KKTSet:
         Returns:
             (k, d) unit directions.
         """
-        indices = torch.arange(len(self)) if samples is None else samples
-        chunk_size = WATCHED_CHUNK if watch is not None and name in SLOW else max(1, len(indices))
+        sample_indices = torch.arange(len(self)) if samples is None else samples
+        chunk_size = (
+            WATCHED_CHUNK if watch is not None and name in SLOW else max(1, len(sample_indices))
+        )
         found_directions = []
-        for chunk in indices.split(chunk_size):
+        for chunk in sample_indices.split(chunk_size):
             found_directions.append(
                 DIRECTIONS[name](self.models, self.x, chunk, self.gradients[chunk])
             )
             if watch is not None:
-                watch(sum(map(len, found_directions)), len(indices))
+                watch(sum(map(len, found_directions)), len(sample_indices))
         return torch.cat(found_directions)
 
     def merge(self, i: int, k: int) -> KKTSet:
@@ -427,13 +433,13 @@ class KKTSet:
         groups = sorted(groups)
         first_samples = torch.tensor([group[0] for group in groups])
         lam = torch.stack([self.lam[group].sum() for group in groups])
-        x = torch.stack(
+        merged_samples = torch.stack(
             [
                 torch.tensordot(self.lam[group], self.x[group], 1) / self.lam[group].sum()
                 for group in groups
             ]
         )
-        return self._with(x, self.y[first_samples], lam, self.covectors[first_samples])
+        return self._with(merged_samples, self.y[first_samples], lam, self.covectors[first_samples])
 
     def _check_mergeable(self, i: int, k: int) -> None:
         """Raise an error with the reason if two samples cannot be merged."""
@@ -518,11 +524,13 @@ class KKTSet:
         Raises:
             HypothesisError: If a length, an activation pattern or a multiplier does not allow the split.
         """
-        indices = torch.arange(len(self)) if samples is None else samples
-        nu = torch.stack([unit(direction) for direction in directions.expand(len(indices), -1)])
-        self._check_multiplier(indices)
+        sample_indices = torch.arange(len(self)) if samples is None else samples
+        unit_directions = torch.stack(
+            [unit(direction) for direction in directions.expand(len(sample_indices), -1)]
+        )
+        self._check_multiplier(sample_indices)
         alpha, beta = (
-            length.double().expand(len(indices))
+            length.double().expand(len(sample_indices))
             for length in (alpha, alpha if beta is None else beta)
         )
         if not bool(((alpha > 0) & (beta > 0) & (alpha + beta).isfinite()).all()):
@@ -533,14 +541,14 @@ class KKTSet:
                 hypothesis="budget",
             )
         if check:
-            self._check_budget(indices, nu, alpha, beta)
+            self._check_budget(sample_indices, unit_directions, alpha, beta)
         broadcast_shape = (-1, *[1] * (self.x.ndim - 1))
-        unit_steps = nu.reshape(len(indices), *self.x.shape[1:])
+        unit_steps = unit_directions.reshape(len(sample_indices), *self.x.shape[1:])
         backward_shares = alpha / (alpha + beta)
-        copies_per_sample = torch.ones(len(self), dtype=torch.long).index_fill(0, indices, 2)
+        copies_per_sample = torch.ones(len(self), dtype=torch.long).index_fill(0, sample_indices, 2)
         # Each split sample becomes two samples, its halves. These are the indices of the first halves in
         # the new set.
-        first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[indices]
+        first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[sample_indices]
         x, y, lam, covectors = (
             t.repeat_interleave(copies_per_sample, 0)
             for t in (self.x, self.y, self.lam, self.covectors)

@@ -78,15 +78,15 @@ def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
     root_eigenvalues = eigenvalues[is_kept].sqrt()
     # The columns of zero gradients are set to zero exactly. Otherwise their rounding errors would lead to
     # huge multipliers.
-    matrix = (
+    factor_matrix = (
         root_eigenvalues[:, None]
         * eigenvectors[:, is_kept].T
         * (gram.diagonal() > 1e-14 * largest_eigenvalue)
     )
-    target = (eigenvectors[:, is_kept].T @ inner) / root_eigenvalues
+    factor_target = (eigenvectors[:, is_kept].T @ inner) / root_eigenvalues
     return Factor(
-        matrix,
-        target,
+        factor_matrix,
+        factor_target,
         largest_eigenvalue / smallest_eigenvalue if smallest_eigenvalue > 0 else float("inf"),
     )
 

@@ -144,8 +144,8 @@ class Interpolant:
         (x_i.v)^(alpha-2) x_i x_i^T.
         """
         kernel_values = (self.directions @ v) ** (self.degree - 2)
-        matrix = self.coefficients.T @ (kernel_values[:, None] * self.directions)
-        return (matrix + matrix.T) / 2
+        derivative = self.coefficients.T @ (kernel_values[:, None] * self.directions)
+        return (derivative + derivative.T) / 2
 
 
 def find_live_neurons(model: nn.Module) -> Neurons:
@@ -227,29 +227,31 @@ def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> Signa
     """
     _, singular_values, rows = torch.linalg.svd(neurons.weight, full_matrices=False)
     max_rank = len(singular_values)
-    r = (
+    dimension = (
         int((singular_values > neurons.tolerance * singular_values[0]).sum())
         if rank is None
         else rank
     )
-    if not 1 <= r <= max_rank:
+    if not 1 <= dimension <= max_rank:
         raise InputError(
             f"The option 'rank' (dimension of the span of the training samples) must lie between 1 and "
             f"{max_rank}, because the network has {len(neurons.weight)} neurons with nonzero weights and "
-            f"{neurons.weight.shape[1]} inputs; got {r}.",
+            f"{neurons.weight.shape[1]} inputs; got {dimension}.",
             "Omit 'rank' to estimate it from the singular values.",
         )
-    if singular_values[r - 1] <= 1e-14 * singular_values[0]:
+    if singular_values[dimension - 1] <= 1e-14 * singular_values[0]:
         raise InputError(
             f"The option 'rank' (dimension of the span of the training samples) must not exceed the rank "
-            f"of the neurons' input weights; got {r}, and their rank is lower.",
+            f"of the neurons' input weights; got {dimension}, and their rank is lower.",
             "Omit 'rank' to estimate it from the singular values.",
         )
     singular_value_ratio = (
-        float(singular_values[r] / singular_values[r - 1]) if r < max_rank else 0.0
+        float(singular_values[dimension] / singular_values[dimension - 1])
+        if dimension < max_rank
+        else 0.0
     )
-    outside_share = float(singular_values[r:].norm() / singular_values.norm())
-    return SignalSubspace(rows[:r].T.contiguous(), singular_value_ratio, outside_share)
+    outside_share = float(singular_values[dimension:].norm() / singular_values.norm())
+    return SignalSubspace(rows[:dimension].T.contiguous(), singular_value_ratio, outside_share)
 
 
 def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
@@ -280,16 +282,16 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
     # At a KKT point (a solution of margin maximization), the input weights of neuron j are this factor
     # times the value of f.
     weight_per_value = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
-    values = projections / weight_per_value
+    values_at_neurons = projections / weight_per_value
     eigenvalues, vectors = torch.linalg.eigh((directions @ directions.T) ** (alpha - 1))
     # The kernel matrix has inner products of monomials as entries, so it has no negative eigenvalues.
     is_nonzero = eigenvalues > KERNEL_TOLERANCE * eigenvalues[-1]
     eigenvalues, vectors = eigenvalues[is_nonzero], vectors[:, is_nonzero]
-    interpolant_coefficients = vectors @ ((vectors.T @ values) / eigenvalues[:, None])
+    interpolant_coefficients = vectors @ ((vectors.T @ values_at_neurons) / eigenvalues[:, None])
     condition_number = float(eigenvalues[-1] / eigenvalues[0])
     return Interpolant(
         directions,
-        values,
+        values_at_neurons,
         interpolant_coefficients,
         weight_per_value[:, 0].abs(),
         alpha,

@@ -74,9 +74,9 @@ def write_run(
     if state.status != DIVERGED:
         files.insert(0, "model.safetensors")
         save_checkpoint(network, out / files[0])
-    summary = _summary(network, split, state)
+    run_summary = _summary(network, split, state)
     run_description = {
-        **summary,
+        **run_summary,
         "data": split.train.name,
         "config": config.to_json(),
         "method_state": state.scalars,
@@ -91,7 +91,7 @@ def write_run(
             f"undefined before step {state.step}, so no weights were saved.",
             "Lower --lr, or pass --method margin.",
         )
-    return summary
+    return run_summary
 
 
 def _summary(network: Network, split: Split, state: TrainingState) -> dict[str, Any]:

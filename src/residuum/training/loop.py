@@ -186,8 +186,8 @@ class _Run:
         dtype = getattr(torch, config.dtype)
         self.x = data.x.to(device, dtype)
         evaluate(self.model, self.x[:1])  # raises an error if the samples do not fit the network
-        y = normalize_labels(data.y, task, arch.outputs)
-        self.y = y.to(device, torch.long if task == "multiclass" else dtype)
+        normalized_labels = normalize_labels(data.y, task, arch.outputs)
+        self.y = normalized_labels.to(device, torch.long if task == "multiclass" else dtype)
         self.order = homogeneity_order(arch.build(), probe_inputs(arch.inputs))
         self.method: methods.MarginMaximization | methods.GradientDescent
         if config.method == "margin":
@@ -287,7 +287,7 @@ class _Run:
 
     def _save(self, status: str) -> TrainingState:
         """Return the current state, and write the state to the file ``state_path`` of the run."""
-        state = TrainingState(
+        current_state = TrainingState(
             theta=copy_weights(self.model),
             theta0=self.theta0,
             step=self.step,
@@ -302,8 +302,8 @@ class _Run:
             # other settings in the same directory.
             self.path.unlink(missing_ok=True)
         elif self.path is not None:
-            state.save(self.path)
-        return state
+            current_state.save(self.path)
+        return current_state
 
     def _resume(self) -> None:
         """Load the saved state of the training, if it exists. Raise an error if data or settings differ."""
@@ -313,15 +313,15 @@ class _Run:
         make_directory(self.path.parent)
         if not self.path.exists():
             return
-        state = TrainingState.load(self.path)
-        if state.fingerprint != self.fingerprint:
+        saved_state = TrainingState.load(self.path)
+        if saved_state.fingerprint != self.fingerprint:
             refuse_other_run(self.path.parent, "a training", "settings or data")
-        self.model.load_state_dict(state.theta)
-        self.theta0 = state.theta0
-        self.step, self.history = state.step, list(state.history)
-        self.status = state.status if state.status in GOALS else "running"
-        self.method.scalars.update(state.scalars)
-        self.method.buffers.update({k: v.to(self.x.device) for k, v in state.buffers.items()})
+        self.model.load_state_dict(saved_state.theta)
+        self.theta0 = saved_state.theta0
+        self.step, self.history = saved_state.step, list(saved_state.history)
+        self.status = saved_state.status if saved_state.status in GOALS else "running"
+        self.method.scalars.update(saved_state.scalars)
+        self.method.buffers.update({k: v.to(self.x.device) for k, v in saved_state.buffers.items()})
 
 
 def _fingerprint(arch: Architecture, data: Dataset, config: TrainingConfig, task: str) -> str:

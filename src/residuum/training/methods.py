@@ -94,14 +94,14 @@ def choose_loss(name: str, task: str) -> str:
     Raises:
         InputError: If the loss does not fit the task.
     """
-    choices = TASK_LOSSES[task]
-    if name and name not in choices:
+    losses_of_task = TASK_LOSSES[task]
+    if name and name not in losses_of_task:
         raise InputError(
             f"The training loss must suit the task of the network; got the loss {name!r} for the task "
             f"{task!r}.",
-            f"Use one of {', '.join(choices)}.",
+            f"Use one of {', '.join(losses_of_task)}.",
         )
-    return name or choices[0]
+    return name or losses_of_task[0]
 
 
 class GradientDescent:

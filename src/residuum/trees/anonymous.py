@@ -151,9 +151,9 @@ def _share_of_trees(mean: float, trees: int) -> float:
     """
     smallest, largest = 0.0, 1.0
     for _ in range(60):
-        middle = (smallest + largest) / 2
-        if trees * middle < mean * (1 - (1 - middle) ** trees):
-            smallest = middle
+        middle_probability = (smallest + largest) / 2
+        if trees * middle_probability < mean * (1 - (1 - middle_probability) ** trees):
+            smallest = middle_probability
         else:
-            largest = middle
+            largest = middle_probability
     return max(largest, 1e-9)

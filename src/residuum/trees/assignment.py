@@ -116,12 +116,14 @@ class ClassLeaves:
             threshold_number = int(np.searchsorted(thresholds[f], threshold))
             high[first:middle, f] = np.minimum(high[first:middle, f], threshold_number)
             low[middle:last, f] = np.maximum(low[middle:last, f], threshold_number + 1)
-        nodes = list(zip(structure.leaf_tree.tolist(), structure.leaf_node.tolist(), strict=True))
+        tree_and_node = list(
+            zip(structure.leaf_tree.tolist(), structure.leaf_node.tolist(), strict=True)
+        )
         forest_trees = forest.trees
         leaf_weights = [
-            0.0 if (w := forest_trees[t].weight) is None else float(w[v]) for t, v in nodes
+            0.0 if (w := forest_trees[t].weight) is None else float(w[v]) for t, v in tree_and_node
         ]
-        class_shares = np.stack([forest_trees[t].value[v] for t, v in nodes])
+        class_shares = np.stack([forest_trees[t].value[v] for t, v in tree_and_node])
         with np.errstate(invalid="ignore", divide="ignore"):
             class_weight = (
                 class_shares
@@ -131,13 +133,15 @@ class ClassLeaves:
         is_whole = np.abs(class_weight - np.rint(class_weight)) <= ROUNDING  # False for NaN
         if not is_whole.all():
             return None
-        sizes = [-1 if (c := forest_trees[t].count) is None else int(c[v]) for t, v in nodes]
+        leaf_sizes = [
+            -1 if (c := forest_trees[t].count) is None else int(c[v]) for t, v in tree_and_node
+        ]
         return cls(
             thresholds=thresholds,
             low=low,
             high=high,
             class_weight=np.rint(class_weight).astype(np.int64),
-            size=None if -1 in sizes else np.asarray(sizes),
+            size=None if -1 in leaf_sizes else np.asarray(leaf_sizes),
             tree_starts=structure.leaf_starts,
             counts=counts,
             labels=labels,
@@ -203,15 +207,17 @@ class ClassLeaves:
             of distinct records minus the numbers of these records.
         """
         weight = self.class_weight.copy()
-        size = None if self.size is None else self.size.copy()
+        free_counts = None if self.size is None else self.size.copy()
         placed_records = np.flatnonzero(leaves[:, 0] != UNPLACED)
-        draws = self.counts[:, placed_records].T
+        draws_of_placed = self.counts[:, placed_records].T
         np.subtract.at(
-            weight, (leaves[placed_records], self.labels[placed_records][:, None]), draws
+            weight, (leaves[placed_records], self.labels[placed_records][:, None]), draws_of_placed
         )
-        if size is not None:
-            np.subtract.at(size, leaves[placed_records], (draws > 0).astype(np.int64))
-        return weight, size
+        if free_counts is not None:
+            np.subtract.at(
+                free_counts, leaves[placed_records], (draws_of_placed > 0).astype(np.int64)
+            )
+        return weight, free_counts
 
 
 @dataclass

@@ -226,21 +226,21 @@ def _fit(
             np.linalg.solve(r.T, (effects_of_settings / setting_norms).T) ** 2
         ).sum(0)
     targets = y[:, 0] + effects_of_settings @ fitted_settings
-    error = np.full(len(targets), np.inf)
+    standard_errors = np.full(len(targets), np.inf)
     misfit = np.inf
     if can_be_solved:
         misfit = float(
             np.linalg.norm(residual[:, 0] + setting_residuals @ fitted_settings)
             / np.sqrt(spare_equations)
         )
-        error = np.where(solution.has_freedom, np.inf, misfit * np.sqrt(variance))
+        standard_errors = np.where(solution.has_freedom, np.inf, misfit * np.sqrt(variance))
     unique_targets = targets[~solution.has_freedom]
     target_range = float(np.ptp(unique_targets)) if len(unique_targets) else 0.0
     a, c = choices[1:, 0] + choices[1:, 1:] @ fitted_settings
     return RecoveredTargets(
         y=targets if can_be_solved else np.full(len(targets), np.nan),
-        is_determined=DEVIATIONS * error <= tolerance * target_range,
-        error=error,
+        is_determined=DEVIATIONS * standard_errors <= tolerance * target_range,
+        error=standard_errors,
         learning_rate=float(1 / a) if can_be_solved and a else None,
         regularization=float(c / a) if can_be_solved and a else None,
         equations=len(residual),

@@ -166,11 +166,11 @@ def recover_class_table(
     visited_tables = walk.run(sweeps, deadline, progress)
     tables = np.stack(visited_tables[int(BURN_IN * len(visited_tables)) :])
     columns = np.arange(leaves.columns)
-    mean = scales.value[columns, tables].mean(0)
-    values = np.where(scales.is_binary, np.rint(mean), mean)
+    mean_values = scales.value[columns, tables].mean(0)
+    estimates = np.where(scales.is_binary, np.rint(mean_values), mean_values)
     first, last = tables.min(0), tables.max(0)
     return ClassTable(
-        values=values,
+        values=estimates,
         low=scales.low[columns, first],
         high=scales.high[columns, last],
         tables=len(tables),
@@ -280,14 +280,16 @@ def _interval_masses(cuts: Floats, lower: float, upper: float) -> tuple[Floats, 
     bandwidth = max(threshold_spread * len(cuts) ** -0.2, MIN_WIDTH * value_range)
     density = np.full(GRID, UNIFORM_SHARE / value_range)
     for cut in cuts:
-        kernel = np.exp(-0.5 * ((grid - cut) / bandwidth) ** 2)
-        density += kernel / (bandwidth * np.sqrt(2 * np.pi) * len(cuts))
+        gaussian_kernel = np.exp(-0.5 * ((grid - cut) / bandwidth) ** 2)
+        density += gaussian_kernel / (bandwidth * np.sqrt(2 * np.pi) * len(cuts))
     interval_of_point = np.searchsorted(cuts, grid)
     mass = np.bincount(interval_of_point, density, len(cuts) + 1)
     weighted_sum = np.bincount(interval_of_point, density * grid, len(cuts) + 1)
-    edges = np.concatenate([[lower], cuts, [upper]])
+    interval_edges = np.concatenate([[lower], cuts, [upper]])
     value = np.where(
-        mass > 0, weighted_sum / np.where(mass > 0, mass, 1.0), (edges[1:] + edges[:-1]) / 2
+        mass > 0,
+        weighted_sum / np.where(mass > 0, mass, 1.0),
+        (interval_edges[1:] + interval_edges[:-1]) / 2,
     )
     mass = np.maximum(mass, 1e-6 * mass.sum())
     return mass / mass.sum(), value
@@ -356,8 +358,8 @@ class Walk:
             bins=np.zeros(shape, dtype=np.int64),
             densities=np.zeros((leaves.class_weight.shape[1], leaves.columns, BINS)),
         )
-        groups = leaves.groups
-        for number, members in enumerate(groups):
+        record_groups = leaves.groups
+        for number, members in enumerate(record_groups):
             work_limit = FIRST_WORK
             # The time of the solver depends strongly on its seed, so several short attempts are faster than a
             # long one.
@@ -366,7 +368,7 @@ class Walk:
                     return None
                 work_limit *= 2
             progress(
-                f"group {number + 1} of {len(groups)}: the places of {len(members)} records fit"
+                f"group {number + 1} of {len(record_groups)}: the places of {len(members)} records fit"
             )
         return walk if leaves.fits(walk.intervals) else None
 
@@ -384,11 +386,11 @@ class Walk:
         tables = [self.intervals.copy()]
         while len(tables) <= sweeps:
             for members in self.leaves.groups:
-                order = self.rng.permutation(members)
-                for start in range(0, len(order), BLOCK):
+                member_order = self.rng.permutation(members)
+                for start in range(0, len(member_order), BLOCK):
                     if time.monotonic() >= deadline:
                         return tables
-                    self.place(np.sort(order[start : start + BLOCK]), deadline)
+                    self.place(np.sort(member_order[start : start + BLOCK]), deadline)
             tables.append(self.intervals.copy())
             if len(tables) % 10 == 0:
                 progress(f"{len(tables)} tables that fit the forest")
@@ -420,20 +422,22 @@ class Walk:
         )
         gumbel_noise = self.rng.gumbel(size=len(start_level))
         costs = -np.log(np.maximum(end_level - start_level, MIN_MASS)) - gumbel_noise
-        effort = Effort(
+        solver_limits = Effort(
             seconds=deadline - time.monotonic(),
             work=work,
             seed=int(self.rng.integers(2**31 - 1)),
         )
         hint = None if is_first_table else self.intervals[members]
-        segment_of_value = solve(choices, segments, None if is_first_table else costs, effort, hint)
+        segment_of_value = solve(
+            choices, segments, None if is_first_table else costs, solver_limits, hint
+        )
         if segment_of_value is None:
             return False
         chosen_segments = segment_of_value.ravel()
         member, column = segments.member[chosen_segments], segments.column[chosen_segments]
-        level = self.rng.uniform(start_level[chosen_segments], end_level[chosen_segments])
-        u = _inverse(distribution_functions, member, column, level)
-        interval = self.scales.interval(column, u)
+        drawn_levels = self.rng.uniform(start_level[chosen_segments], end_level[chosen_segments])
+        coordinates = _inverse(distribution_functions, member, column, drawn_levels)
+        interval = self.scales.interval(column, coordinates)
         interval = np.clip(
             interval, segments.first[chosen_segments], segments.last[chosen_segments]
         )

@@ -245,10 +245,10 @@ def _depth_first(tree: Tree) -> list[int]:
     left, right = tree.left.tolist(), tree.right.tolist()
     order, stack = [], [0]
     while stack:
-        node = stack.pop()
-        order.append(node)
-        if left[node] != NO_CHILD:
-            stack += [right[node], left[node]]
+        current_node = stack.pop()
+        order.append(current_node)
+        if left[current_node] != NO_CHILD:
+            stack += [right[current_node], left[current_node]]
     return order
 
 

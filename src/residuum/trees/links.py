@@ -210,19 +210,23 @@ class Linker:
         )
         for leaf in np.flatnonzero(is_small_mixed_leaf).tolist():
             tree = self._tree(leaf)
-            counts = self.records.counts[tree]
+            draw_counts = self.records.counts[tree]
             open_records = np.flatnonzero(
-                (counts > 0) & (self.leaf[tree] == UNKNOWN) & ~np.isnan(targets)
+                (draw_counts > 0) & (self.leaf[tree] == UNKNOWN) & ~np.isnan(targets)
             )
             for column, below, above in self._box(leaf):
                 open_records = open_records[
                     (high[open_records, column] >= below) & (low[open_records, column] <= above)
                 ]
-            members = find_members(
-                self.leaves, leaf, targets[open_records], counts[open_records], target_deviation
+            leaf_records = find_members(
+                self.leaves,
+                leaf,
+                targets[open_records],
+                draw_counts[open_records],
+                target_deviation,
             )
-            if members is not None:
-                self.leaf[tree, open_records[members]] = leaf
+            if leaf_records is not None:
+                self.leaf[tree, open_records[leaf_records]] = leaf
                 self.is_complete[leaf] = True
 
     def _needs_one(self, leaf: int, tree: int, record: int) -> bool:
@@ -234,11 +238,11 @@ class Linker:
 
     def _may_hold(self, leaf: int, tree: int, record: int, low: Floats, high: Floats) -> bool:
         """Return True if a leaf can hold a record, by its weight and the intervals that lead to it."""
-        count = self.records.counts[tree, record]
+        draw_count = self.records.counts[tree, record]
         weight = self.leaves.weight
-        if weight is not None and count != UNKNOWN:
+        if weight is not None and draw_count != UNKNOWN:
             used_weight = self.records.counts[tree, self.leaf[tree] == leaf].sum()
-            if count > weight[leaf] - used_weight:
+            if draw_count > weight[leaf] - used_weight:
                 return False
         return all(
             high[column] >= below and low[column] <= above
@@ -259,13 +263,13 @@ class Linker:
             slice(self._tree(leaves[0]), self._tree(leaves[0]) + 1) if is_one_tree else slice(None)
         )
         linked_leaves = self.leaf[tree_range][self.leaf[tree_range] != UNKNOWN]
-        counts = self.records.counts[tree_range][self.leaf[tree_range] != UNKNOWN]
+        draw_counts = self.records.counts[tree_range][self.leaf[tree_range] != UNKNOWN]
         leaf_count = len(self.is_complete)
         record_counts = np.bincount(linked_leaves, minlength=leaf_count)[leaves]
         if self.leaves.count is not None:
             is_complete = record_counts == self.leaves.count[leaves]
-        elif self.leaves.weight is not None and (counts != UNKNOWN).all():
-            linked_weights = np.bincount(linked_leaves, weights=counts, minlength=leaf_count)[
+        elif self.leaves.weight is not None and (draw_counts != UNKNOWN).all():
+            linked_weights = np.bincount(linked_leaves, weights=draw_counts, minlength=leaf_count)[
                 leaves
             ]
             is_complete = np.rint(linked_weights) == self.leaves.weight[leaves]

@@ -176,8 +176,8 @@ class Column:
             self._use_edges()
         if self.step:
             self._round_to_lattice()
-        width = self.high[: self.records] - self.low[: self.records]
-        self.is_exact |= (width >= 0) & (width <= self.tolerance)
+        interval_widths = self.high[: self.records] - self.low[: self.records]
+        self.is_exact |= (interval_widths >= 0) & (interval_widths <= self.tolerance)
         return not (
             np.array_equal(intervals_before[0], self.low)
             and np.array_equal(intervals_before[1], self.high)
@@ -232,11 +232,11 @@ class Column:
         if not self.edges:
             return
         graph = EquationGraph.build(self.edges, self.records)
-        members = graph.records
+        graph_records = graph.records
         # All values x of a connected component depend on one unknown z: x = sign z + constant. So the
         # interval of each record limits z.
         allowed_z = graph.sign * (
-            np.stack([self.low[members], self.high[members]]) - graph.constant
+            np.stack([self.low[graph_records], self.high[graph_records]]) - graph.constant
         )
         z_low = np.full(graph.components, -np.inf)
         z_high = np.full(graph.components, np.inf)
@@ -255,24 +255,30 @@ class Column:
         if is_contradictory.any():
             self.is_contradictory = True
         has_exact_value = np.zeros(graph.components, dtype=bool)
-        np.logical_or.at(has_exact_value, graph.component, self.is_exact[members])
+        np.logical_or.at(has_exact_value, graph.component, self.is_exact[graph_records])
         is_solved_component = ~is_contradictory & (
             has_odd_cycle | has_exact_value | (np.abs(z_high - z_low) <= self.tolerance)
         )
-        z = np.where(has_odd_cycle, odd_z, np.clip((z_low + z_high) / 2, z_low, z_high))
+        component_values = np.where(
+            has_odd_cycle, odd_z, np.clip((z_low + z_high) / 2, z_low, z_high)
+        )
         is_solved_record = is_solved_component[graph.component]
-        values = (graph.sign * z[graph.component] + graph.constant)[is_solved_record]
+        solved_values = (graph.sign * component_values[graph.component] + graph.constant)[
+            is_solved_record
+        ]
         # Trees compare float32 values with thresholds.
-        values = values.astype(np.float32).astype(np.float64)
-        self.low[members[is_solved_record]] = self.high[members[is_solved_record]] = values
-        self.is_exact[members[is_solved_record]] = True
+        solved_values = solved_values.astype(np.float32).astype(np.float64)
+        self.low[graph_records[is_solved_record]] = self.high[graph_records[is_solved_record]] = (
+            solved_values
+        )
+        self.is_exact[graph_records[is_solved_record]] = True
         is_unsolved_record = ~is_solved_record & ~is_contradictory[graph.component]
         allowed_values = graph.sign * np.stack([z_low, z_high])[:, graph.component] + graph.constant
-        self.low[members[is_unsolved_record]] = np.maximum(
-            self.low[members[is_unsolved_record]], allowed_values.min(0)[is_unsolved_record]
+        self.low[graph_records[is_unsolved_record]] = np.maximum(
+            self.low[graph_records[is_unsolved_record]], allowed_values.min(0)[is_unsolved_record]
         )
-        self.high[members[is_unsolved_record]] = np.minimum(
-            self.high[members[is_unsolved_record]], allowed_values.max(0)[is_unsolved_record]
+        self.high[graph_records[is_unsolved_record]] = np.minimum(
+            self.high[graph_records[is_unsolved_record]], allowed_values.max(0)[is_unsolved_record]
         )
 
     def _round_to_lattice(self) -> None:
@@ -321,17 +327,17 @@ class EquationGraph:
             The graph with its solution up to one number for each component.
         """
         record_pairs = np.array(list(edges), dtype=np.int64)
-        total = np.array(list(edges.values()))
+        equation_totals = np.array(list(edges.values()))
         records_in_equations, inverse = np.unique(record_pairs, return_inverse=True)
         first, second = inverse.reshape(record_pairs.shape).T
         record_count = len(records_in_equations)
-        matrix = coo_array(
+        adjacency_matrix = coo_array(
             (np.ones(len(first)), (first, second)), shape=(record_count, record_count)
         ).tocsr()
-        components, component = connected_components(matrix, directed=False)
+        components, component = connected_components(adjacency_matrix, directed=False)
         sign, constant = np.ones(record_count), np.zeros(record_count)
         totals_by_pair = dict(
-            zip(zip(first.tolist(), second.tolist(), strict=True), total, strict=True)
+            zip(zip(first.tolist(), second.tolist(), strict=True), equation_totals, strict=True)
         )
         root_nodes = np.unique(component, return_index=True)[1]
         extended_graph = _with_common_root(first, second, root_nodes, record_count)
@@ -346,7 +352,14 @@ class EquationGraph:
             sign[node] = -sign[parent_node]
             constant[node] = equation_total - constant[parent_node]
         return cls(
-            records_in_equations, component, sign, constant, components, first, second, total
+            records_in_equations,
+            component,
+            sign,
+            constant,
+            components,
+            first,
+            second,
+            equation_totals,
         )
 
     def odd_cycles(self) -> tuple[Floats, Floats]:
@@ -377,9 +390,11 @@ class EquationGraph:
         """
         closes_even_cycle = self.sign[self.first] != self.sign[self.second]
         a, b = self.first[closes_even_cycle], self.second[closes_even_cycle]
-        errors = np.abs(self.total[closes_even_cycle] - self.constant[a] - self.constant[b])
+        equation_errors = np.abs(
+            self.total[closes_even_cycle] - self.constant[a] - self.constant[b]
+        )
         largest_errors = np.zeros(self.components)
-        np.maximum.at(largest_errors, self.component[a], errors)
+        np.maximum.at(largest_errors, self.component[a], equation_errors)
         return largest_errors <= tolerance
 
 

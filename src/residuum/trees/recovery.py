@@ -89,10 +89,12 @@ def recover_table(
     Returns:
         The table. Its records are in the order of the training table if the file stores seeds and weights.
     """
-    counts = bootstrap_counts(forest)
+    draw_counts = bootstrap_counts(forest)
     leaves = group_leaves(forest)
     records = (
-        records_without_seeds(leaves) if counts is None else find_records(forest, leaves, counts)
+        records_without_seeds(leaves)
+        if draw_counts is None
+        else find_records(forest, leaves, draw_counts)
     )
     # If no target can be recovered with the random seeds in the file, the seeds may be wrong, so continue
     # without them.
@@ -189,17 +191,19 @@ class Search:
         has_changed = True
         while has_changed and self.rounds < MAX_ROUNDS:
             self.rounds += 1
-            members = Members.build(self.linker, len(self.low))
-            nodes = [members.column_nodes(self.forest, f) for f in range(self.forest.columns)]
+            leaf_members = Members.build(self.linker, len(self.low))
+            nodes_by_column = [
+                leaf_members.column_nodes(self.forest, f) for f in range(self.forest.columns)
+            ]
             if not self.records.has_row_order:
-                mistaken_records = self._without_common_box(nodes)
+                mistaken_records = self._without_common_box(nodes_by_column)
                 if len(mistaken_records):
                     return mistaken_records
-            for f, column_nodes in enumerate(nodes):
+            for f, column_nodes in enumerate(nodes_by_column):
                 if column_nodes is None:
                     continue
                 if self.forest.has_midpoints:
-                    self._narrow(f, column_nodes, members.unknown)
+                    self._narrow(f, column_nodes, leaf_members.unknown)
                 else:
                     low, high = column_nodes.boxes(len(self.low))
                     self.low[:, f] = np.maximum(self.low[:, f], low)
@@ -330,8 +334,8 @@ def _initial_intervals(
     if ranges is None:
         return np.full(shape, -np.inf), np.full(shape, np.inf)
     # Round the known ranges to float32, because trees compare float32 values with thresholds.
-    ends = (np.asarray(end, dtype=np.float32).astype(np.float64) for end in ranges)
-    low, high = (np.repeat(end[None], shape[0], axis=0) for end in ends)
+    range_ends = (np.asarray(end, dtype=np.float32).astype(np.float64) for end in ranges)
+    low, high = (np.repeat(end[None], shape[0], axis=0) for end in range_ends)
     return low, high
 
 
@@ -396,10 +400,10 @@ class Members:
         trees, linked = np.nonzero(linker.leaf != UNKNOWN)
         incomplete_leaves = np.flatnonzero(~linker.is_complete)
         leaves = np.concatenate([linker.leaf[trees, linked], incomplete_leaves])
-        members = np.concatenate([linked, records + np.arange(len(incomplete_leaves))])
+        member_numbers = np.concatenate([linked, records + np.arange(len(incomplete_leaves))])
         leaf_order = np.argsort(leaves, kind="stable")
         starts = np.searchsorted(leaves[leaf_order], np.arange(len(linker.is_complete) + 1))
-        return cls(members[leaf_order], starts, len(incomplete_leaves))
+        return cls(member_numbers[leaf_order], starts, len(incomplete_leaves))
 
     def column_nodes(self, forest: Forest, column: int) -> ColumnNodes | None:
         """Collect the nodes of all trees that split one column, with the records below each node.
@@ -412,20 +416,21 @@ class Members:
             The nodes, or None if no node splits the column.
         """
         structure = forest.structure
-        nodes = np.flatnonzero(structure.feature == column)
-        if not len(nodes):
+        split_nodes = np.flatnonzero(structure.feature == column)
+        if not len(split_nodes):
             return None
         first, middle, last = (
-            self.starts[ends[nodes]] for ends in (structure.first, structure.middle, structure.last)
+            self.starts[ends[split_nodes]]
+            for ends in (structure.first, structure.middle, structure.last)
         )
         side_sizes = np.stack([middle - first, last - middle], 1).ravel()
         side_starts = np.concatenate([[0], np.cumsum(side_sizes)])
         position_shifts = np.repeat(first - side_starts[:-1:2], last - first)
-        side_of_entry = np.repeat(np.arange(2 * len(nodes)), side_sizes)
+        side_of_entry = np.repeat(np.arange(2 * len(split_nodes)), side_sizes)
         return ColumnNodes(
-            threshold=structure.threshold[nodes],
+            threshold=structure.threshold[split_nodes],
             members=self.member[np.arange(side_starts[-1]) + position_shifts],
             starts=side_starts[:-1],
             side=side_of_entry,
-            missing_left=structure.missing_left[nodes],
+            missing_left=structure.missing_left[split_nodes],
         )

@@ -206,12 +206,12 @@ def distinct_thresholds(forest: Forest) -> list[Floats]:
     structure = forest.structure
     thresholds = []
     for column in range(forest.columns):
-        values = structure.threshold[structure.feature == column]
+        column_thresholds = structure.threshold[structure.feature == column]
         if forest.bin_edges:
-            values = np.concatenate([values, forest.bin_edges[column]])
+            column_thresholds = np.concatenate([column_thresholds, forest.bin_edges[column]])
         if forest.library.lower() == "lightgbm":
-            values = values[np.abs(values) > ZERO_THRESHOLD]
-        thresholds.append(np.unique(values[np.isfinite(values)]))
+            column_thresholds = column_thresholds[np.abs(column_thresholds) > ZERO_THRESHOLD]
+        thresholds.append(np.unique(column_thresholds[np.isfinite(column_thresholds)]))
     return thresholds
 
 
@@ -229,14 +229,14 @@ def count_stored_values(forest: Forest, x: Floats) -> Integers:
     Returns:
         (records,) numbers of columns.
     """
-    counts = np.zeros(len(x), dtype=np.int64)
+    stored_counts = np.zeros(len(x), dtype=np.int64)
     for column, thresholds in enumerate(distinct_thresholds(forest)):
-        ends = [side[column] for side in forest.stored_ranges or ()]
-        stored_numbers = np.concatenate([thresholds, ends]).astype(np.float32)
-        counts += np.isin(
+        stored_extremes = [side[column] for side in forest.stored_ranges or ()]
+        stored_numbers = np.concatenate([thresholds, stored_extremes]).astype(np.float32)
+        stored_counts += np.isin(
             np.asarray(x[:, column], dtype=np.float32), stored_numbers[~np.isnan(stored_numbers)]
         )
-    return counts
+    return stored_counts
 
 
 def values_between_edges(edges: Floats, lowest: float, highest: float) -> Floats | None:
@@ -255,12 +255,14 @@ def values_between_edges(edges: Floats, lowest: float, highest: float) -> Floats
     Returns:
         The distinct values, ascending. None if the edges are not midpoints of neighboring values.
     """
-    values = np.concatenate([[lowest], np.zeros(len(edges))])
+    column_values = np.concatenate([[lowest], np.zeros(len(edges))])
     for k, edge in enumerate(edges.tolist()):
-        values[k + 1] = 2 * edge - values[k]
-    encloses_edges = bool((values[:-1] < edges).all() and (edges < values[1:]).all())
-    tolerance = EDGE_ROUNDING * max(abs(lowest), abs(highest)) * len(values)
-    return values if encloses_edges and abs(values[-1] - highest) <= tolerance else None
+        column_values[k + 1] = 2 * edge - column_values[k]
+    encloses_edges = bool((column_values[:-1] < edges).all() and (edges < column_values[1:]).all())
+    tolerance = EDGE_ROUNDING * max(abs(lowest), abs(highest)) * len(column_values)
+    return (
+        column_values if encloses_edges and abs(column_values[-1] - highest) <= tolerance else None
+    )
 
 
 def _leaf_counts(tree: Tree) -> Integers:
@@ -268,9 +270,9 @@ def _leaf_counts(tree: Tree) -> Integers:
     stored_counts = tree.weight if tree.count is None else tree.count
     if stored_counts is None:
         return np.zeros(0, dtype=np.int64)
-    counts = np.asarray(stored_counts, dtype=np.float64)[tree.left == NO_CHILD]
-    rounded = np.rint(counts).astype(np.int64)
-    return rounded if np.allclose(rounded, counts, atol=1e-3) else np.zeros(0, dtype=np.int64)
+    leaf_counts = np.asarray(stored_counts, dtype=np.float64)[tree.left == NO_CHILD]
+    rounded = np.rint(leaf_counts).astype(np.int64)
+    return rounded if np.allclose(rounded, leaf_counts, atol=1e-3) else np.zeros(0, dtype=np.int64)
 
 
 def _first_sums(forest: Forest, learning_rate: float, regularization: float) -> Floats:

@@ -138,11 +138,11 @@ def find_members(
         return None
     if not len(sets):
         return None
-    mean = leaves.value[leaf]
+    leaf_mean = leaves.value[leaf]
     chosen_y, chosen_counts = y[by_target][sets], counts[by_target][sets]
-    variances = (chosen_counts * (chosen_y - mean) ** 2).sum(1) / weight
-    errors = np.abs(variances - leaves.impurity[leaf])
-    fitting_sets = sets[errors <= 1e-4 * leaves.impurity[leaf] + (SAME_SUM * spread) ** 2]
+    variances = (chosen_counts * (chosen_y - leaf_mean) ** 2).sum(1) / weight
+    variance_errors = np.abs(variances - leaves.impurity[leaf])
+    fitting_sets = sets[variance_errors <= 1e-4 * leaves.impurity[leaf] + (SAME_SUM * spread) ** 2]
     return by_target[fitting_sets[0]] if len(fitting_sets) == 1 else None
 
 
@@ -159,7 +159,7 @@ def _pairs(y: Floats, counts: Integers, weight: int, total: float, tolerance: fl
     Returns:
         (k, 2) positions in ``y`` of the k pairs. The first position of a pair is the smaller one.
     """
-    pairs = []
+    pair_arrays = []
     for count in range(1, weight):
         first_records, second_records = (
             np.flatnonzero(counts == count),
@@ -170,13 +170,15 @@ def _pairs(y: Floats, counts: Integers, weight: int, total: float, tolerance: fl
         needed_targets = (total - count * y[first_records]) / (weight - count)
         target_tolerance = tolerance / (weight - count)
         begin = np.searchsorted(y[second_records], needed_targets - target_tolerance)
-        end = np.searchsorted(y[second_records], needed_targets + target_tolerance, side="right")
-        for position in np.flatnonzero(end > begin):
-            for k in range(begin[position], end[position]):
+        last_match = np.searchsorted(
+            y[second_records], needed_targets + target_tolerance, side="right"
+        )
+        for position in np.flatnonzero(last_match > begin):
+            for k in range(begin[position], last_match[position]):
                 pair = (first_records[position], second_records[k])
                 if pair[0] < pair[1]:
-                    pairs.append(pair)
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+                    pair_arrays.append(pair)
+    return np.array(pair_arrays, dtype=np.int64).reshape(-1, 2)
 
 
 def _triples(y: Floats, counts: Integers, weight: int, total: float, tolerance: float) -> Integers:
@@ -198,12 +200,12 @@ def _triples(y: Floats, counts: Integers, weight: int, total: float, tolerance: 
         if remaining_weight < 2:
             continue
         later_records = slice(i + 1, None)
-        pairs = _pairs(
+        matching_pairs = _pairs(
             y[later_records],
             counts[later_records],
             remaining_weight,
             total - counts[i] * y[i],
             tolerance,
         )
-        triples += [(i, i + 1 + int(a), i + 1 + int(b)) for a, b in pairs]
+        triples += [(i, i + 1 + int(a), i + 1 + int(b)) for a, b in matching_pairs]
     return np.array(triples, dtype=np.int64).reshape(-1, 3)

@@ -58,28 +58,30 @@ def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
     Returns:
         The records in the order of the training table.
     """
-    groups = _match_columns(counts, leaves)
+    group_of_record = _match_columns(counts, leaves)
     if leaves.has_mixed:
-        groups = _match_partly(counts, leaves, groups)
+        group_of_record = _match_partly(counts, leaves, group_of_record)
     else:
-        groups = _match_sums(counts, leaves, groups)
-    targets = np.full((len(groups), leaves.all_targets.shape[1]), np.nan)
+        group_of_record = _match_sums(counts, leaves, group_of_record)
+    targets = np.full((len(group_of_record), leaves.all_targets.shape[1]), np.nan)
     if leaves.has_mixed and leaves.targets is None:
         targets[:, 0] = targets_of_pairs(leaves, counts)
-    targets[groups != UNKNOWN] = leaves.all_targets[groups[groups != UNKNOWN]]
-    if (groups == UNKNOWN).any() and len(counts) >= len(groups):
+    targets[group_of_record != UNKNOWN] = leaves.all_targets[
+        group_of_record[group_of_record != UNKNOWN]
+    ]
+    if (group_of_record == UNKNOWN).any() and len(counts) >= len(group_of_record):
         solved_targets = _solve(forest, counts)
-        is_solved = (groups == UNKNOWN) & ~np.isnan(solved_targets).any(1)
+        is_solved = (group_of_record == UNKNOWN) & ~np.isnan(solved_targets).any(1)
         targets = np.where(is_solved[:, None], solved_targets, targets)
         nearest_groups = (
             _nearest_group(targets[:, 0], leaves.values)
             if leaves.targets is None
             else _nearest_group_of_all(targets, leaves.targets)
         )
-        groups = np.where(groups == UNKNOWN, nearest_groups, groups)
+        group_of_record = np.where(group_of_record == UNKNOWN, nearest_groups, group_of_record)
     return Records(
         targets[:, 0],
-        groups,
+        group_of_record,
         counts,
         has_row_order=True,
         targets=None if leaves.targets is None else targets,
@@ -99,15 +101,15 @@ def _match_columns(counts: Integers, leaves: Leaves) -> Integers:
         (records,) number of the group of leaves that store the record's target, -1 for records whose target
         is not found.
     """
-    groups = np.full(counts.shape[1], UNKNOWN)
+    group_of_record = np.full(counts.shape[1], UNKNOWN)
     by_column: dict[bytes, list[int]] = {}
     for i in range(counts.shape[1]):
         by_column.setdefault(counts[:, i].tobytes(), []).append(i)
     for number, weight in enumerate(leaves.weights):
         match by_column.get(weight.tobytes(), []):
             case [record]:
-                groups[record] = number
-    return groups
+                group_of_record[record] = number
+    return group_of_record
 
 
 def _match_sums(counts: Integers, leaves: Leaves, group: Integers) -> Integers:
@@ -133,9 +135,9 @@ def _match_sums(counts: Integers, leaves: Leaves, group: Integers) -> Integers:
         has_progress = False
         for number in list(open_groups):
             unmatched_records = np.flatnonzero(group == UNKNOWN)
-            cover = find_cover(counts[:, unmatched_records], leaves.weights[number])
-            if cover is not None:
-                group[unmatched_records[cover]] = number
+            exact_cover = find_cover(counts[:, unmatched_records], leaves.weights[number])
+            if exact_cover is not None:
+                group[unmatched_records[exact_cover]] = number
                 open_groups.remove(number)
                 has_progress = True
     return group
@@ -249,8 +251,8 @@ def _solve(forest: Forest, counts: Integers) -> Floats:
     # trees than records, wrong counts lead to large errors. Otherwise, the numbers of distinct records that
     # the file stores verify the counts.
     is_verified = forest.trees[0].count is not None or len(counts) > counts.shape[1]
-    errors = np.abs(count_matrix @ solution - target_sums).max(0)
-    if not is_verified or (errors > MAX_MISFIT * np.abs(target_sums).max(0)).any():
+    equation_errors = np.abs(count_matrix @ solution - target_sums).max(0)
+    if not is_verified or (equation_errors > MAX_MISFIT * np.abs(target_sums).max(0)).any():
         return no_targets
     return solution
 
@@ -270,11 +272,11 @@ def _nearest_group(y: Floats, values: Floats) -> Integers:
         np.searchsorted(values, y).clip(1, max(len(values) - 1, 1)).clip(max=len(values) - 1)
     )
     next_below = np.maximum(next_above - 1, 0)
-    nearest = np.where(
+    nearest_positions = np.where(
         np.abs(values[next_below] - y) <= np.abs(values[next_above] - y), next_below, next_above
     )
     tolerance = 1e-9 * max(np.abs(values).max(), np.ptp(values))
-    return np.where(np.abs(values[nearest] - y) <= tolerance, nearest, -1)
+    return np.where(np.abs(values[nearest_positions] - y) <= tolerance, nearest_positions, -1)
 
 
 def _nearest_group_of_all(targets: Floats, values: Floats) -> Integers:
@@ -287,13 +289,13 @@ def _nearest_group_of_all(targets: Floats, values: Floats) -> Integers:
     Returns:
         (records,) numbers of groups.
     """
-    groups = np.full(len(targets), -1)
+    group_of_record = np.full(len(targets), -1)
     if not len(values):
-        return groups
+        return group_of_record
     tolerance = 1e-9 * np.maximum(np.abs(values).max(0), np.ptp(values, axis=0))
     for i in np.flatnonzero(~np.isnan(targets).any(1)).tolist():
-        errors = np.abs(values - targets[i])
-        nearest = int(errors.sum(1).argmin())
-        if (errors[nearest] <= tolerance).all():
-            groups[i] = nearest
-    return groups
+        target_errors = np.abs(values - targets[i])
+        nearest_group = int(target_errors.sum(1).argmin())
+        if (target_errors[nearest_group] <= tolerance).all():
+            group_of_record[i] = nearest_group
+    return group_of_record

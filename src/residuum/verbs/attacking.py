@@ -90,14 +90,14 @@ class AttackRun(RunDir):
             "family.png": figures.family_figure(reconstruction),
         }
         write_figures(out, pictures)
-        summary = {
+        attack_summary = {
             **reconstruction.to_json(),
             "preset": preset,
             "request": request,
             "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
             "environment": rundir.environment(reconstruction.settings["device"]),
         }
-        write_json(out / SUMMARY, summary)
+        write_json(out / SUMMARY, attack_summary)
         if "time" not in reconstruction.status:
             state.unlink(missing_ok=True)
         return reconstruction
@@ -199,7 +199,7 @@ def score_run(
         scores = scores.replace(notes=(*scores.notes, OTHER))
     has_separate_scores = candidates == "all" and len(selected_set.x) > 0
     selected_scores = score_pool(selected_set) if has_separate_scores else None
-    summary = {
+    score_summary = {
         **scores.to_json(),
         "candidates": candidates,
         "selected": None if selected_scores is None else selected_scores.to_json(),
@@ -207,13 +207,13 @@ def score_run(
         "status": list(result.status),
         "knowledge": dict(result.knowledge.provenance),
     }
-    write_json(run / SCORES, summary)
+    write_json(run / SCORES, score_summary)
     pictures = {"matches.png": figures.matches_figure(scored_set.x, train, scores)}
     if outputs is not None:
         metric_names = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
         pictures["output_score.png"] = figures.output_figure(scores, outputs, metric_names)
     write_figures(run, pictures)
-    return summary, scores, selected_scores, result
+    return score_summary, scores, selected_scores, result
 
 
 def write_figures(out: Path, pictures: dict[str, bytes | None]) -> None:

@@ -70,8 +70,10 @@ class CertifiedReconstruction:
         self.uniqueness.save(out / RECORD)
         support, restarts = self.solution.support, self.reconstruction.restarts
         agreement_texts = None if support is None else [f"{int(s)}/{restarts}" for s in support]
-        mean = self.reconstruction.knowledge.mean
-        figure = ambiguity_figure(self.solution.x, self.uniqueness, mean, agreement_texts)
+        subtracted_mean = self.reconstruction.knowledge.mean
+        figure = ambiguity_figure(
+            self.solution.x, self.uniqueness, subtracted_mean, agreement_texts
+        )
         write_figures(out, {PICTURE: figure})
         write_json(out / SUMMARY, self.to_json())
 

@@ -84,13 +84,13 @@ class DefenseRun(RunDir):
         write_figures(self.path, {"comparison.png": picture})
         write_atomic(self.path / "report.html", report.render_page(outcomes, picture))
         write_atomic(self.path / "report.md", report.render_markdown(outcomes))
-        summary = {
+        result_summary = {
             "request": request,
             "defenses": [outcome.to_json() for outcome in outcomes],
             "notes": report.make_notes(outcomes),
             "environment": environment(device),
         }
-        write_json(self.path / RESULT, summary)
+        write_json(self.path / RESULT, result_summary)
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
     def _folder(self, trial: Trial) -> Path:
@@ -150,9 +150,9 @@ def defend(
     conditions = _conditions(data, request)
     outcomes = []
     with DefenseRun.open(out) if out is not None else nullcontext() as run:
-        identity = _identity(conditions)
+        run_identity = _identity(conditions)
         if run is not None:
-            run.begin(identity)
+            run.begin(run_identity)
         for index, trial in enumerate(trials):
 
             def stage(text: str, index: int = index, name: str = label(trial)) -> None:
@@ -167,7 +167,7 @@ def defend(
                     run.write_trial(trial, outcome, network, secret)
             outcomes.append(outcome)
         if run is not None:
-            run.finish(outcomes, identity, request.device)
+            run.finish(outcomes, run_identity, request.device)
     return outcomes
 
 
@@ -180,8 +180,8 @@ def _conditions(data: str | Split, request: DefenseRequest) -> Conditions:
     value_range = request.value_range
     if value_range is None and data in IMAGES:
         value_range = (0.0, 1.0)
-    mean = train.mean if value_range is not None else None
-    descent = TrainingConfig(
+    known_mean = train.mean if value_range is not None else None
+    descent_settings = TrainingConfig(
         method="gd", steps=request.gd_steps, lr=request.lr, momentum=0.9, seed=seed
     )
     attack = Auto(
@@ -194,14 +194,16 @@ def _conditions(data: str | Split, request: DefenseRequest) -> Conditions:
         arch=str(Architecture.parse(arch or f"mlp:{train.x[0].numel()}-100-100-1")),
         split=split,
         task=task,
-        training=Training(TrainingConfig(steps=request.steps, seed=seed), descent, len(train)),
+        training=Training(
+            TrainingConfig(steps=request.steps, seed=seed), descent_settings, len(train)
+        ),
         attack=attack,
         knowledge=Knowledge(
             shape=train.shape,
             value_range=value_range,
-            mean=mean,
+            mean=known_mean,
             sample_count=len(train),
-            provenance={} if mean is None else {"mean": "train"},
+            provenance={} if known_mean is None else {"mean": "train"},
         ),
         seed=seed,
         subsets=request.subsets,

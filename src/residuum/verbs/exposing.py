@@ -65,11 +65,15 @@ class ExposureRun(RunDir):
         pictures = {PICTURE: top_figure(result, data), HISTOGRAM: histogram_figure(result)}
         write_figures(self.path, pictures)
         result.save(self.path / RECORD)
-        summary = {**result.to_json(), "request": request, "environment": environment(device)}
+        result_summary = {
+            **result.to_json(),
+            "request": request,
+            "environment": environment(device),
+        }
         published_form(PublishedExposure).model_validate(
-            summary
+            result_summary
         )  # refuse to write a summary of a wrong form
-        write_json(self.path / SUMMARY, summary)
+        write_json(self.path / SUMMARY, result_summary)
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
 
@@ -148,7 +152,7 @@ def exposure(
         canary_records = read_canaries(canaries) if isinstance(canaries, str | Path) else canaries
         canary_test = Canaries(*canary_records, request.confidence, request.delta)
     settings = request.model_dump(include={"surface", "task", "top"})
-    identity = {
+    run_identity = {
         **settings,
         "version": version("residuum"),
         "arch": network.arch,
@@ -163,7 +167,7 @@ def exposure(
     }
     with ExposureRun.open(out) if out is not None else nullcontext() as run:
         if run is not None:
-            run.begin(identity)
+            run.begin(run_identity)
             finished_result = Exposure.load_or_none(run.path / RECORD) if run.is_complete else None
             if finished_result is not None:
                 return finished_result
@@ -182,7 +186,7 @@ def exposure(
             watch=watch,
         )
         if run is not None:
-            run.finish(record_risks, data, identity, request.device)
+            run.finish(record_risks, data, run_identity, request.device)
     return record_risks
 
 

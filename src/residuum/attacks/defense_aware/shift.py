@@ -109,8 +109,8 @@ def move_biases(checkpoint: Network, shift: float | Tensor) -> Network:
         The network with moved biases.
     """
     weight, bias = _read_first_layer(checkpoint)
-    u = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(weight.shape[1])
-    moved_bias = (bias + weight @ u).to(checkpoint.theta[BIAS])
+    shift_vector = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(weight.shape[1])
+    moved_bias = (bias + weight @ shift_vector).to(checkpoint.theta[BIAS])
     return checkpoint.replace(theta={**checkpoint.theta, BIAS: moved_bias})
 
 
@@ -193,15 +193,17 @@ class Neurons:
         a0, a1, a2 = map(self.centered, (self.deficit + bias**2, 2 * bias * sums, squared_sums))
         # The sum of (a0 + a1 c + a2 c^2)^2 over neurons is a polynomial of degree 4 in c.
         # Its coefficients follow from the inner products of a0, a1 and a2.
-        terms = np.stack([a0, a1, a2])
-        products = np.moveaxis(np.einsum("aph,bph->pab", terms, terms), 0, -1)
+        polynomial_terms = np.stack([a0, a1, a2])
+        products_of_terms = np.moveaxis(
+            np.einsum("aph,bph->pab", polynomial_terms, polynomial_terms), 0, -1
+        )
         polynomials = np.stack(
             [
-                products[2, 2],
-                2 * products[1, 2],
-                2 * products[0, 2] + products[1, 1],
-                2 * products[0, 1],
-                products[0, 0],
+                products_of_terms[2, 2],
+                2 * products_of_terms[1, 2],
+                2 * products_of_terms[0, 2] + products_of_terms[1, 1],
+                2 * products_of_terms[0, 1],
+                products_of_terms[0, 0],
             ],
             1,
         )
@@ -239,7 +241,7 @@ def infer_constant_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInferenc
     neurons = Neurons.from_network(checkpoint)
     bias, deficit, sums = neurons.bias, neurons.deficit, neurons.weight.sum(1)
     (c,), (minimum,) = neurons.minimize(bias[None], sums)
-    error = neurons.centered(deficit + (bias + c * sums) ** 2)
+    imbalances = neurons.centered(deficit + (bias + c * sums) ** 2)
     slope = neurons.centered(2 * (bias + c * sums) * sums)
     squared_slope = float(np.square(slope).sum())
     distinct_count, p_value = neurons.distinct_count, None
@@ -254,7 +256,7 @@ def infer_constant_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInferenc
         shift=float(c),
         imbalance=imbalance,
         before=float(np.linalg.norm(neurons.centered(deficit + bias**2))) / neurons.scale,
-        uncertainty=float(np.linalg.norm(error * slope)) / squared_slope
+        uncertainty=float(np.linalg.norm(imbalances * slope)) / squared_slope
         if squared_slope > 0
         else None,
         p_value=p_value,
@@ -282,8 +284,8 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     neurons = Neurons.from_network(checkpoint)
     bias, deficit, scale = neurons.bias, neurons.deficit, neurons.scale
     _, S, Vt = np.linalg.svd(neurons.weight, full_matrices=False)
-    basis = Vt[RANK_TOLERANCE * S[0] < S] if S[0] > 0 else Vt[:0]
-    projected, root = neurons.weight @ basis.T, np.sqrt(np.maximum(-deficit, 0))
+    row_space_basis = Vt[RANK_TOLERANCE * S[0] < S] if S[0] > 0 else Vt[:0]
+    projected, root = neurons.weight @ row_space_basis.T, np.sqrt(np.maximum(-deficit, 0))
 
     def balance(sign: Array) -> tuple[float, Array]:
         """Search for the vector shift that balances the neurons best.
@@ -294,19 +296,19 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
         Returns:
             The relative imbalance, and the moved biases (h,).
         """
-        fit = least_squares(
+        least_squares_fit = least_squares(
             lambda a: (deficit + (bias + projected @ a) ** 2) / scale,
             np.linalg.lstsq(projected, sign * root - bias, rcond=None)[0],
             jac=lambda a: 2 * (bias + projected @ a)[:, None] * projected / scale,
             max_nfev=60,
             method="lm",
         )
-        return math.sqrt(2 * fit.cost), bias + projected @ fit.x
+        return math.sqrt(2 * least_squares_fit.cost), bias + projected @ least_squares_fit.x
 
     rng = np.random.default_rng(seed)
     signs = [np.ones_like(bias), -np.ones_like(bias), np.where(bias < 0, -1.0, 1.0)]
     signs += [
-        np.sign(projected @ rng.standard_normal(len(basis)))
+        np.sign(projected @ rng.standard_normal(len(row_space_basis)))
         for _ in range(SIGN_CHOICES - len(signs))
     ]
     solutions = sorted(map(balance, signs), key=lambda pair: pair[0])
@@ -327,7 +329,7 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     imbalance_before = np.square(neurons.weight).sum(1) + bias**2 - neurons.squared_outgoing
     return ShiftInference(
         shift=torch.from_numpy(
-            basis.T @ np.linalg.lstsq(projected, moved_bias - bias, rcond=None)[0]
+            row_space_basis.T @ np.linalg.lstsq(projected, moved_bias - bias, rcond=None)[0]
         ),
         imbalance=smallest_imbalance,
         before=float(np.linalg.norm(imbalance_before)) / scale,
@@ -363,10 +365,10 @@ def fit_shift(
     # unexplained + total u^T, and the equation of the biases leaves the error bias - total + W u. Both are
     # linear in u.
     columns = [torch.cat([torch.outer(total, v).flatten(), weight @ v]) for v in basis]
-    target = torch.cat([unexplained.flatten(), bias - total])
-    coefficients = torch.linalg.lstsq(torch.stack(columns, 1), -target[:, None]).solution[:, 0]
-    u = coefficients @ basis
-    return u, shift_residual(checkpoint, z, labels, lam, u)
+    right_side = torch.cat([unexplained.flatten(), bias - total])
+    coefficients = torch.linalg.lstsq(torch.stack(columns, 1), -right_side[:, None]).solution[:, 0]
+    shift_vector = coefficients @ basis
+    return shift_vector, shift_residual(checkpoint, z, labels, lam, shift_vector)
 
 
 def shift_residual(
@@ -387,10 +389,10 @@ def shift_residual(
         The relative residual.
     """
     weight, bias, unexplained, total = _first_layer_sums(checkpoint, z, labels, lam)
-    u = torch.as_tensor(shift, dtype=weight.dtype).flatten().expand(weight.shape[1])
-    moved_bias = bias + weight @ u
-    residual = (unexplained + torch.outer(total, u)).square().sum() + (
-        bias - total + weight @ u
+    shift_vector = torch.as_tensor(shift, dtype=weight.dtype).flatten().expand(weight.shape[1])
+    moved_bias = bias + weight @ shift_vector
+    residual = (unexplained + torch.outer(total, shift_vector)).square().sum() + (
+        bias - total + weight @ shift_vector
     ).square().sum()
     return float((residual / (weight.square().sum() + moved_bias.square().sum())).sqrt())
 
@@ -473,8 +475,10 @@ def _first_layer_sums(
         )
     z = z.double().flatten(1)
     with torch.no_grad():
-        d = model.signals(model.trace(z), (lam.double() * labels.double())[:, None])[0]
-    return weight, bias, weight - d.T @ z, d.sum(0)
+        backward_signals = model.signals(model.trace(z), (lam.double() * labels.double())[:, None])[
+            0
+        ]
+    return weight, bias, weight - backward_signals.T @ z, backward_signals.sum(0)
 
 
 def _require_mlp(checkpoint: Network) -> MLP:

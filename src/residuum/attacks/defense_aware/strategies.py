@@ -116,8 +116,10 @@ def undo_vector_shift(released: Released) -> Adapted:
 
 def follow_mean(released: Released) -> Adapted:
     """Subtract the mean pixel value, which is inferred from the first layer, from all inputs."""
-    mean = infer_mean(released.checkpoints[0])
-    return _recenter(released, torch.full_like(mean, float(mean.mean())), "constant")
+    inferred_mean = infer_mean(released.checkpoints[0])
+    return _recenter(
+        released, torch.full_like(inferred_mean, float(inferred_mean.mean())), "constant"
+    )
 
 
 def follow_mean_image(released: Released) -> Adapted:
@@ -326,16 +328,21 @@ def _recenter(released: Released, shift: Tensor, kind: str) -> Adapted:
     network = released.checkpoints[0]
     moved_network = move_biases(network, shift)  # raises an error if the first layer has no bias
     weight, bias = (network.theta[name].double() for name in (WEIGHT, BIAS))
-    u = shift.double().flatten()
+    shift_vector = shift.double().flatten()
     theta0 = {name: torch.zeros_like(t) for name, t in network.theta.items()}
-    theta0[WEIGHT] = torch.outer(bias, u).to(network.theta[WEIGHT])
-    theta0[BIAS] = (weight @ u).to(network.theta[BIAS])
-    rms = float(u.norm()) / math.sqrt(u.numel())
-    findings = {"kind": kind, "shift_per_pixel": float(u.mean()), "rms_per_pixel": rms}
+    theta0[WEIGHT] = torch.outer(bias, shift_vector).to(network.theta[WEIGHT])
+    theta0[BIAS] = (weight @ shift_vector).to(network.theta[BIAS])
+    rms = float(shift_vector.norm()) / math.sqrt(shift_vector.numel())
+    findings = {"kind": kind, "shift_per_pixel": float(shift_vector.mean()), "rms_per_pixel": rms}
     knowledge = _add_knowledge(released, "user", theta0=theta0)
     attack = NTK.like(released.attack, lam_init=SIGNED_RANGE)
-    changes = {"knowledge": knowledge, "attack": attack, "findings": {"mean": findings}, "shift": u}
-    return _adapt(released, checkpoint=moved_network, **changes)
+    changed_fields = {
+        "knowledge": knowledge,
+        "attack": attack,
+        "findings": {"mean": findings},
+        "shift": shift_vector,
+    }
+    return _adapt(released, checkpoint=moved_network, **changed_fields)
 
 
 def _choose_better(released: Released, **changes: Any) -> Adapted:

@@ -106,23 +106,29 @@ def recover(
     conditions = measure_conditions(neurons, signal_subspace, f)
     generator = stream("polynomial", seed)
     diagonalized_fit = diagonalize(f, pairs, steps, generator) if conditions.samples else None
-    fit, grown_fit = diagonalized_fit, None
-    if fit is None or not fit.is_verified:
+    sample_fit, grown_fit = diagonalized_fit, None
+    if sample_fit is None or not sample_fit.is_verified:
         grown_fit = grow(f, signal_subspace.rank, generator)
-        if fit is None or grown_fit.misfit < fit.residual:
+        if sample_fit is None or grown_fit.misfit < sample_fit.residual:
             residuals = compute_stationarity_residuals(f, grown_fit.x, grown_fit.b)
-            fit = SampleFit(grown_fit.x, grown_fit.b, *residuals)
-    is_trusted = fit is diagonalized_fit and fit.is_verified and _looks_like_kkt_point(conditions)
-    x, b, scale_note = fix_scale(fit.x @ signal_subspace.basis.T, fit.b, f.degree, norm, augmented)
+            sample_fit = SampleFit(grown_fit.x, grown_fit.b, *residuals)
+    is_trusted = (
+        sample_fit is diagonalized_fit
+        and sample_fit.is_verified
+        and _looks_like_kkt_point(conditions)
+    )
+    x, b, scale_note = fix_scale(
+        sample_fit.x @ signal_subspace.basis.T, sample_fit.b, f.degree, norm, augmented
+    )
     return conditions.replace(
         x=x,
         weights=b,
-        residuals=fit.residuals,
-        certified=(fit.residuals <= CERTIFIED_RESIDUAL) & is_trusted,
-        method="diagonalisation" if fit is diagonalized_fit else "growth",
-        residual=fit.residual,
+        residuals=sample_fit.residuals,
+        certified=(sample_fit.residuals <= CERTIFIED_RESIDUAL) & is_trusted,
+        method="diagonalisation" if sample_fit is diagonalized_fit else "growth",
+        residual=sample_fit.residual,
         scale=scale_note,
-        notes=(*conditions.notes, *_notes(conditions, diagonalized_fit, fit, grown_fit)),
+        notes=(*conditions.notes, *_notes(conditions, diagonalized_fit, sample_fit, grown_fit)),
     )
 
 
@@ -172,24 +178,34 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
     Returns:
         The samples and weights.
     """
-    r = f.directions.shape[1]
+    dimension = f.directions.shape[1]
     best_decomposition: tuple[tuple[bool, float], Tensor] | None = None
     for _ in range(pairs):
-        v1, v2 = torch.randn(2, r, generator=generator, dtype=torch.float64)
+        v1, v2 = torch.randn(2, dimension, generator=generator, dtype=torch.float64)
         values, vectors = torch.linalg.eig(torch.linalg.pinv(f.slice(v1)) @ f.slice(v2))
         largest_eigenvalue = float(values.abs().max())
-        distance = (values[:, None] - values[None]).abs() + torch.eye(r) * 2 * largest_eigenvalue
-        gap = float(distance.min()) / largest_eigenvalue if largest_eigenvalue else 0.0
-        score = (bool((values.imag == 0).all()), gap)
+        distance = (values[:, None] - values[None]).abs() + torch.eye(
+            dimension
+        ) * 2 * largest_eigenvalue
+        relative_eigengap = (
+            float(distance.min()) / largest_eigenvalue if largest_eigenvalue else 0.0
+        )
+        score = (bool((values.imag == 0).all()), relative_eigengap)
         if best_decomposition is None or score > best_decomposition[0]:
             best_decomposition = score, vectors
     assert best_decomposition is not None
-    (is_real, gap), vectors = best_decomposition
+    (is_real, relative_eigengap), vectors = best_decomposition
     scaled_samples = torch.linalg.pinv(vectors).real
-    x = scaled_samples / scaled_samples.norm(dim=1, keepdim=True)
-    dual_vectors = torch.linalg.pinv(x).T
-    x, b = refine(f, x, (dual_vectors * f(dual_vectors)).sum(1), steps)
-    return SampleFit(x, b, *compute_stationarity_residuals(f, x, b), gap, is_real)
+    unit_samples = scaled_samples / scaled_samples.norm(dim=1, keepdim=True)
+    dual_vectors = torch.linalg.pinv(unit_samples).T
+    unit_samples, b = refine(f, unit_samples, (dual_vectors * f(dual_vectors)).sum(1), steps)
+    return SampleFit(
+        unit_samples,
+        b,
+        *compute_stationarity_residuals(f, unit_samples, b),
+        relative_eigengap,
+        is_real,
+    )
 
 
 def _looks_like_kkt_point(report: Identification) -> bool:
@@ -243,9 +259,10 @@ def compute_stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tupl
     # The shapes are (m, r) for the target and (m, k) for the fitted coefficients.
     target, fitted = f.values, b * (f.directions @ x.T) ** (f.degree - 1)
     target_dual, size = target @ dual_vectors, f.sizes[:, None]
-    error = target_dual - fitted
+    residual_along_duals = target_dual - fitted
     sample_residuals = torch.maximum(
-        _relative_norm(error, target_dual), _relative_norm(size * error, size * target_dual)
+        _relative_norm(residual_along_duals, target_dual),
+        _relative_norm(size * residual_along_duals, size * target_dual),
     )
     total_error, total = size * (target - fitted @ x), size * target
     return sample_residuals, float(total_error.norm() / total.norm())
@@ -282,14 +299,14 @@ def fix_scale(
                 "sample ends in 0.",
                 "Omit `augmented`.",
             )
-        t, scale_note = 1 / x[:, -1], "fixed by the constant coordinate"
+        scale_factors, scale_note = 1 / x[:, -1], "fixed by the constant coordinate"
     else:
         largest_coordinate = x.gather(1, x.abs().argmax(1, keepdim=True))[:, 0]
-        t = torch.where((b if alpha % 2 else largest_coordinate) < 0, -1.0, 1.0).double() * (
-            norm or 1.0
-        )
+        scale_factors = torch.where(
+            (b if alpha % 2 else largest_coordinate) < 0, -1.0, 1.0
+        ).double() * (norm or 1.0)
         scale_note = "up to scale: unit vectors" if norm is None else f"norm {norm:g} as given"
-    return t[:, None] * x, b / t**alpha, scale_note
+    return scale_factors[:, None] * x, b / scale_factors**alpha, scale_note
 
 
 def _check_arguments(degree: int, pairs: int, norm: float | None, augmented: bool) -> None:
@@ -404,10 +421,10 @@ class PolynomialAttack(OneShotAttack):
         shape = knowledge.shape or surface.checkpoint.input_shape or x.shape[1:]
         squared_residual = torch.tensor([[(identification.residual or 0.0) ** 2]])
         labels, lam = torch.where(weights < 0, -1.0, 1.0), weights.abs()
-        result = Reconstruction.from_candidates(
+        reconstruction = Reconstruction.from_candidates(
             self.name, x.reshape(-1, *shape), labels, lam, knowledge, notes=identification.notes
         )
-        return result.replace(
+        return reconstruction.replace(
             steps=torch.zeros(1, dtype=torch.long),
             layer_names=("all equations",),
             loss=squared_residual,
@@ -551,15 +568,21 @@ def _read_tensors(
 
 def _min_margin(model: PolynomialNetwork, data: Dataset, has_bias: bool) -> float:
     """Return the minimum margin min_i y_i Phi(x_i) of a network Phi on samples x_i with labels y_i."""
-    x, y = data.x.flatten(1).to(model.weight.dtype), data.y.flatten()
+    extended_samples, y = data.x.flatten(1).to(model.weight.dtype), data.y.flatten()
     if has_bias:
-        x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
-    if x.shape[1] != model.weight.shape[1] or len(y) != len(x) or not (y.abs() == 1).all():
+        extended_samples = torch.cat(
+            [extended_samples, torch.ones_like(extended_samples[:, :1])], 1
+        )
+    if (
+        extended_samples.shape[1] != model.weight.shape[1]
+        or len(y) != len(extended_samples)
+        or not (y.abs() == 1).all()
+    ):
         raise InputError(
             f"The smallest margin is computed from samples of {model.weight.shape[1] - has_bias} values, "
             f"with one "
-            f"label -1 or +1 for each sample; got samples of {x.shape[1] - has_bias} values.",
+            f"label -1 or +1 for each sample; got samples of {extended_samples.shape[1] - has_bias} values.",
             "Correct --data, or omit --data.",
         )
     with torch.no_grad():
-        return float((y * model(x)[:, 0]).min())
+        return float((y * model(extended_samples)[:, 0]).min())

@@ -110,10 +110,10 @@ class Completion:
         if z.numel() > KERNEL_SIDE:
             return
         s, eye = z @ z.T, torch.eye(z.shape[1], dtype=z.dtype)
-        kernel = torch.einsum("pq,ab->paqb", s ** (alpha - 1), eye)
-        kernel += (alpha - 1) * torch.einsum("pq,qa,pb->paqb", s ** (alpha - 2), z, z)
-        kernel *= (f.sizes[:, None] * f.sizes)[:, None, :, None] / alpha
-        values, vectors = torch.linalg.eigh(kernel.reshape(z.numel(), z.numel()))
+        kernel_matrix = torch.einsum("pq,ab->paqb", s ** (alpha - 1), eye)
+        kernel_matrix += (alpha - 1) * torch.einsum("pq,qa,pb->paqb", s ** (alpha - 2), z, z)
+        kernel_matrix *= (f.sizes[:, None] * f.sizes)[:, None, :, None] / alpha
+        values, vectors = torch.linalg.eigh(kernel_matrix.reshape(z.numel(), z.numel()))
         is_nonzero = values > RANK_TOLERANCE * values[-1]
         self.values, self.vectors = values[is_nonzero], vectors[:, is_nonzero]
         self.rank = int(is_nonzero.sum())
@@ -154,9 +154,9 @@ def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownF
     completion, budget = Completion(f), Budget()
     best_fit: tuple[float, Tensor, Tensor] | None = None
     for attempt in range(RESTARTS):
-        fit = _grow_once(completion, max_samples, generator, budget, attempt)
-        if best_fit is None or fit[0] < best_fit[0]:
-            best_fit = fit
+        grown_fit = _grow_once(completion, max_samples, generator, budget, attempt)
+        if best_fit is None or grown_fit[0] < best_fit[0]:
+            best_fit = grown_fit
         if best_fit[0] <= SOLVED or budget.remaining < (1 - CHEAP) * BUDGET:
             break
     assert best_fit is not None
@@ -191,12 +191,18 @@ def run_power_iteration(form: Form, generator: torch.Generator) -> tuple[Tensor,
     Returns:
         The end points (k, r), and the values (k,) of p at the end points.
     """
-    r = form.directions.shape[1]
-    w = _normalize(torch.randn(STARTS, r, generator=generator, dtype=torch.float64))
-    sign = torch.where((w * form.gradient(w)).sum(1) < 0, -1.0, 1.0).double()[:, None]
+    dimension = form.directions.shape[1]
+    unit_vectors = _normalize(
+        torch.randn(STARTS, dimension, generator=generator, dtype=torch.float64)
+    )
+    ascent_signs = torch.where(
+        (unit_vectors * form.gradient(unit_vectors)).sum(1) < 0, -1.0, 1.0
+    ).double()[:, None]
     for _ in range(POWER_STEPS):
-        w = _normalize(sign * _normalize(form.gradient(w)) + SHIFT * w)
-    return w, (w * form.gradient(w)).sum(1)
+        unit_vectors = _normalize(
+            ascent_signs * _normalize(form.gradient(unit_vectors)) + SHIFT * unit_vectors
+        )
+    return unit_vectors, (unit_vectors * form.gradient(unit_vectors)).sum(1)
 
 
 def levenberg_marquardt(
@@ -225,10 +231,10 @@ def levenberg_marquardt(
         normal_matrix.diagonal().mul_(1 + damping).add_(1e-14 * normal_matrix.diagonal().max())
         trial_g = g + torch.linalg.solve(normal_matrix, slope.flatten()).reshape(g.shape)
         trial_error = misfit(f, trial_g, sign)
-        gain = float(error.norm() - trial_error.norm())
-        if gain > 0:  # this is also False if the error after the step is NaN
+        error_decrease = float(error.norm() - trial_error.norm())
+        if error_decrease > 0:  # this is also False if the error after the step is NaN
             g, error = trial_g, trial_error
-            if gain < 1e-6 * float(error.norm()) and damping < 1e-2:
+            if error_decrease < 1e-6 * float(error.norm()) and damping < 1e-2:
                 break
             damping = max(damping / 5, 1e-14)
         elif damping > 1e6 or (damping < 1e-6 and error.norm() < SOLVED * total):
@@ -249,8 +255,8 @@ def misfit(f: Interpolant, g: Tensor, sign: Tensor) -> Tensor:
     Returns:
         (m, r) misfit of each equation.
     """
-    fitted = (sign * (f.directions @ g.T) ** (f.degree - 1)) @ g
-    return f.sizes[:, None] * (f.values - fitted)
+    fitted_values = (sign * (f.directions @ g.T) ** (f.degree - 1)) @ g
+    return f.sizes[:, None] * (f.values - fitted_values)
 
 
 def target_norm(f: Interpolant) -> float:
@@ -354,25 +360,29 @@ def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Te
     """
     direction = _normalize(g[-1:])
     inner_products = f.directions @ direction.T
-    fitted = f.sizes[:, None] * (sign[-1] * inner_products ** (f.degree - 1)) @ direction
-    sample_weight = ((fitted * error).sum() / (fitted**2).sum().clamp_min(1e-300)).clamp_min(0)
+    contribution_of_last = (
+        f.sizes[:, None] * (sign[-1] * inner_products ** (f.degree - 1)) @ direction
+    )
+    sample_weight = (
+        (contribution_of_last * error).sum() / (contribution_of_last**2).sum().clamp_min(1e-300)
+    ).clamp_min(0)
     return torch.cat(
         [g[:-1], sample_weight ** (1 / f.degree) * direction]
-    ), error - sample_weight * fitted
+    ), error - sample_weight * contribution_of_last
 
 
 def _select_smallest_fit(
     f: Interpolant, history: list[tuple[float, Tensor, Tensor]], budget: Budget
 ) -> tuple[float, Tensor, Tensor]:
     """Return the good fit with the fewest samples, because more samples only fit noise."""
-    smallest_misfit = min(error for error, _, _ in history)
+    smallest_misfit = min(relative_misfit for relative_misfit, _, _ in history)
     good_fits = [fit for fit in history if fit[0] <= min(SAME * smallest_misfit, FITTED)]
-    error, g, sign = good_fits[0] if good_fits else min(history, key=lambda fit: fit[0])
-    steps = FINAL if budget.spend(estimate_refinement_cost(f, len(g), FINAL)) else INNER
-    if steps == FINAL or budget.spend(estimate_refinement_cost(f, len(g), INNER)):
-        g, remaining = levenberg_marquardt(f, g, sign, steps)
-        error = float(remaining.norm()) / target_norm(f)
-    return error, g, sign
+    relative_misfit, g, sign = good_fits[0] if good_fits else min(history, key=lambda fit: fit[0])
+    refinement_steps = FINAL if budget.spend(estimate_refinement_cost(f, len(g), FINAL)) else INNER
+    if refinement_steps == FINAL or budget.spend(estimate_refinement_cost(f, len(g), INNER)):
+        g, remaining = levenberg_marquardt(f, g, sign, refinement_steps)
+        relative_misfit = float(remaining.norm()) / target_norm(f)
+    return relative_misfit, g, sign
 
 
 def normal_equations(
@@ -394,16 +404,24 @@ def normal_equations(
     """
     z, (k, r) = f.directions, g.shape
     inner_products = z @ g.T  # (m, k)
-    a = f.sizes[:, None] * (f.degree - 1) * sign * inner_products ** (f.degree - 2)
-    b = f.sizes[:, None] * sign * inner_products ** (f.degree - 1)
-    outer_products = (a[:, :, None] * z[:, None]).reshape(len(z), k * r)
+    coefficients_of_samples = (
+        f.sizes[:, None] * (f.degree - 1) * sign * inner_products ** (f.degree - 2)
+    )
+    coefficients_of_directions = f.sizes[:, None] * sign * inner_products ** (f.degree - 1)
+    outer_products = (coefficients_of_samples[:, :, None] * z[:, None]).reshape(len(z), k * r)
     normal_matrix = (outer_products.T @ outer_products).reshape(k, r, k, r) * (g @ g.T)[
         :, None, :, None
     ]
-    mixed_products = (outer_products.T @ b).reshape(k, r, k)[..., None] * g[:, None, None, :]
+    mixed_products = (outer_products.T @ coefficients_of_directions).reshape(k, r, k)[
+        ..., None
+    ] * g[:, None, None, :]
     normal_matrix += mixed_products + mixed_products.permute(2, 3, 0, 1)
-    normal_matrix.diagonal(dim1=1, dim2=3).add_((b.T @ b)[:, :, None])
-    return normal_matrix.reshape(k * r, k * r), (a * (error @ g.T)).T @ z + b.T @ error
+    normal_matrix.diagonal(dim1=1, dim2=3).add_(
+        (coefficients_of_directions.T @ coefficients_of_directions)[:, :, None]
+    )
+    return normal_matrix.reshape(k * r, k * r), (
+        coefficients_of_samples * (error @ g.T)
+    ).T @ z + coefficients_of_directions.T @ error
 
 
 def _normalize(w: Tensor) -> Tensor:

@@ -45,10 +45,10 @@ class FirstLayerWeights(Baseline):
         Returns:
             The rows as candidates.
         """
-        rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
-        order_by_norm = rows.norm(dim=1).argsort(descending=True)
-        x = rows[order_by_norm].reshape(-1, *surface.sample_shape(knowledge))
-        row_norms = rows.norm(dim=1)[order_by_norm]
+        first_layer_rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
+        order_by_norm = first_layer_rows.norm(dim=1).argsort(descending=True)
+        candidates = first_layer_rows[order_by_norm].reshape(-1, *surface.sample_shape(knowledge))
+        row_norms = first_layer_rows.norm(dim=1)[order_by_norm]
         return Reconstruction.from_candidates(
-            self.name, x, torch.zeros(len(x)), row_norms, knowledge
+            self.name, candidates, torch.zeros(len(candidates)), row_norms, knowledge
         )

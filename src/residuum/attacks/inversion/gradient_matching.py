@@ -136,8 +136,8 @@ def read_gradient_sum(surface: Surface) -> Theta:
     Returns:
         The tensors by parameter name.
     """
-    sign = -1.0 if surface.name == CHANGE else 1.0
-    return {name: sign * t for name, t in surface.target.items()}
+    sign_of_gradients = -1.0 if surface.name == CHANGE else 1.0
+    return {name: sign_of_gradients * t for name, t in surface.target.items()}
 
 
 def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
@@ -158,8 +158,8 @@ def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tens
     if matching.multipliers == "rivals":
         return Moment().covectors(0, outputs, labels, lam)
     if outputs.shape[1] == 1:
-        y = labels.to(outputs)[:, None]
-        return -y * torch.sigmoid(-y * outputs)
+        signed_labels = labels.to(outputs)[:, None]
+        return -signed_labels * torch.sigmoid(-signed_labels * outputs)
     one_hot_labels = F.one_hot(labels.long(), outputs.shape[1]).to(outputs)
     return outputs.softmax(1) - one_hot_labels
 
@@ -246,30 +246,32 @@ class GradientMatching(RestartSettings, Attack):
         """
         start_time = time.monotonic()
         self.require_applicable(surface, knowledge)
-        problem = Problem(surface, knowledge, self, self.choose_matching(surface))
+        matching_problem = Problem(surface, knowledge, self, self.choose_matching(surface))
         results: list[SolvedRestart] = []
         for run in range(self.restarts):
             remaining_seconds = self.seconds - (time.monotonic() - start_time)
             if results and remaining_seconds <= 0:
                 break
-            results.append(problem.solve(run, remaining_seconds / (self.restarts - run), watch))
+            results.append(
+                matching_problem.solve(run, remaining_seconds / (self.restarts - run), watch)
+            )
         record_count = min(len(restart.loss) for restart in results)
-        x = torch.cat([restart.x for restart in results])
+        candidates = torch.cat([restart.x for restart in results])
         reconstruction = Reconstruction(
             attack=self.name,
-            x=x,
-            labels=problem.labels.cpu().float().repeat(len(results)),
+            x=candidates,
+            labels=matching_problem.labels.cpu().float().repeat(len(results)),
             lam=torch.cat([restart.lam for restart in results]),
             run=torch.arange(len(results)).repeat_interleave(self.candidates),
             steps=torch.tensor(min((restart.steps for restart in results), key=len)[:record_count]),
             loss=torch.stack([torch.stack(restart.loss[:record_count]) for restart in results]),
             layers=torch.stack([torch.stack(restart.layers[:record_count]) for restart in results]),
-            layer_names=tuple(problem.groups),
+            layer_names=tuple(matching_problem.groups),
             status=tuple(restart.status for restart in results),
             knowledge=knowledge,
             settings=self.to_json(),
             seconds=time.monotonic() - start_time,
-            notes=(problem.describe_comparison(self.name),),
+            notes=(matching_problem.describe_comparison(self.name),),
         )
         return reconstruction.replace(selection=select(reconstruction))
 
@@ -359,9 +361,13 @@ class Problem:
         # Each output of the network is weighted with a number u. The gradient with respect to the network's
         # weights must treat u as a constant, so u is computed with weights that require no gradient.
         fixed_outputs = functional_call(self.model, parameters(self.model), (x,))
-        u = covectors(self.matching, fixed_outputs, self.labels, lam)
+        output_weights = covectors(self.matching, fixed_outputs, self.labels, lam)
         gradients = torch.autograd.grad(
-            outputs, list(leaf_weights.values()), u, create_graph=True, materialize_grads=True
+            outputs,
+            list(leaf_weights.values()),
+            output_weights,
+            create_graph=True,
+            materialize_grads=True,
         )
         return dict(zip(leaf_weights, gradients, strict=True))
 
@@ -386,23 +392,29 @@ class Problem:
         """
         settings, start = self.settings, time.monotonic()
         generator = stream(self.matching.multipliers, settings.seed, run)
-        x = torch.randn(settings.candidates, *self.shape, generator=generator, dtype=torch.float64)
-        x = (settings.sigma * x).to(settings.device, settings.numbers).requires_grad_()
+        candidates = torch.randn(
+            settings.candidates, *self.shape, generator=generator, dtype=torch.float64
+        )
+        candidates = (
+            (settings.sigma * candidates).to(settings.device, settings.numbers).requires_grad_()
+        )
         lam = torch.rand(settings.candidates, *self.lam_shape, generator=generator)
-        lam = (self._scale(x, lam.to(x)) * lam.to(x)).requires_grad_()
+        lam = (self._scale(candidates, lam.to(candidates)) * lam.to(candidates)).requires_grad_()
         lam_rate = float(lam.detach().mean()) * settings.lr_x
-        adam = torch.optim.Adam([{"params": [x], "lr": 1.0}, {"params": [lam], "lr": 1.0}])
-        box, progress = self.knowledge.box(x[0].detach()), 0.0
-        result = SolvedRestart(x, lam, [], [], [], "")
+        adam = torch.optim.Adam([{"params": [candidates], "lr": 1.0}, {"params": [lam], "lr": 1.0}])
+        box, progress = self.knowledge.box(candidates[0].detach()), 0.0
+        result = SolvedRestart(candidates, lam, [], [], [], "")
         for step in range(settings.steps):
             progress = max(progress, step / settings.steps, (time.monotonic() - start) / seconds)
             if step and progress >= 1:
                 break
             with second_derivatives():
-                distances = self.matching.measure(self.target, self.total(x, lam), self.groups)
-                loss = distances.mean() + self.prior.weight_at(progress) * self._penalty(x)
+                distances = self.matching.measure(
+                    self.target, self.total(candidates, lam), self.groups
+                )
+                loss = distances.mean() + self.prior.weight_at(progress) * self._penalty(candidates)
                 gx, gl = torch.autograd.grad(
-                    loss, (x, lam), allow_unused=True, materialize_grads=True
+                    loss, (candidates, lam), allow_unused=True, materialize_grads=True
                 )
             if step % RECORD_EVERY == 0:
                 result.steps.append(step)
@@ -413,7 +425,7 @@ class Problem:
                     watch(AttackProgress(step, settings.steps, *latest_record, tuple(self.groups)))
             if not bool(loss.isfinite()):
                 break
-            x.grad, lam.grad = gx.sign() if self.matching.signed else gx, gl
+            candidates.grad, lam.grad = gx.sign() if self.matching.signed else gx, gl
             rate_factor = (
                 settings.lr_decay + (1 - settings.lr_decay) * (1 + math.cos(math.pi * progress)) / 2
             )
@@ -423,12 +435,12 @@ class Problem:
             with torch.no_grad():
                 lam.clamp_(min=0)
                 if box is not None:
-                    x.copy_(x.clamp(*box))
-        is_finite = bool(x.isfinite().all())
+                    candidates.copy_(candidates.clamp(*box))
+        is_finite = bool(candidates.isfinite().all())
         result.status = (
             "diverged" if not is_finite else "time" if step < settings.steps - 1 else "finished"
         )
-        result.x, result.lam = x.detach().double().cpu(), lam.detach().double().cpu()
+        result.x, result.lam = candidates.detach().double().cpu(), lam.detach().double().cpu()
         return result
 
     def _penalty(self, x: Tensor) -> Tensor:

@@ -74,27 +74,27 @@ def search(
     grower = grower or make_grower(solver)
     start_time = last_save_time = time.monotonic()
     solver.deadline = start_time + config.seconds
-    state = load_state(path, solver.fingerprint, config.device) or solver.start()
+    search_state = load_state(path, solver.fingerprint, config.device) or solver.start()
     try:
-        while not state.stopped and (until is None or state.step < until):
-            next_step = solver.next_evaluation_step(state.step)
+        while not search_state.stopped and (until is None or search_state.step < until):
+            next_step = solver.next_evaluation_step(search_state.step)
             if grower is not None:
-                next_step = min(next_step, grower.next_round_step(state.step))
-            state = solver.solve(state, next_step)
+                next_step = min(next_step, grower.next_round_step(search_state.step))
+            search_state = solver.solve(search_state, next_step)
             if grower is not None:
-                state = grower.run_due_rounds(state)
+                search_state = grower.run_due_rounds(search_state)
             if watch is not None:
-                watch(solver.progress(state))
+                watch(solver.progress(search_state))
             now = time.monotonic()
-            if not state.stopped and now - start_time > config.seconds:
-                state = state.replace(stopped="time")
+            if not search_state.stopped and now - start_time > config.seconds:
+                search_state = search_state.replace(stopped="time")
             if path is not None and now - last_save_time > SAVE_EVERY:
-                state.save(path)
+                search_state.save(path)
                 last_save_time = now
     finally:
         if path is not None:
-            state.save(path)
-    return state
+            search_state.save(path)
+    return search_state
 
 
 def summarize_growth(
@@ -277,24 +277,24 @@ class Stationarity(StationarityAttack):
         start_time = time.monotonic()
         solver = self.solver(surface.checkpoint, knowledge, per_run)
         grower = make_grower(solver, self.strategy)
-        state = search(solver, state_path, watch, grower=grower)
+        final_state = search(solver, state_path, watch, grower=grower)
         run_count = self.restarts
         run_statuses = tuple(
-            state.stopped if alive else "diverged" for alive in state.alive.tolist()
+            final_state.stopped if alive else "diverged" for alive in final_state.alive.tolist()
         )
-        lam, x = solver.multipliers(state.best_lam), state.best_x
-        population = state.population or Population.start(run_count, solver.problem.labels)
+        lam, x = solver.multipliers(final_state.best_lam), final_state.best_x
+        population = final_state.population or Population.start(run_count, solver.problem.labels)
         has_candidate = population.best_active.cpu().flatten()
-        notes, second_order = summarize_growth(grower, state)
-        result = Reconstruction(
+        notes, second_order = summarize_growth(grower, final_state)
+        reconstruction = Reconstruction(
             attack=self.name,
             x=_flat(x)[has_candidate],
             labels=population.best_labels.cpu().flatten()[has_candidate],
             lam=_flat(lam)[has_candidate],
             run=torch.arange(run_count).repeat_interleave(x.shape[1])[has_candidate],
-            steps=torch.tensor(state.steps),
-            loss=torch.stack(state.loss, 1),
-            layers=torch.stack(state.layers, 1),
+            steps=torch.tensor(final_state.steps),
+            loss=torch.stack(final_state.loss, 1),
+            layers=torch.stack(final_state.layers, 1),
             layer_names=solver.problem.layer_names,
             status=run_statuses,
             knowledge=knowledge,
@@ -305,7 +305,7 @@ class Stationarity(StationarityAttack):
             ident=population.best_ident.cpu().flatten()[has_candidate],
             second_order=second_order,
         )
-        return result.replace(selection=select(result))
+        return reconstruction.replace(selection=select(reconstruction))
 
     def solver(
         self, network: Network, knowledge: Knowledge, per_run: Sequence[Attack] | None = None

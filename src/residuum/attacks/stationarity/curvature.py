@@ -183,9 +183,9 @@ def weighted_residuals(
         if w == 0:
             continue
         if problem.explicit is not None:
-            error = curvature.errors[i]
-            assert error is not None
-            layer_residuals = [t for t in error if t is not None]
+            run_residual = curvature.errors[i]
+            assert run_residual is not None
+            layer_residuals = [t for t in run_residual if t is not None]
         else:
             layer_residuals = [torch.stack([r[n] for r in curvature.residuals]) for n in names]
         weighted_blocks += [t.flatten(1) / (-2 * w**0.5) for t in layer_residuals]
@@ -282,27 +282,34 @@ def find_lowest_pairs(
     Returns:
         The smallest eigenvalues and their eigenvectors.
     """
-    x = curvature.x
-    candidate_bytes = x.element_size() * len(x) * (iterations + 8) * x[0, 0].numel()
+    candidates = curvature.x
+    candidate_bytes = (
+        candidates.element_size() * len(candidates) * (iterations + 8) * candidates[0, 0].numel()
+    )
     mlp_equation = curvature.problem.explicit
     if mlp_equation is not None:
         candidate_bytes += (
-            30 * x.element_size() * len(x) * sum(mlp_equation.widths[1:]) * len(mlp_equation.points)
+            30
+            * candidates.element_size()
+            * len(candidates)
+            * sum(mlp_equation.widths[1:])
+            * len(mlp_equation.points)
         )
     chunk_size = max(1, workspace // candidate_bytes)
     values, vectors = [], []
-    for i in range(0, x.shape[1], chunk_size):
-        chunk = slice(i, min(i + chunk_size, x.shape[1]))
-        is_free = x.new_ones(()) if free is None else free[:, chunk]
+    for i in range(0, candidates.shape[1], chunk_size):
+        chunk = slice(i, min(i + chunk_size, candidates.shape[1]))
+        is_free = candidates.new_ones(()) if free is None else free[:, chunk]
 
         def product(v: Tensor, chunk: slice = chunk, is_free: Tensor = is_free) -> Tensor:
             return (
-                curvature.multiply_splitting(v.view_as(x[:, chunk]) * is_free, chunk) * is_free
+                curvature.multiply_splitting(v.view_as(candidates[:, chunk]) * is_free, chunk)
+                * is_free
             ).flatten(2)
 
         value, vector = lanczos(product, (start[:, chunk] * is_free).flatten(2), iterations)
         values.append(value)
-        vectors.append(vector.view_as(x[:, chunk]))
+        vectors.append(vector.view_as(candidates[:, chunk]))
     return LowestPairs(torch.cat(values, 1), torch.cat(vectors, 1))
 
 
@@ -323,40 +330,44 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
     """
     iterations = min(iterations, start.shape[-1])
     zero_threshold = torch.finfo(start.dtype).eps ** 0.75
-    q = start / start.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(start.dtype).tiny)
-    basis = start.new_zeros(*start.shape[:-1], iterations, start.shape[-1])
+    lanczos_vector = start / start.norm(dim=-1, keepdim=True).clamp(
+        min=torch.finfo(start.dtype).tiny
+    )
+    lanczos_basis = start.new_zeros(*start.shape[:-1], iterations, start.shape[-1])
     diagonal = start.new_zeros(*start.shape[:-1], iterations)
     off_diagonal = torch.zeros_like(diagonal)
     largest_entry = start.new_zeros(start.shape[:-1])
     for j in range(iterations):
-        basis[..., j, :] = q
-        w = product(q)
-        diagonal[..., j] = (w * q).sum(-1)
-        earlier_vectors = basis[..., : j + 1, :]
+        lanczos_basis[..., j, :] = lanczos_vector
+        new_vector = product(lanczos_vector)
+        diagonal[..., j] = (new_vector * lanczos_vector).sum(-1)
+        earlier_vectors = lanczos_basis[..., : j + 1, :]
         for _ in range(2):
-            w = w - ((earlier_vectors @ w[..., None]) * earlier_vectors).sum(-2)
-        beta = w.norm(dim=-1)
+            new_vector = new_vector - (
+                (earlier_vectors @ new_vector[..., None]) * earlier_vectors
+            ).sum(-2)
+        beta = new_vector.norm(dim=-1)
         largest_entry = torch.maximum(largest_entry, torch.maximum(diagonal[..., j].abs(), beta))
         has_new_direction = beta > zero_threshold * largest_entry
         off_diagonal[..., j] = torch.where(has_new_direction, beta, 0.0)
-        q = torch.where(
+        lanczos_vector = torch.where(
             has_new_direction[..., None],
-            w / torch.where(has_new_direction, beta, 1.0)[..., None],
+            new_vector / torch.where(has_new_direction, beta, 1.0)[..., None],
             0.0,
         )
-    is_zero = basis.square().sum(-1) < 0.5
+    is_zero = lanczos_basis.square().sum(-1) < 0.5
     # The first Lanczos vector never counts as zero. So a start vector of zeros gives the eigenvalue 0 and
     # an eigenvector of zeros.
     is_zero[..., 0] = False
     diagonal = torch.where(is_zero, 4 * largest_entry[..., None] + 1, diagonal)
     side_diagonal = off_diagonal[..., : iterations - 1]
-    matrix = (
+    tridiagonal_matrix = (
         torch.diag_embed(diagonal)
         + torch.diag_embed(side_diagonal, 1)
         + torch.diag_embed(side_diagonal, -1)
     )
-    values, vectors = torch.linalg.eigh(matrix)
-    eigenvectors = (vectors[..., :, :1] * basis).sum(-2)
+    values, vectors = torch.linalg.eigh(tridiagonal_matrix)
+    eigenvectors = (vectors[..., :, :1] * lanczos_basis).sum(-2)
     lengths = eigenvectors.norm(dim=-1, keepdim=True)
     return values[..., 0], eigenvectors / torch.where(lengths > 0.5, lengths, 1.0)
 

@@ -236,12 +236,12 @@ class Grower:
             run_gradient = self._evaluate(state, sharpness).grad_x[run]
             return float(run_gradient.norm()) <= settings.split_tolerance
         period_start = max(period_start, state.step - settings.split_every)
-        middle = (period_start + state.step) / 2
+        middle_step = (period_start + state.step) / 2
         history = list(zip(state.steps, state.loss, strict=True))
         early_losses = [
-            float(loss[run]) for step, loss in history if period_start <= step <= middle
+            float(loss[run]) for step, loss in history if period_start <= step <= middle_step
         ]
-        late_losses = [float(loss[run]) for step, loss in history if step > middle]
+        late_losses = [float(loss[run]) for step, loss in history if step > middle_step]
         return bool(early_losses and late_losses) and min(late_losses) > (
             1 - settings.split_tolerance
         ) * min(early_losses)
@@ -381,7 +381,7 @@ class Grower:
             point is stationary.
         """
         population = get_population(state)
-        problem = self.problem.with_labels(population.best_labels)
+        problem_at_best = self.problem.with_labels(population.best_labels)
         # Candidates are never added after the last step, so the random numbers of this step number are
         # unused.
         unused_step = self.solver.config.steps + 1
@@ -393,7 +393,7 @@ class Grower:
         sharpness, lam = self.solver.sharpness_at(state.step), state.best_lam * self.scale
         with self.solver.precision(False):
             gradient, lowest = measure_stationarity(
-                problem, state.best_x, lam, sharpness, start_vectors * is_candidate
+                problem_at_best, state.best_x, lam, sharpness, start_vectors * is_candidate
             )
         eps, rows = self.settings.split_eps, []
         for norm, value in zip(gradient.tolist(), lowest.tolist(), strict=True):

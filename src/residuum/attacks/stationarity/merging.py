@@ -131,21 +131,21 @@ def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, in
     """
     population = get_population(state)
     slots = population.active[run].nonzero()[:, 0]
-    x = state.x[run, slots].flatten(1)
-    lam = state.lam[run, slots].reshape(len(x), -1)
+    flat_candidates = state.x[run, slots].flatten(1)
+    lam = state.lam[run, slots].reshape(len(flat_candidates), -1)
     signs, labels = lam.sign(), population.labels[run, slots]
     is_mergeable = (labels[:, None] == labels[None]) & ((signs[:, None] * signs[None]) >= 0).all(2)
     is_mergeable &= (lam != 0).any(1)[:, None] & (lam != 0).any(1)[None]
-    distances = torch.cdist(x, x)
+    distances = torch.cdist(flat_candidates, flat_candidates)
     patterns = activation_patterns(problem, state.x[run, slots])
     if patterns is None:
-        lengths = x.norm(dim=1)
+        lengths = flat_candidates.norm(dim=1)
         is_mergeable &= distances <= MAX_DISTANCE * torch.minimum(lengths[:, None], lengths[None])
     else:
         is_mergeable &= patterns @ patterns.T >= patterns.shape[1] - 0.5
-    pairs = torch.triu(is_mergeable, 1).nonzero()
-    order_by_distance = distances[pairs[:, 0], pairs[:, 1]].argsort()[: 4 * MAX_TRIES]
-    return [(int(slots[a]), int(slots[b])) for a, b in pairs[order_by_distance].tolist()]
+    slot_pairs = torch.triu(is_mergeable, 1).nonzero()
+    order_by_distance = distances[slot_pairs[:, 0], slot_pairs[:, 1]].argsort()[: 4 * MAX_TRIES]
+    return [(int(slots[a]), int(slots[b])) for a, b in slot_pairs[order_by_distance].tolist()]
 
 
 def activation_patterns(problem: Problem, x: Tensor) -> Tensor | None:

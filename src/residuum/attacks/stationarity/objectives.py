@@ -474,8 +474,8 @@ class WeightDecay(Objective):
                 f"if the loss is 'logistic' or 'squared'; got {knowledge.loss!r}.",
                 "Omit `loss`. The attack then searches for the multipliers.",
             )
-        scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
-        return cls(tied=scale, loss=knowledge.loss)
+        multiplier_scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
+        return cls(tied=multiplier_scale, loss=knowledge.loss)
 
     def why_applies(self, surface: Surface) -> str:
         """Return the assumption of the equation for the report: the network was trained with weight decay."""
@@ -543,11 +543,11 @@ class WeightDecay(Objective):
 
     def _loss_derivatives(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return minus the first and minus the second derivative of the training loss in the outputs."""
-        y = labels.to(outputs.dtype)[..., None]
+        label_column = labels.to(outputs.dtype)[..., None]
         if self.loss == "squared":
-            return 2 * (y - outputs), -2.0
-        sigmoid = torch.sigmoid(-y * outputs)
-        return y * sigmoid, -sigmoid * (1 - sigmoid)
+            return 2 * (label_column - outputs), -2.0
+        sigmoid = torch.sigmoid(-label_column * outputs)
+        return label_column * sigmoid, -sigmoid * (1 - sigmoid)
 
 
 @dataclass(frozen=True)

@@ -252,7 +252,7 @@ def attack(
 
 def squares(r: Theta) -> Tensor:
     """Return the squared norm of the equation's error (residual) in each of L layers."""
-    groups = by_layer(r).values()
+    names_by_layer = by_layer(r).values()
     return torch.stack(
-        [torch.cat([r[n].flatten() for n in names]).square().sum() for names in groups]
+        [torch.cat([r[n].flatten() for n in names]).square().sum() for names in names_by_layer]
     )

@@ -343,15 +343,17 @@ class TypedColumns(Prior):
         """
         assert self.knowledge is not None
         mean = 0.0 if self.knowledge.mean is None else self.knowledge.mean.to(x).flatten()
-        rows, total = x.flatten(2) + mean, x.new_zeros(len(x))
+        rows, total_penalty = x.flatten(2) + mean, x.new_zeros(len(x))
         for first, last, kind, scale in self.knowledge.typed_columns:
-            v = scale * rows[:, :, first : last + 1]
+            table_values = scale * rows[:, :, first : last + 1]
             if kind == "integer":
-                nearest_row = v.detach().round()
+                nearest_row = table_values.detach().round()
             else:
-                nearest_row = torch.zeros_like(v).scatter(-1, v.argmax(-1, keepdim=True), 1.0)
-            total = total + _sum((v - nearest_row).square())
-        return total
+                nearest_row = torch.zeros_like(table_values).scatter(
+                    -1, table_values.argmax(-1, keepdim=True), 1.0
+                )
+            total_penalty = total_penalty + _sum((table_values - nearest_row).square())
+        return total_penalty
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
         """Return the weight of the penalty, which rises geometrically from FADE of its final value."""
@@ -391,19 +393,19 @@ def derivatives(
     automatic_priors = [p for p in priors if all(p is not q for q, _ in explicit_terms)]
     with torch.enable_grad():
         xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
-        total = penalty(automatic_priors, xl, ll, share)
+        total_penalty = penalty(automatic_priors, xl, ll, share)
         grad_x, grad_lam = torch.zeros_like(x), torch.zeros_like(lam)
         if automatic_priors:
             grad_x, grad_lam = torch.autograd.grad(
-                total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
+                total_penalty.sum(), (xl, ll), allow_unused=True, materialize_grads=True
             )
-    total = total.detach()
+    total_penalty = total_penalty.detach()
     for p, (value, prior_x, prior_lam) in explicit_terms:
         weight = p.weight_at(share)
-        total = total + weight * value
+        total_penalty = total_penalty + weight * value
         grad_x = grad_x + _expand(weight, grad_x) * prior_x
         grad_lam = grad_lam + _expand(weight, grad_lam) * prior_lam
-    return total, grad_x, grad_lam
+    return total_penalty, grad_x, grad_lam
 
 
 def _expand(weight: float | Tensor, like: Tensor) -> float | Tensor:
@@ -461,10 +463,12 @@ def _candidate_weights(lam: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         The weights (R, m) and their derivatives (R, m, ...).
     """
-    sign = torch.where(lam < 0, -1.0, 1.0).to(lam.dtype)
-    multiplier_sum = (sign * lam).reshape(*lam.shape[:2], -1).sum(-1)
+    multiplier_signs = torch.where(lam < 0, -1.0, 1.0).to(lam.dtype)
+    multiplier_sum = (multiplier_signs * lam).reshape(*lam.shape[:2], -1).sum(-1)
     is_not_clamped = (multiplier_sum <= MAX_MULTIPLIER).to(lam.dtype)
-    derivative = sign * is_not_clamped.view(*is_not_clamped.shape, *[1] * (lam.ndim - 2))
+    derivative = multiplier_signs * is_not_clamped.view(
+        *is_not_clamped.shape, *[1] * (lam.ndim - 2)
+    )
     return multiplier_sum.clamp(max=MAX_MULTIPLIER), derivative
 
 

@@ -146,8 +146,10 @@ class Problem:
             self.true_activation = chains[0].activation
         else:
             self.points = models_at_points
-            groups = list(self.groups.values())
-            self.generic = GenericEquation(models_at_points, self.target, groups, self.weights)
+            layer_groups = list(self.groups.values())
+            self.generic = GenericEquation(
+                models_at_points, self.target, layer_groups, self.weights
+            )
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -305,10 +307,10 @@ class Problem:
         leaf_weights = {name: t.clone().requires_grad_() for name, t in fixed_weights.items()}
         # Each output of the network is weighted with a number u. The network weights require no gradient
         # here, so that derivatives with respect to them treat u as a constant.
-        u = self.objective.covectors(
+        output_weights = self.objective.covectors(
             point, functional_call(model, fixed_weights, (x,)), labels, lam
         )
-        inner_product = (u * functional_call(model, leaf_weights, (x,))).sum()
+        inner_product = (output_weights * functional_call(model, leaf_weights, (x,))).sum()
         gradients = torch.autograd.grad(
             inner_product, list(leaf_weights.values()), create_graph=True, materialize_grads=True
         )
@@ -352,8 +354,8 @@ def fit_multipliers(
         def gradient(
             values: Tensor, candidates: Tensor = candidates, current: Tensor = current
         ) -> Tensor:
-            result = problem.evaluate(candidates, values.view_as(current) * scale, sharpness)
-            return result.grad_lam.flatten().double() * scale
+            evaluation = problem.evaluate(candidates, values.view_as(current) * scale, sharpness)
+            return evaluation.grad_lam.flatten().double() * scale
 
         # For the matrix G of gradients, the loss is |target - G lam|^2 with layer weights.
         # The gradient of the loss is 2 (G'G lam - G'target).

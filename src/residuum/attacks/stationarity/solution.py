@@ -211,12 +211,12 @@ def build_kkt_set(
             theta0 = {k: t.clone() for k, t in (knowledge.theta0 or {}).items()}
             model_at_point.load_state_dict(theta0)
         models.append(model_at_point)
-    u = torch.stack(
+    output_weights = torch.stack(
         [objective.covectors(p, evaluate(m, x), labels, lam) for p, m in enumerate(models)], 1
     )
     target = {k: t.double() for k, t in objective.create_surface(theta, knowledge).target.items()}
-    task = objective.task or ("binary" if u.shape[2] == 1 else "multiclass")
-    return KKTSet.from_covectors(tuple(models), target, x, labels, u.detach(), task)
+    task = objective.task or ("binary" if output_weights.shape[2] == 1 else "multiclass")
+    return KKTSet.from_covectors(tuple(models), target, x, labels, output_weights.detach(), task)
 
 
 def _kkt_set_of_rows(model: nn.Module, reconstruction: Reconstruction, rows: Tensor) -> KKTSet:
@@ -278,7 +278,7 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
     run, step, _ = best_record
     objective = attack.objective.from_settings(attack, reconstruction.knowledge)
     is_in_best_restart = reconstruction.run == run
-    problem = Problem(
+    fit_problem = Problem(
         surface.copy_module(),
         objective,
         reconstruction.knowledge,
@@ -291,8 +291,8 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
         reconstruction.x[is_in_best_restart].double()[None],
         reconstruction.lam[is_in_best_restart].double()[None],
     )
-    squared_residuals = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
-    squares_by_layer = dict(zip(problem.layer_names, squared_residuals, strict=True))
+    squared_residuals = fit_problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
+    squares_by_layer = dict(zip(fit_problem.layer_names, squared_residuals, strict=True))
     finite_residuals = {
         name: math.sqrt(max(v, 0.0)) for name, v in squares_by_layer.items() if math.isfinite(v)
     }

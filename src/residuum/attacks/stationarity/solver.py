@@ -100,18 +100,22 @@ class Population(Record):
         Returns:
             The record.
         """
-        m = len(labels)
-        run_labels = labels.expand(runs, m).clone()
-        active = torch.ones(runs, m, dtype=torch.bool, device=labels.device)
-        numbers = torch.arange(m, device=labels.device).expand(runs, m).clone()
+        candidate_count = len(labels)
+        run_labels = labels.expand(runs, candidate_count).clone()
+        active = torch.ones(runs, candidate_count, dtype=torch.bool, device=labels.device)
+        candidate_numbers = (
+            torch.arange(candidate_count, device=labels.device)
+            .expand(runs, candidate_count)
+            .clone()
+        )
         return cls(
             labels=run_labels,
             active=active,
-            ident=numbers,
+            ident=candidate_numbers,
             best_labels=run_labels,
             best_active=active,
-            best_ident=numbers,
-            born=(m,) * runs,
+            best_ident=candidate_numbers,
+            born=(candidate_count,) * runs,
             last=(0,) * runs,
             stopped=("",) * runs,
         )
@@ -411,14 +415,14 @@ class Solver:
         config, xs, lams = self.config, [], []
         for run in range(config.restarts):
             generator = stream("candidates", config.seed, run)
-            x = self._draw(self.settings.for_run(run).sigma, generator)
-            xs.append(x.to(config.device, self.dtype))
+            initial_candidates = self._draw(self.settings.for_run(run).sigma, generator)
+            xs.append(initial_candidates.to(config.device, self.dtype))
             draw = torch.randn if config.lam_distribution == "normal" else torch.rand
             lam = draw(self.sizes[1], *self.lam_shape, generator=generator, dtype=torch.float64)
             low, high = config.lam_init
-            spread = high if config.lam_distribution == "normal" else high - low
-            lams.append((low + spread * lam).to(config.device, self.dtype))
-        x, lam = (
+            multiplier_range = high if config.lam_distribution == "normal" else high - low
+            lams.append((low + multiplier_range * lam).to(config.device, self.dtype))
+        initial_candidates, lam = (
             tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
             for tensors in (xs, lams)
         )
@@ -426,17 +430,29 @@ class Solver:
             (config.restarts,), math.inf, dtype=self.dtype, device=config.device
         )
         alive = torch.ones(config.restarts, dtype=torch.bool, device=config.device)
-        state = SolverState(
-            x, lam, x, lam, infinite_loss, infinite_loss, alive, 0, self.fingerprint
+        initial_state = SolverState(
+            initial_candidates,
+            lam,
+            initial_candidates,
+            lam,
+            infinite_loss,
+            infinite_loss,
+            alive,
+            0,
+            self.fingerprint,
         )
         if config.split == "none":
-            return state
-        return state.replace(population=Population.start(config.restarts, self.problem.labels))
+            return initial_state
+        return initial_state.replace(
+            population=Population.start(config.restarts, self.problem.labels)
+        )
 
     def _draw(self, sigma: float, generator: torch.Generator) -> Tensor:
         """Draw the initial candidates of one run: normal random numbers with standard deviation ``sigma``."""
-        x = torch.randn(self.sizes[1], *self.shape, generator=generator, dtype=torch.float64)
-        return x.mul_(sigma)
+        normal_numbers = torch.randn(
+            self.sizes[1], *self.shape, generator=generator, dtype=torch.float64
+        )
+        return normal_numbers.mul_(sigma)
 
     def _adopt(self, state: SolverState) -> None:
         """Prepare the solver for a state: for the labels and the number of its candidates.
@@ -544,12 +560,12 @@ class Solver:
 
         if self.config.optimizer == "sgd":
             return moment(name).mul_(self.config.momentum).add_(g)
-        t = step + 1
+        step_number = step + 1
         first, second = moment(f"{name}/1"), moment(f"{name}/2")
         first.mul_(BETA1).add_(g, alpha=1 - BETA1)
         second.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
-        denominator = (second / (1 - BETA2**t)).sqrt_().add_(EPSILON)
-        return (first / (1 - BETA1**t)).div_(denominator)
+        denominator = (second / (1 - BETA2**step_number)).sqrt_().add_(EPSILON)
+        return (first / (1 - BETA1**step_number)).div_(denominator)
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
         """Return the multipliers (weights) that minimize the loss for given candidates.
@@ -560,13 +576,15 @@ class Solver:
         for run in range(len(x)):
             settings = self.settings.for_run(run)
             candidate_index = slice(None) if self.active is None else self.active[run]
-            scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
+            multiplier_scale = (
+                self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
+            )
             best_lam[run, candidate_index] = fit_multipliers(
                 self.problem.with_labels(self.problem.labels_of(run)[candidate_index]),
                 x[run, candidate_index][None],
                 lam[run, candidate_index][None],
                 settings.lam_min if self.objective.nonnegative else None,
-                scale,
+                multiplier_scale,
                 sharpness_at(settings, step),
             )[0]
         return best_lam
@@ -607,12 +625,14 @@ class Solver:
         return self.sharpness.new_tensor(scales).view(-1, *[1] * (ndim - 1))
 
     def _scale_at(self, sharpness: float) -> float:
-        spread = 0.25
+        candidate_deviation = 0.25
         if self.knowledge.value_range is not None:
-            spread = (self.knowledge.value_range[1] - self.knowledge.value_range[0]) / 4
-        x = self._draw(spread, stream("scale"))[None]
-        x = x.to(self.config.device, self.dtype)
-        return balancing_scale(self.problem, x, self.lam_shape, sharpness)
+            candidate_deviation = (
+                self.knowledge.value_range[1] - self.knowledge.value_range[0]
+            ) / 4
+        random_candidates = self._draw(candidate_deviation, stream("scale"))[None]
+        random_candidates = random_candidates.to(self.config.device, self.dtype)
+        return balancing_scale(self.problem, random_candidates, self.lam_shape, sharpness)
 
 
 def share_at(config: StationaritySettings, step: Step) -> Step:
@@ -710,10 +730,12 @@ class StaticSteps:
                 buffers[name] = torch.empty_like(tensor)
             buffers["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
         if fast not in self.repeaters:  # each CUDA graph computes with a fixed precision
-            step = torch.compile(self.step) if self.config.compile else self.step
+            step_function = torch.compile(self.step) if self.config.compile else self.step
 
             def take_step() -> None:
-                step(buffers["x"], buffers["lam"], moments, buffers["step"], buffers["moving"])
+                step_function(
+                    buffers["x"], buffers["lam"], moments, buffers["step"], buffers["moving"]
+                )
                 buffers["step"].add_(1)
 
             self.repeaters[fast] = Repeater(take_step, self.config.device, self.chunk)
@@ -861,14 +883,14 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
     """
     if path is None or not path.exists():
         return None
-    state = SolverState.load(path)
-    if state.fingerprint != fingerprint:
+    saved_state = SolverState.load(path)
+    if saved_state.fingerprint != fingerprint:
         refuse_other_run(path.parent, "an attack", "settings or weights")
-    stop_reason = "" if state.stopped == "time" else state.stopped
-    population = None if state.population is None else _moved(state.population, device)
-    moments = {name: t.to(device) for name, t in state.moments.items()}
-    state = state.replace(moments=moments, stopped=stop_reason, population=population)
-    return _moved(state, device)
+    stop_reason = "" if saved_state.stopped == "time" else saved_state.stopped
+    population = None if saved_state.population is None else _moved(saved_state.population, device)
+    moments = {name: t.to(device) for name, t in saved_state.moments.items()}
+    saved_state = saved_state.replace(moments=moments, stopped=stop_reason, population=population)
+    return _moved(saved_state, device)
 
 
 def _moved(record: Any, device: str) -> Any:

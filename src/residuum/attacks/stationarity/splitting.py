@@ -83,9 +83,9 @@ class SampleSplitting(GrowthStrategy):
             loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
             threshold = threshold * loss / now.median_length().square().clamp(min=1e-12)
         # Rank of each eigenvalue in its run, 0 for the smallest.
-        rank = eigenvalues.argsort(1).argsort(1)
+        eigenvalue_ranks = eigenvalues.argsort(1).argsort(1)
         quota = torch.tensor(now.quota, device=now.x.device)
-        is_chosen = (eigenvalues < -threshold[:, None]) & (rank < quota[:, None])
+        is_chosen = (eigenvalues < -threshold[:, None]) & (eigenvalue_ranks < quota[:, None])
         max_step = torch.full_like(threshold, torch.inf) if is_exact else now.median_length() / 2
         if settings.split_eta > 0:
             max_step = torch.full_like(threshold, settings.split_eta)
@@ -191,17 +191,17 @@ def joint_step(
         The step lengths of the splits. If the loss of a run would not fall, its step lengths are 0.
     """
     x, lam, problem = curvature.x, curvature.lam, curvature.problem
-    descent = (-bend).clamp(min=0) * chosen
+    negative_curvature = (-bend).clamp(min=0) * chosen
     if exact:
         longest_steps = torch.stack(
             [_closed_form(curvature, run, v, chosen[run]) for run in range(len(x))]
         )
         longest_steps = torch.minimum(longest_steps, longest[:, None])
     else:
-        largest_descent = descent.amax(1, keepdim=True)
+        largest_descent = negative_curvature.amax(1, keepdim=True)
         longest_steps = (
             longest[:, None]
-            * (descent / torch.where(largest_descent > 0, largest_descent, 1.0)).sqrt()
+            * (negative_curvature / torch.where(largest_descent > 0, largest_descent, 1.0)).sqrt()
         )
     loss_before = problem.evaluate(x, lam, curvature.sharpness).loss
     best, eta = loss_before.clone(), torch.zeros_like(longest_steps)
@@ -284,7 +284,9 @@ def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> T
     columns = -(minus + plus - 2 * center) / 2
     run_problem = problem.with_labels(labels[None])
     run_x, run_lam = curvature.x[run][None], curvature.lam[run][None]
-    target = weighted_residuals(run_problem, run_x, run_lam, curvature.sharpness)[0]
-    squared_steps = solve(factor_dense(columns.cpu().double(), target.cpu().double()), free=False)
+    run_residual = weighted_residuals(run_problem, run_x, run_lam, curvature.sharpness)[0]
+    squared_steps = solve(
+        factor_dense(columns.cpu().double(), run_residual.cpu().double()), free=False
+    )
     eta[index] = squared_steps.clamp(min=0).sqrt().to(eta)
     return eta

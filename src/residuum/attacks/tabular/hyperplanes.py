@@ -162,8 +162,8 @@ class Planes:
         """
         normals, offsets = self.normals[index], self.offsets[index]
         is_steep = torch.linalg.det(normals).abs() > STEEP
-        x = torch.linalg.solve(normals[is_steep], -offsets[is_steep])
-        return x[is_inside(x)]
+        intersections = torch.linalg.solve(normals[is_steep], -offsets[is_steep])
+        return intersections[is_inside(intersections)]
 
     def settle(self, x: Tensor) -> Tensor:
         """Move points (n, d) by least squares onto nearby hyperplanes.
@@ -182,8 +182,10 @@ class Planes:
             normal_matrix = (is_close @ outer_products).reshape(-1, d, d) + 1e-4 * torch.eye(
                 d, dtype=x.dtype
             )
-            step = torch.linalg.solve(normal_matrix, -(is_close * distances) @ self.normals)
-            x = x + step.clamp(-widest, widest)
+            least_squares_step = torch.linalg.solve(
+                normal_matrix, -(is_close * distances) @ self.normals
+            )
+            x = x + least_squares_step.clamp(-widest, widest)
         return x
 
 
@@ -219,14 +221,16 @@ def make_upper_counter(chain: MLP, low: Tensor, high: Tensor) -> Counter:
             batches = [counts(batch) for batch in x.split(BATCH)]
             return [torch.cat(layer) for layer in zip(*batches, strict=True)]
         (first_weight, bias), result = layers[0], []
-        z = (low + (high - low) * x) @ first_weight.T + bias
+        pre_activations = (low + (high - low) * x) @ first_weight.T + bias
         z_gradient = (first_weight * (high - low)).expand(len(x), *first_weight.shape)
         for (weight, bias), outgoing_norm in zip(layers[1:], outgoing_norms[1:], strict=True):
-            z_gradient = weight @ (z_gradient * (z > 0)[..., None])
-            z = z.relu() @ weight.T + bias
+            z_gradient = weight @ (z_gradient * (pre_activations > 0)[..., None])
+            pre_activations = pre_activations.relu() @ weight.T + bias
             importance = weight.norm(dim=1) * outgoing_norm
             is_live = importance > DEAD * importance.max()
-            distances = (z.abs() / z_gradient.norm(dim=2).clamp(min=1e-30))[:, is_live]
+            distances = (pre_activations.abs() / z_gradient.norm(dim=2).clamp(min=1e-30))[
+                :, is_live
+            ]
             result.append(torch.stack([(distances < eps).sum(1) for eps in EPS], 1))
         return result
 
@@ -279,16 +283,21 @@ def search_corners(
         random_points = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
         crossings.append(find_crossings(planes, random_points, generator))
         lines_drawn += BATCH * DRAWS
-    x = _thin(planes, torch.cat(crossings), min(MAX_POINTS, lines_drawn // LINES_PER_POINT))
-    x = planes.settle(x)
-    x = x[is_inside(x)]
+    corner_points = _thin(
+        planes, torch.cat(crossings), min(MAX_POINTS, lines_drawn // LINES_PER_POINT)
+    )
+    corner_points = planes.settle(corner_points)
+    corner_points = corner_points[is_inside(corner_points)]
 
-    def count_layers(x: Tensor) -> list[Tensor]:
-        return [count_excess(planes, x), *(count_upper(x) if count_upper is not None else [])]
+    def count_layers(corner_points: Tensor) -> list[Tensor]:
+        return [
+            count_excess(planes, corner_points),
+            *(count_upper(corner_points) if count_upper is not None else []),
+        ]
 
     chance_counts = count_layers(sample_chance_corners(planes, generator))
-    score = torch.zeros(len(x), dtype=torch.float64)
-    for counts, chance in zip(count_layers(x), chance_counts, strict=True):
+    score = torch.zeros(len(corner_points), dtype=torch.float64)
+    for counts, chance in zip(count_layers(corner_points), chance_counts, strict=True):
         # Some of the random corners may be training samples. Their large counts are limited, so that they
         # do not raise the mean.
         chance_rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
@@ -297,15 +306,18 @@ def search_corners(
             gammainc(counts.numpy(), chance_rates.clamp(min=1e-6).numpy())
         )
         score -= tail_probabilities.log().amin(1).clamp(min=-700.0)
-    if margin is not None and len(x):
-        margin_of_x, best_corners = margin(x), _select_distinct(x, score)[:BEST_CORNERS]
+    if margin is not None and len(corner_points):
+        margin_of_x, best_corners = (
+            margin(corner_points),
+            _select_distinct(corner_points, score)[:BEST_CORNERS],
+        )
         margin_deviation = (
             margin_of_x / margin_of_x[best_corners].median().clamp(min=1e-30) - 1
         ).abs()
         if margin_deviation[best_corners].median() < SHARED_MARGIN:
             score -= MARGIN_PENALTY * margin_deviation.clamp(max=MAX_DEVIATION)
-    distinct_index = _select_distinct(x, score)
-    return Corners(x[distinct_index], score[distinct_index], lines_drawn)
+    distinct_index = _select_distinct(corner_points, score)
+    return Corners(corner_points[distinct_index], score[distinct_index], lines_drawn)
 
 
 def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
@@ -354,11 +366,12 @@ def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
     Returns:
         (k, d) corners.
     """
-    d = planes.normals.shape[1]
-    random_points = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
+    column_count = planes.normals.shape[1]
+    random_points = torch.rand(BATCH, column_count, generator=generator, dtype=torch.float64)
     near_planes = planes.nearest(random_points, CROSSING)
     random_orders = [
-        torch.rand(near_planes.shape, generator=generator).argsort(1)[:, :d] for _ in range(DRAWS)
+        torch.rand(near_planes.shape, generator=generator).argsort(1)[:, :column_count]
+        for _ in range(DRAWS)
     ]
     return torch.cat([planes.intersect(near_planes.gather(1, index)) for index in random_orders])
 
@@ -379,39 +392,44 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
     """
     n, d = around.shape
     near_planes = planes.nearest(around, CROSSING)
-    A = planes.normals[near_planes]
-    # A hyperplane near the point p in ``around`` is {x: A (x - p) + c = 0}.
-    c = planes.offsets[near_planes] + (A @ around[..., None])[..., 0]
+    near_normals = planes.normals[near_planes]
+    # A hyperplane near the point p in ``around`` is {x: near_normals (x - p) + near_offsets = 0}.
+    near_offsets = planes.offsets[near_planes] + (near_normals @ around[..., None])[..., 0]
     choice_count = min(d + SPARE, near_planes.shape[1])
     chosen_planes = torch.rand(n, DRAWS, choice_count, generator=generator).topk(d - 1, 2).indices
     point_index = torch.arange(n)[:, None, None]
     random_direction = torch.randn(n, DRAWS, 1, d, generator=generator, dtype=torch.float64)
     right_sides = torch.zeros(n, DRAWS, d, 2, dtype=torch.float64)
-    right_sides[:, :, :-1, 0], right_sides[:, :, -1, 1] = -c[point_index, chosen_planes], 1
+    right_sides[:, :, :-1, 0], right_sides[:, :, -1, 1] = (
+        -near_offsets[point_index, chosen_planes],
+        1,
+    )
     solutions = torch.linalg.solve_ex(
-        torch.cat([A[point_index, chosen_planes], random_direction], 2), right_sides
+        torch.cat([near_normals[point_index, chosen_planes], random_direction], 2), right_sides
     ).result
     x, u = solutions[..., 0], F.normalize(solutions[..., 1], dim=2)
-    slope, distance = u @ A.mT, x @ A.mT + c[:, None]
+    slope, distance = u @ near_normals.mT, x @ near_normals.mT + near_offsets[:, None]
     contains_line = (slope.abs() < CONTAINING) & (distance.abs() < EPS[-1])
     containing_count = contains_line.sum(2) - (d - 1)
-    t = -distance / slope
+    line_positions = -distance / slope
     # Missing crossings get positions that are far from each other, so that they are not taken for one
     # point.
-    missing_positions = NO_CROSSING * (1 + torch.arange(t.shape[2], dtype=torch.float64))
-    is_crossing = (slope.abs() > FLAT) & (t.abs() < MAX_DISTANCE)
-    t = torch.where(is_crossing, t, missing_positions).sort(2).values
+    missing_positions = NO_CROSSING * (
+        1 + torch.arange(line_positions.shape[2], dtype=torch.float64)
+    )
+    is_crossing = (slope.abs() > FLAT) & (line_positions.abs() < MAX_DISTANCE)
+    line_positions = torch.where(is_crossing, line_positions, missing_positions).sort(2).values
     corner_points = [around[:0]]
     for crossing in range(1, GROUP + 1):
         i, k = (crossing + containing_count.clamp(min=0) >= GROUP).nonzero(as_tuple=True)
-        first_crossing = t[i, k][:, : t.shape[2] + 1 - crossing]
-        last_crossing = t[i, k][:, crossing - 1 :]
+        first_crossing = line_positions[i, k][:, : line_positions.shape[2] + 1 - crossing]
+        last_crossing = line_positions[i, k][:, crossing - 1 :]
         row, j = (
             (last_crossing - first_crossing < WIDTH) & (first_crossing < MAX_DISTANCE)
         ).nonzero(as_tuple=True)
-        middle = (first_crossing[row, j] + last_crossing[row, j]) / 2
+        middle_position = (first_crossing[row, j] + last_crossing[row, j]) / 2
         i, k = i[row], k[row]
-        corner_points.append(around[i] + x[i, k] + u[i, k] * middle[:, None])
+        corner_points.append(around[i] + x[i, k] + u[i, k] * middle_position[:, None])
     x = torch.cat(corner_points)
     return x[is_inside(x)]
 
@@ -496,9 +514,9 @@ class Hyperplanes(OneShotAttack):
         assert chain is not None
         first_layer = chain.linears[0]
         assert first_layer.bias is not None
-        box = knowledge.box(torch.zeros(shape, dtype=torch.float64))
-        assert box is not None
-        low, high = (bound.flatten().expand(math.prod(shape)) for bound in box)
+        value_box = knowledge.box(torch.zeros(shape, dtype=torch.float64))
+        assert value_box is not None
+        low, high = (bound.flatten().expand(math.prod(shape)) for bound in value_box)
         weight, bias = first_layer.weight.detach().double(), first_layer.bias.detach().double()
         planes = Planes.from_layer(weight, bias, low, high)
         model = surface.copy_module().double()
@@ -521,16 +539,24 @@ class Hyperplanes(OneShotAttack):
                 "Use another attack.",
             )
         max_candidates = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
-        x = (low + (high - low) * corners.x[:max_candidates]).reshape(-1, *shape)
+        candidates = (low + (high - low) * corners.x[:max_candidates]).reshape(-1, *shape)
         labels = predict_labels(outputs(corners.x[:max_candidates]))
         confidence = torch.sigmoid(
             CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:max_candidates]
         ).float()
-        selection = Selection.from_candidates(x, labels, torch.arange(len(x)), confidence)
+        selection = Selection.from_candidates(
+            candidates, labels, torch.arange(len(candidates)), confidence
+        )
         note = (
             f"corners drew {corners.lines} lines from {len(planes.offsets)} hyperplanes. According to "
             f"the scores, about {float(confidence.sum()):.0f} of the candidates are table rows"
         )
         return Reconstruction.from_candidates(
-            self.name, x, labels, torch.ones(len(x)), knowledge, selection=selection, notes=(note,)
+            self.name,
+            candidates,
+            labels,
+            torch.ones(len(candidates)),
+            knowledge,
+            selection=selection,
+            notes=(note,),
         )

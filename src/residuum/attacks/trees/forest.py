@@ -71,10 +71,10 @@ class ForestAttack(ForestSettings):
         start_time = time.monotonic()
         if model.forest.is_classifier:
             seconds = min(self.seconds, SECONDS) if self.rows else 0.0
-            table = recover_labels(model, ranges, seconds, self.seed, progress)
+            recovered_table = recover_labels(model, ranges, seconds, self.seed, progress)
         else:
-            table = recover_regression(model, ranges, progress)
-        return table.replace(seconds=round(time.monotonic() - start_time, 3))
+            recovered_table = recover_regression(model, ranges, progress)
+        return recovered_table.replace(seconds=round(time.monotonic() - start_time, 3))
 
 
 def read_forest(target: Release | str | Path) -> NamedForest:
@@ -154,17 +154,17 @@ def recover_regression(
     Returns:
         The table.
     """
-    table = recover_table(model.forest, ranges, progress)
+    recovered_table = recover_table(model.forest, ranges, progress)
     return RecoveredTable(
         model=model.name,
         trees=len(model.forest.trees),
-        low=torch.from_numpy(table.low),
-        high=torch.from_numpy(table.high),
-        is_exact=torch.from_numpy(table.is_exact),
-        is_likely=torch.from_numpy(table.is_likely),
-        is_missing=torch.from_numpy(table.is_missing),
-        targets=torch.from_numpy(table.targets),
-        has_row_order=table.has_row_order,
+        low=torch.from_numpy(recovered_table.low),
+        high=torch.from_numpy(recovered_table.high),
+        is_exact=torch.from_numpy(recovered_table.is_exact),
+        is_likely=torch.from_numpy(recovered_table.is_likely),
+        is_missing=torch.from_numpy(recovered_table.is_missing),
+        targets=torch.from_numpy(recovered_table.targets),
+        has_row_order=recovered_table.has_row_order,
         records_in_file=model.forest.records,
         names=model.forest.names,
     )
@@ -191,12 +191,12 @@ def recover_labels(
         found no table that fits the forest.
     """
     forest = model.forest
-    counts = bootstrap_counts(forest)
-    labels = np.full(0, -1) if counts is None else find_labels(forest, counts)
+    draw_counts = bootstrap_counts(forest)
+    labels = np.full(0, -1) if draw_counts is None else find_labels(forest, draw_counts)
     progress(f"{int((labels >= 0).sum())} of {len(labels)} labels are known")
     rows, note = None, ""
-    if counts is not None and seconds > 0:
-        rows, note = _estimate_rows(forest, counts, labels, ranges, seconds, seed, progress)
+    if draw_counts is not None and seconds > 0:
+        rows, note = _estimate_rows(forest, draw_counts, labels, ranges, seconds, seed, progress)
     shape = (len(labels), forest.columns)
     no_flags = torch.zeros(shape, dtype=torch.bool)
     low, high = torch.full(shape, -torch.inf), torch.full(shape, torch.inf)
@@ -234,12 +234,14 @@ def _estimate_rows(
     if reason := why_no_rows(forest, labels):
         return None, f"The values of the columns were not estimated: {reason}."
     try:
-        rows = recover_class_table(forest, counts, labels, ranges, seconds, seed, progress)
+        estimated_table = recover_class_table(
+            forest, counts, labels, ranges, seconds, seed, progress
+        )
     except MissingExtraError as problem:
         return None, f"The values of the columns were not estimated. {problem}"
-    if rows is None:
+    if estimated_table is None:
         return None, (
             "The values of the columns were not estimated: the search found no table that fits the forest "
             f"within {seconds:.3g} seconds."
         )
-    return rows, MANY_TABLES.format(rows.tables)
+    return estimated_table, MANY_TABLES.format(estimated_table.tables)

@@ -180,33 +180,44 @@ def estimate_signs_and_sizes(
     Returns:
         (k,) signs, (k,) sizes, and a note on the evidence for the signs and sizes.
     """
-    X = sources.x[centers].double()
+    group_means = sources.x[centers].double()
     # The sources are in float32, so singular values below SOUND times the largest one are rounding errors.
-    C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
-    activation_of_neurons = (C.square() * (layer.weight.double() @ X.T)).sum(0)
+    mixing_coefficients = torch.linalg.lstsq(
+        group_means.T, layer.rows.double().T, rcond=SOUND, driver="gelsd"
+    ).solution.T
+    activation_of_neurons = (
+        mixing_coefficients.square() * (layer.weight.double() @ group_means.T)
+    ).sum(0)
     votes, voters = 1.5 * activation_of_neurons.sign(), ["the network"]
-    sizes = torch.ones(len(X), dtype=torch.float64)
+    source_sizes = torch.ones(len(group_means), dtype=torch.float64)
     if layer.bias is not None:
-        b = layer.bias.double()[:, None]
-        inverse_size = torch.linalg.lstsq(C, b, rcond=SOUND, driver="gelsd").solution[:, 0]
-        votes, sizes = votes + inverse_size.sign(), 1 / inverse_size.abs().clamp(min=1e-12)
-        sizes = sizes.clamp(sizes.median() / 3, 3 * sizes.median())
+        bias_column = layer.bias.double()[:, None]
+        inverse_size = torch.linalg.lstsq(
+            mixing_coefficients, bias_column, rcond=SOUND, driver="gelsd"
+        ).solution[:, 0]
+        votes, source_sizes = votes + inverse_size.sign(), 1 / inverse_size.abs().clamp(min=1e-12)
+        source_sizes = source_sizes.clamp(source_sizes.median() / 3, 3 * source_sizes.median())
         voters.append("the bias")
     size_note = (
         f"sizes from {voters[-1]}" if len(voters) > 1 else "sizes not known, set to length 1"
     )
-    box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
-    if box is not None:
-        up, down = find_largest_factors(X, *box), find_largest_factors(-X, *box)
-        votes, sizes = votes + (up - down).sign(), torch.maximum(up, down)
+    value_box = (
+        knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
+    )
+    if value_box is not None:
+        up, down = (
+            find_largest_factors(group_means, *value_box),
+            find_largest_factors(-group_means, *value_box),
+        )
+        votes, source_sizes = votes + (up - down).sign(), torch.maximum(up, down)
         voters.append("the value range")
         size_note = "sizes from the value range"
-    sign = torch.where(votes < 0, -1.0, 1.0)
+    source_signs = torch.where(votes < 0, -1.0, 1.0)
     # The sign of a recovered source is arbitrary. So every source gets the same sign as the first source of
     # its group.
     sign_to_center = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
     evidence = f"signs from {', '.join(voters)}; {size_note}"
-    return sign_to_center * sign[sources.group], sizes[sources.group], evidence
+    return sign_to_center * source_signs[sources.group], source_sizes[sources.group], evidence
 
 
 def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
@@ -297,22 +308,26 @@ class Unmix(UnmixSettings, OneShotAttack):
         )
         centers = sources.centers
         sign, size, evidence = estimate_signs_and_sizes(sources, layer, knowledge, centers)
-        x = (sources.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
-        labels = torch.zeros(len(x))
+        candidates = (sources.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
+        labels = torch.zeros(len(candidates))
         run_count = sources.support * sources.runs[0] + sources.cluster_support * sources.runs[1]
         total_runs = sum(sources.runs)
         run_share = run_count / total_runs
         value_count = math.prod(layer.shape)
         confidence = confidence_by_share(run_share[centers], total_runs, value_count, sources.rank)
-        support = run_count[centers].round().long()
-        selection = Selection.from_candidates(x, labels, centers, confidence, support=support)
+        runs_per_candidate = run_count[centers].round().long()
+        selection = Selection.from_candidates(
+            candidates, labels, centers, confidence, support=runs_per_candidate
+        )
         notes = self._notes(layer, sources, domain, evidence)
         if value_count < CONFIDENT_VALUES:
             notes += (f"{self.name}: {SMALL}",)
         elif total_runs > 1 and runs_disagree(run_share[centers], total_runs, sources.rank):
             notes += (f"{self.name}: {DISAGREEING}",)
-        result = Reconstruction.from_candidates(self.name, x, labels, torch.ones(len(x)), knowledge)
-        return result.replace(
+        reconstruction = Reconstruction.from_candidates(
+            self.name, candidates, labels, torch.ones(len(candidates)), knowledge
+        )
+        return reconstruction.replace(
             status=("finished",) * total_runs,
             loss=torch.zeros(total_runs, 0),
             layers=torch.zeros(total_runs, 0, 0),

@@ -217,9 +217,9 @@ def unmix(
     x, group = merge_sources(versions, run, sparseness_ratios, effort.max_sources * layer.rank)
     in_run = match_runs(x.to(versions), versions, run).cpu().float()
     run_counts = layer_run_count, len(sources_by_run) - layer_run_count
-    support = in_run[:, :layer_run_count].sum(1) / layer_run_count
+    share_of_runs = in_run[:, :layer_run_count].sum(1) / layer_run_count
     cluster_support = in_run[:, layer_run_count:].sum(1) / max(1, run_counts[1])
-    return Sources(x, support, cluster_support, group, run_counts, layer.rank, layer.edge)
+    return Sources(x, share_of_runs, cluster_support, group, run_counts, layer.rank, layer.edge)
 
 
 def _choose_partitions(
@@ -294,17 +294,20 @@ def _separate(
     Returns:
         The sources (r, d) for each pair of a layer and a strength. The pairs of the first layer come first.
     """
-    r = max(2, round(share * sorted(layer.rank for layer in layers)[len(layers) // 2]))
-    layers = [layer for layer in layers if len(layer.U) > r]
+    source_count = max(2, round(share * sorted(layer.rank for layer in layers)[len(layers) // 2]))
+    layers = [layer for layer in layers if len(layer.U) > source_count]
     if not layers:
         return []
-    whitened = [whiten(layer.V[:r].reshape(-1, *shape), domain) for layer in layers]
+    whitened = [whiten(layer.V[:source_count].reshape(-1, *shape), domain) for layer in layers]
     Z = torch.stack([Z for Z, _ in whitened for _ in strengths])
     a = torch.tensor(strengths * len(layers)).to(Z)
     Q = iter(run_population(Z, a, effort.starts, effort.rounds, effort.iterations, generator))
     sources = []
     for layer, (_, K) in zip(layers, whitened, strict=True):
-        V, A = layer.V[:r], (layer.U[:, :r] * layer.S[:r]).to(layer.V)
+        V, A = (
+            layer.V[:source_count],
+            (layer.U[:, :source_count] * layer.S[:source_count]).to(layer.V),
+        )
         for _ in strengths:
             sources.append(orient_sources(next(Q) @ K, A, V))
     return sources
@@ -323,11 +326,11 @@ def orient_sources(B: Tensor, A: Tensor, V: Tensor) -> Tensor:
     Returns:
         The sources (r, d).
     """
-    C, singular = torch.linalg.solve_ex(B, A, left=False)
+    mixing_coefficients, singular = torch.linalg.solve_ex(B, A, left=False)
     if singular:  # the matrix has no inverse, because two estimated samples are equal
-        C = A @ torch.linalg.pinv(B)
-    sign = (C.square() * (A @ B.T)).sum(0).sign()
-    return torch.nn.functional.normalize(B @ V) * sign[:, None]
+        mixing_coefficients = A @ torch.linalg.pinv(B)
+    source_signs = (mixing_coefficients.square() * (A @ B.T)).sum(0).sign()
+    return torch.nn.functional.normalize(B @ V) * source_signs[:, None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,9 +402,9 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
     rounding_threshold = ROUNDING * float(values[0])
     rank = min(rank, int((values > rounding_threshold).sum()))
     clamped_values = values.clamp(min=rounding_threshold)[1 : rank + 1]
-    ratios = clamped_values[:-1] / clamped_values[1:]
-    if len(ratios) and float(ratios.max()) >= CLIFF:
-        rank = 2 + int(ratios.argmax())
+    successive_ratios = clamped_values[:-1] / clamped_values[1:]
+    if len(successive_ratios) and float(successive_ratios.max()) >= CLIFF:
+        rank = 2 + int(successive_ratios.argmax())
     return rank, edge
 
 
@@ -464,11 +467,15 @@ def whiten(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
     Returns:
         The whitened directions Z (N, r) and the whitening matrix K (r, r).
     """
-    G = domain(directions).T
-    G = G - G.mean(0)
-    squares, vectors = torch.linalg.eigh((G.T @ G / len(G)).double())
-    K = (vectors / squares.clamp(min=1e-12 * squares[-1]).sqrt()).T.to(G)
-    return G @ K.T, K
+    transformed_directions = domain(directions).T
+    transformed_directions = transformed_directions - transformed_directions.mean(0)
+    squares, vectors = torch.linalg.eigh(
+        (transformed_directions.T @ transformed_directions / len(transformed_directions)).double()
+    )
+    whitening_matrix = (vectors / squares.clamp(min=1e-12 * squares[-1]).sqrt()).T.to(
+        transformed_directions
+    )
+    return transformed_directions @ whitening_matrix.T, whitening_matrix
 
 
 def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tensor:
@@ -492,10 +499,10 @@ def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tenso
         return scaled_vectors @ (vectors.mT @ P)
     norms = torch.linalg.matrix_norm(P, 1) * torch.linalg.matrix_norm(P, math.inf)
     Q = P / norms.sqrt()[..., None, None]
-    identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
+    identity_matrix = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
     for k in range(max_iterations):
         gram = Q.mT @ Q
-        if k % 4 == 3 and float((gram - identity).abs().max()) < tolerance:
+        if k % 4 == 3 and float((gram - identity_matrix).abs().max()) < tolerance:
             break
         Q = 1.5 * Q - 0.5 * Q @ gram
     return Q
@@ -521,9 +528,9 @@ def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float =
         g = (Z @ (a * Q).mT).tanh_()  # (P, B, N, r)
         slope = a * (1 - g.square().mean(2, keepdim=True))
         new_Q = polar(g.mT @ Z / N - slope.mT * Q)
-        change = float(((new_Q * Q).sum(3).abs() - 1).abs().max())
+        largest_change = float(((new_Q * Q).sum(3).abs() - 1).abs().max())
         Q = new_Q
-        if change < tolerance:
+        if largest_change < tolerance:
             break
     return Q
 
@@ -599,8 +606,8 @@ def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Te
         pool_index = is_parent[solution_of_source].nonzero().flatten()
         pool_index = pool_index[score[pool_index].argsort()]
         sources = pool[pool_index[find_distinct(pool[pool_index], DISTINCT)[:r]]]
-        noise = 0.01 * torch.randn(r - len(sources), r, generator=generator)
-        new_starts.append(torch.cat([sources, noise]))
+        noise_rows = 0.01 * torch.randn(r - len(sources), r, generator=generator)
+        new_starts.append(torch.cat([sources, noise_rows]))
     return torch.stack(new_starts)
 
 
@@ -637,11 +644,11 @@ def cluster_neurons(layer: Layer, k: int, generator: torch.Generator) -> list[Te
     Returns:
         Indices of the neurons in each cluster.
     """
-    rows = torch.nn.functional.normalize(layer.U * layer.S)[:, : layer.rank]
+    unit_rows = torch.nn.functional.normalize(layer.U * layer.S)[:, : layer.rank]
     seed = int(torch.randint(2**31, (), generator=generator))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # kmeans2 warns if a cluster is empty
-        _, label = kmeans2(rows.cpu().numpy(), k, minit="++", seed=seed)
+        _, label = kmeans2(unit_rows.cpu().numpy(), k, minit="++", seed=seed)
     return [torch.from_numpy(label == i).nonzero().flatten() for i in range(k)]
 
 
@@ -662,8 +669,8 @@ def roughness(x: Tensor, domain: Domain) -> Tensor:
     Returns:
         (k,) roughness of each source.
     """
-    centered = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
-    return domain(x).square().sum(1) / centered.square().sum(1)
+    centered_sources = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
+    return domain(x).square().sum(1) / centered_sources.square().sum(1)
 
 
 def match_runs(x: Tensor, versions: Tensor, run: Tensor) -> Tensor:
@@ -707,28 +714,33 @@ def merge_sources(
     Returns:
         The sources, and the number of the group of each source.
     """
-    support = match_runs(x, x, run).sum(1).cpu()
+    runs_per_source = match_runs(x, x, run).sum(1).cpu()
     cosines, x, sparse = (x @ x.T).cpu(), x.cpu(), sparse.cpu()
-    order = (support - 0.999 * sparse.argsort().argsort() / len(x)).argsort(descending=True)
+    source_order = (runs_per_source - 0.999 * sparse.argsort().argsort() / len(x)).argsort(
+        descending=True
+    )
     is_ungrouped = torch.ones(len(x), dtype=torch.bool)
     means, members, singles = torch.empty_like(x), list[Tensor](), list[Tensor]()
-    for i in order.tolist():
+    for i in source_order.tolist():
         if not is_ungrouped[i]:
             continue
         group_index = (is_ungrouped & (cosines[i].abs() >= SAME)).nonzero().flatten()
         is_ungrouped[group_index] = False
-        if support[i] < 2:
+        if runs_per_source[i] < 2:
             singles.append(x[i])
             continue
-        sign = cosines[
+        signs_to_center = cosines[
             i, group_index
         ].sign()  # the majority of the sources decides the sign of the group
-        aligned_sources = x[group_index] * (sign * (1.0 if sign.sum() >= 0 else -1.0))[:, None]
-        mean = torch.nn.functional.normalize(aligned_sources.mean(0), dim=0)
+        aligned_sources = (
+            x[group_index]
+            * (signs_to_center * (1.0 if signs_to_center.sum() >= 0 else -1.0))[:, None]
+        )
+        unit_mean = torch.nn.functional.normalize(aligned_sources.mean(0), dim=0)
         group_count = len(members)
-        if group_count and float((means[:group_count] @ mean).abs().max()) >= SAME:
+        if group_count and float((means[:group_count] @ unit_mean).abs().max()) >= SAME:
             continue
-        means[group_count] = mean
+        means[group_count] = unit_mean
         members.append(aligned_sources[sparse[group_index].argmin()])
     group_count = len(members)
     group_numbers = [

@@ -79,27 +79,30 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     if name not in surface.equations:
         return f"the optimizer state lacks {name}, the layer that receives the input"
     theta, theta0 = surface.checkpoint.theta, knowledge.theta0
-    rows = surface.target[f"{name}.weight"].flatten(1).float()
+    weight_rows = surface.target[f"{name}.weight"].flatten(1).float()
     bias = surface.target.get(f"{name}.bias")
     domain_values = DOMAINS[choose_domain(domain, shape)](torch.zeros(1, *shape)).shape[1]
-    if (layer_bytes := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
+    if (layer_bytes := estimate_layer_bytes(*weight_rows.shape)) > MAX_BYTES:
         return _describe_excess(layer_bytes)
     initial_share = 1.0
     if theta0 is not None and surface.name == WEIGHTS:
-        initial_weights = theta0[f"{name}.weight"].to(rows).flatten(1)
-        initial_share, size = estimate_initial_share(rows, initial_weights), rows.norm()
-        rows = rows - initial_share * initial_weights
-        if rows.norm() <= 10 * ROUNDING * size:
+        initial_weights = theta0[f"{name}.weight"].to(weight_rows).flatten(1)
+        initial_share, size = (
+            estimate_initial_share(weight_rows, initial_weights),
+            weight_rows.norm(),
+        )
+        weight_rows = weight_rows - initial_share * initial_weights
+        if weight_rows.norm() <= 10 * ROUNDING * size:
             return "the first layer equals its initial weights up to a factor and rounding"
         bias = None if bias is None else bias - initial_share * theta0[f"{name}.bias"].to(bias)
-    largest_weight = float(rows.abs().max())
+    largest_weight = float(weight_rows.abs().max())
     if largest_weight and not MIN_WEIGHT <= largest_weight <= MAX_WEIGHT:
         return (
             f"the largest weight of the first layer is {largest_weight:.1g}: its square would overflow or "
             "vanish"
         )
     # None for a layer that training did not change, whose rows are all 0.
-    layer = Layer.from_rows(rows) if bool(rows.any()) else None
+    layer = Layer.from_rows(weight_rows) if bool(weight_rows.any()) else None
     if layer is None or layer.rank < 2:
         return TOO_FEW_DIRECTIONS
     if theta0 is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
@@ -111,9 +114,9 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     needed_bytes = 12 * len(full_effort.strengths) * full_effort.starts * domain_values * layer.rank
     if needed_bytes > MAX_BYTES:
         return _describe_excess(needed_bytes)
-    weight = theta[f"{name}.weight"].flatten(1).to(rows)
-    bias = None if bias is None else bias.to(rows)
-    return InputLayer(rows, bias, weight, shape, is_sample, layer.rank, initial_share)
+    weight = theta[f"{name}.weight"].flatten(1).to(weight_rows)
+    bias = None if bias is None else bias.to(weight_rows)
+    return InputLayer(weight_rows, bias, weight, shape, is_sample, layer.rank, initial_share)
 
 
 def estimate_layer_bytes(h: int, d: int) -> int:
@@ -158,9 +161,9 @@ def find_input_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
     shapes: dict[str, tuple[int, ...]] = {}
 
     def compare_input(name: str, layer: nn.Linear | nn.Conv2d, inputs: tuple[Any, ...]) -> None:
-        x = inputs[0]
-        if x.numel() != random_samples.numel() or not torch.equal(
-            x.flatten(), random_samples.flatten()
+        layer_input = inputs[0]
+        if layer_input.numel() != random_samples.numel() or not torch.equal(
+            layer_input.flatten(), random_samples.flatten()
         ):
             return
         if isinstance(layer, nn.Linear):

@@ -196,7 +196,7 @@ class Cells:
             The constraints of all candidates.
         """
         groups, flat = Groups.build(kkt_set), kkt_set.x.flatten(1)
-        sums = find_pinned_sums(kkt_set, groups)
+        pinned_sums = find_pinned_sums(kkt_set, groups)
         nonnegative_values = [kkt_set.switches.values.abs()]
         if kkt_set.margins is not None:
             nonnegative_values.append(kkt_set.margins - kkt_set.margins.min())
@@ -222,8 +222,8 @@ class Cells:
         return cls(
             kkt_set,
             groups,
-            sums,
-            sums.groups[groups.index],
+            pinned_sums,
+            pinned_sums.groups[groups.index],
             share,
             nonnegative_values[0].shape[1],
             torch.cat(nonnegative_values, 1),
@@ -320,9 +320,9 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
     Returns:
         Name and value of every field of the certificate. Images are flat vectors.
     """
-    rows = cells.rows(indices)
-    x = cells.kkt_set.x[indices].flatten(1)
-    energy = x.square().sum(1).clamp(min=1e-300)
+    constraint_gradients = cells.rows(indices)
+    flat_candidates = cells.kkt_set.x[indices].flatten(1)
+    energy = flat_candidates.square().sum(1).clamp(min=1e-300)
     free, moves_alone = ~cells.pinned[indices], cells.moves_alone[indices]
     false_mask = torch.zeros_like(free)
 
@@ -333,7 +333,9 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
         bound that holds for all such images. Only the first ``count`` columns of the constraints are used.
         For each example, a training set exists that contains it and fits the weights as well.
         """
-        minimum = minimize_energy(cells.polytope(indices, rows[:, :count], free, false_mask))
+        minimum = minimize_energy(
+            cells.polytope(indices, constraint_gradients[:, :count], free, false_mask)
+        )
         # The images in this polytope do not all belong to a training set with the same weights, if the
         # weights do not determine the sums of a group. Then a smaller polytope is used to find an example
         # that does.
@@ -341,30 +343,35 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
         if len(example_indices):
             inner_polytope = cells.polytope(
                 indices[example_indices],
-                rows[example_indices, :count],
+                constraint_gradients[example_indices, :count],
                 false_mask[example_indices],
                 moves_alone[example_indices],
             )
             minimum.example[example_indices] = minimize_energy(inner_polytope).example
-        return minimum.bound / energy, x + minimum.example
+        return minimum.bound / energy, flat_candidates + minimum.example
 
     bound, images = solve(cells.switches)
-    pixel_limits = cells.polytope(indices, rows[:, :0], free, false_mask).widened()
+    pixel_limits = cells.polytope(indices, constraint_gradients[:, :0], free, false_mask).widened()
     bound_and_images_with_margins = (
-        solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, images)
+        solve(constraint_gradients.shape[1])
+        if constraint_gradients.shape[1] > cells.switches
+        else (bound, images)
     )
-    changes = [_relative_change(cells, int(i), x) for i, x in zip(indices, images, strict=True)]
+    relative_changes = [
+        _relative_change(cells, int(i), flat_candidates)
+        for i, flat_candidates in zip(indices, images, strict=True)
+    ]
     for k in free.nonzero()[:, 0].tolist():
         seconds_left = end - time.monotonic()
         example = (
             across_patterns(cells, int(indices[k]), seconds_left) if seconds_left > 0 else None
         )
         if example is not None and float(example[0].square().sum() - images[k].square().sum()) < 0:
-            images[k], changes[k] = example
-    slopes = rows[:, : cells.switches].norm(dim=2)
+            images[k], relative_changes[k] = example
+    slopes = constraint_gradients[:, : cells.switches].norm(dim=2)
     is_kink = (
         cells.values[indices, : cells.switches]
-        <= KINK_TOLERANCE * slopes * (1 + x.norm(dim=1))[:, None]
+        <= KINK_TOLERANCE * slopes * (1 + flat_candidates.norm(dim=1))[:, None]
     )
     return {
         "determined_at_least": bound,
@@ -372,11 +379,11 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
         "full_at_least": bound_and_images_with_margins[0],
         "full_energy": bound_and_images_with_margins[1].square().sum(1) / energy,
         "least": images,
-        "change": x.new_tensor(changes),
-        "radius": (images - x).norm(dim=1),
+        "change": flat_candidates.new_tensor(relative_changes),
+        "radius": (images - flat_candidates).norm(dim=1),
         "radius_most": torch.maximum(-pixel_limits.lower, pixel_limits.upper).norm(dim=1),
-        "low": x + pixel_limits.lower,
-        "high": x + pixel_limits.upper,
+        "low": flat_candidates + pixel_limits.lower,
+        "high": flat_candidates + pixel_limits.upper,
         "kinks": (is_kink & (slopes > 0)).sum(1),
     }
 
@@ -397,15 +404,17 @@ def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
         equal. Without rounding errors, the value is 0.
     """
     kkt_set = cells.kkt_set
-    group = cells.groups.members(int(cells.groups.index[i]))
-    members = group[group == i] if bool(cells.moves_alone[i]) else group
-    w, lam = cells.share * kkt_set.lam[i], kkt_set.lam[members]
-    mean_of_others = (lam @ kkt_set.x[members].flatten(1) - w * image) / (lam.sum() - w)
+    group_members = cells.groups.members(int(cells.groups.index[i]))
+    replaced_members = (
+        group_members[group_members == i] if bool(cells.moves_alone[i]) else group_members
+    )
+    w, lam = cells.share * kkt_set.lam[i], kkt_set.lam[replaced_members]
+    mean_of_others = (lam @ kkt_set.x[replaced_members].flatten(1) - w * image) / (lam.sum() - w)
     images = torch.stack([image, mean_of_others]).reshape(2, *kkt_set.x.shape[1:])
     replacement_u = torch.stack([w, lam.sum() - w])[:, None, None] * kkt_set.covectors[[i, i]]
     samples, u = (
-        torch.cat([kkt_set.x[members], images]),
-        torch.cat([-kkt_set.u[members], replacement_u]),
+        torch.cat([kkt_set.x[replaced_members], images]),
+        torch.cat([-kkt_set.u[replaced_members], replacement_u]),
     )
     gradients = [
         weighted_gradient(model, samples, u[:, p]) for p, model in enumerate(kkt_set.models)
@@ -577,12 +586,12 @@ def estimate_cost(
 
 def _speed(device: str) -> float:
     """Measure the speed of float64 matrix products, and return the operations per second."""
-    matrix = torch.rand(SIDE, SIDE, dtype=torch.float64, device=device)
+    random_matrix = torch.rand(SIDE, SIDE, dtype=torch.float64, device=device)
     least_seconds = float("inf")
     for _ in range(REPEATS):
-        start = time.perf_counter()
-        matrix @ matrix
+        start_time = time.perf_counter()
+        random_matrix @ random_matrix
         if device.startswith("cuda"):
             torch.cuda.synchronize()
-        least_seconds = min(least_seconds, time.perf_counter() - start)
+        least_seconds = min(least_seconds, time.perf_counter() - start_time)
     return 2 * SIDE**3 / least_seconds

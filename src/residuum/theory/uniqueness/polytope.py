@@ -104,16 +104,22 @@ class Polytope:
             The lower bounds.
         """
         linear_coefficients = _apply_transposed_rows(self.rows, nu)
-        a = torch.minimum(torch.maximum(-linear_coefficients - self.x0, self.lower), self.upper)
-        x = self.x0 + a
-        terms = torch.cat(
-            [x.square() / 2, linear_coefficients * a, -_maximize_product(nu, self.low, self.high)],
+        minimizing_changes = torch.minimum(
+            torch.maximum(-linear_coefficients - self.x0, self.lower), self.upper
+        )
+        minimizing_images = self.x0 + minimizing_changes
+        bound_terms = torch.cat(
+            [
+                minimizing_images.square() / 2,
+                linear_coefficients * minimizing_changes,
+                -_maximize_product(nu, self.low, self.high),
+            ],
             1,
         )
         rounding_error_scale = nu.abs().sum(1) * (
-            a.norm(dim=1) + self.size[:, 0]
-        ) + terms.abs().sum(1)
-        return 2 * (terms.sum(1) - ROUNDING * rounding_error_scale)
+            minimizing_changes.norm(dim=1) + self.size[:, 0]
+        ) + bound_terms.abs().sum(1)
+        return 2 * (bound_terms.sum(1) - ROUNDING * rounding_error_scale)
 
     def room(self, a: Tensor) -> Tensor:
         """Return the (b,) largest factors s for which the image x0 + s a lies in the polytope.
@@ -163,12 +169,14 @@ def minimize_energy(polytope: Polytope) -> EnergyMinimum:
         bound = widened_polytope.bound(solver.nu)
         # A comparison with NaN is False, so this line ignores bounds that are NaN.
         best_bound = torch.where(bound > best_bound, bound, best_bound)
-        change = solver.point()
-        change = change * (INSIDE_FRACTION * polytope.room(change).clamp(max=1))[:, None]
-        energies = (polytope.x0 + change).square().sum(1)
+        image_changes = solver.point()
+        image_changes = (
+            image_changes * (INSIDE_FRACTION * polytope.room(image_changes).clamp(max=1))[:, None]
+        )
+        energies = (polytope.x0 + image_changes).square().sum(1)
         is_better = energies < least_energy
         least_energy = torch.where(is_better, energies, least_energy)
-        best_example = torch.where(is_better[:, None], change, best_example)
+        best_example = torch.where(is_better[:, None], image_changes, best_example)
         gap, previous_gap = least_energy - best_bound, gap
         idle_steps = (
             0 if bool((previous_gap - gap > STALL_TOLERANCE * energy).any()) else idle_steps + 1
@@ -245,9 +253,9 @@ class InteriorPoint:
 
     def point(self) -> Tensor:
         """Return the differences (b, d) between the solver's current images and the images x0."""
-        change = torch.zeros_like(self.polytope.x0)
-        change[:, self.columns] = self.a * self.polytope.size
-        return change.masked_fill(self.is_pinned, 0.0)
+        image_changes = torch.zeros_like(self.polytope.x0)
+        image_changes[:, self.columns] = self.a * self.polytope.size
+        return image_changes.masked_fill(self.is_pinned, 0.0)
 
     def step(self) -> None:
         """Take one predictor-corrector step of the interior-point method (Mehrotra)."""
@@ -341,9 +349,9 @@ class InteriorPoint:
             scaled_rows = (self.rows * self.diagonal.rsqrt()[:, None]).mT
             self.basis, self.triangular = torch.linalg.qr(scaled_rows)
         rows_to_multiply = self.triangular.mT if self.eliminates_rows else self.rows
-        matrix = rows_to_multiply.mT @ (self.row_stiffness[..., None] * rows_to_multiply)
-        matrix.diagonal(dim1=1, dim2=2).add_(1.0 if self.eliminates_rows else self.diagonal)
-        self.factor, failures = torch.linalg.cholesky_ex(matrix)
+        rows_product = rows_to_multiply.mT @ (self.row_stiffness[..., None] * rows_to_multiply)
+        rows_product.diagonal(dim1=1, dim2=2).add_(1.0 if self.eliminates_rows else self.diagonal)
+        self.factor, failures = torch.linalg.cholesky_ex(rows_product)
         return failures
 
     def apply_inverse(self, target: Tensor) -> Tensor:
@@ -385,12 +393,12 @@ class InteriorPoint:
 
     def _complementarity(self, length: Tensor | float, move: tuple[Tensor, ...]) -> Tensor:
         if isinstance(length, (int, float)):
-            products = self.alpha * self.p * self.has_low + self.beta * self.q * self.has_high
+            wall_products = self.alpha * self.p * self.has_low + self.beta * self.q * self.has_high
         else:
             _, p, q, alpha, beta = (length * component for component in move)
-            products = (self.alpha + alpha) * (self.p + p) * self.has_low
-            products = products + (self.beta + beta) * (self.q + q) * self.has_high
-        return products.sum(1, keepdim=True) / self.end_count
+            wall_products = (self.alpha + alpha) * (self.p + p) * self.has_low
+            wall_products = wall_products + (self.beta + beta) * (self.q + q) * self.has_high
+        return wall_products.sum(1, keepdim=True) / self.end_count
 
     def _apply_rows(self, a: Tensor) -> Tensor:
         return torch.cat([_apply_rows(self.rows, a), a], 1)
