@@ -121,8 +121,10 @@ def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor
     Returns:
         Inner products, (R,).
     """
-    theta = parameters(model)
-    output_changes = jvp(lambda t: functional_call(model, t, (x,)), (theta,), (direction,))[1]
+    weights_by_name = parameters(model)
+    output_changes = jvp(
+        lambda t: functional_call(model, t, (x,)), (weights_by_name,), (direction,)
+    )[1]
     return rows.values(output_changes)
 
 
@@ -138,16 +140,16 @@ def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor
     Returns:
         Gradients (R, P), with parameters in the order of ``model.named_parameters()``.
     """
-    theta = parameters(model)
+    weights_by_name = parameters(model)
 
     def row_gradient(sample: Tensor, covector: Tensor) -> Theta:
         def value(t: Theta) -> Tensor:
             return (covector * functional_call(model, t, (sample[None],))[0]).sum()
 
-        return grad(value)(theta)
+        return grad(value)(weights_by_name)
 
     gradients = vmap(row_gradient, chunk_size=chunk)(x[rows.index], rows.covectors)
-    return torch.cat([gradients[name].flatten(1) for name in theta], dim=1)
+    return torch.cat([gradients[name].flatten(1) for name in weights_by_name], dim=1)
 
 
 @torch.no_grad()

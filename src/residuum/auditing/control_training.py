@@ -142,13 +142,17 @@ class ControlTraining:
         if optimizer == "margin" and may_maximize_margin:
             return self._maximize_margin(data, description)
         model = self._initial_model(dtype_of(optimizer))
-        theta0 = {name: t.clone() for name, t in parameters(model).items()}
-        _freeze(model, frozen_layers, theta0)
+        initial_weights = {name: t.clone() for name, t in parameters(model).items()}
+        _freeze(model, frozen_layers, initial_weights)
         loss = self._descend(model, data, optimizer)
         dtypes = {name: t.dtype for name, t in self.network.theta.items()}
-        theta = {n: t.detach().to(dtypes.get(n, t.dtype)) for n, t in parameters(model).items()}
-        theta0 = {name: t.to(theta[name].dtype) for name, t in theta0.items()}
-        return TrainedControl(theta, theta0, loss, description)
+        trained_weights = {
+            n: t.detach().to(dtypes.get(n, t.dtype)) for n, t in parameters(model).items()
+        }
+        initial_weights = {
+            name: t.to(trained_weights[name].dtype) for name, t in initial_weights.items()
+        }
+        return TrainedControl(trained_weights, initial_weights, loss, description)
 
     def _maximize_margin(self, data: Dataset, description: str) -> TrainedControl:
         config = TrainingConfig(
@@ -166,8 +170,10 @@ class ControlTraining:
         """Return the network with the initial weights that the attacker knows, or with random weights."""
         model = self.network.copy_module(dtype)
         if self.begins_at_known_weights:
-            theta0 = {name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()}
-            model.load_state_dict({**model.state_dict(), **theta0})
+            initial_weights = {
+                name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()
+            }
+            model.load_state_dict({**model.state_dict(), **initial_weights})
         elif self.network.live is None:
             config = TrainingConfig(init=self.initial_weights, seed=self.seed + 1)
             model = initialize(self.network.architecture, config).to(dtype)

@@ -83,7 +83,7 @@ def dry_run(
     """
     plugins.load()
     request, obstacles = AuditRequest(**options), Obstacles()
-    case = load_case(
+    audit_inputs = load_case(
         model,
         data,
         holdout,
@@ -94,7 +94,7 @@ def dry_run(
         trust_code=trust_code,
         obstacles=obstacles,
     )
-    if case is None:
+    if audit_inputs is None:
         inconclusive_reasons = _without_data(obstacles) if data is None else ()
         return DryRun(
             tuple(obstacles.messages),
@@ -102,13 +102,17 @@ def dry_run(
             verdicts=STOPPED,
             exit_code=obstacles.exit_code,
         )
-    if case.network is not None:
-        preview = _plan(case, request, obstacles)
-    elif case.predictor is not None:
-        preview = _plan_without_network(case, request, obstacles)
+    if audit_inputs.network is not None:
+        audit_preview = _plan(audit_inputs, request, obstacles)
+    elif audit_inputs.predictor is not None:
+        audit_preview = _plan_without_network(audit_inputs, request, obstacles)
     else:
-        preview = _dry_run_of_records(case, obstacles)
-    return preview if case.stored is None else _with_stored_records(preview, case)
+        audit_preview = _dry_run_of_records(audit_inputs, obstacles)
+    return (
+        audit_preview
+        if audit_inputs.stored is None
+        else _with_stored_records(audit_preview, audit_inputs)
+    )
 
 
 def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:

@@ -104,13 +104,15 @@ def recover_tables(audit: Audit) -> Audit:
 
     The attack reads the trees and the attacker's knowledge. The attack never reads the samples.
     """
-    case = audit.case
-    assert case.forest is not None
-    outcome = plan_attack(case.forest)
+    audit_inputs = audit.case
+    assert audit_inputs.forest is not None
+    outcome = plan_attack(audit_inputs.forest)
     if not outcome.ran:
         return replace(audit, attacks=AttackResults((outcome,)))
     attack = ForestAttack(seed=audit.request.seed, rows=False)
-    recovered_table = attack.run(case.forest, case.knowledge, audit.listener.message)
+    recovered_table = attack.run(
+        audit_inputs.forest, audit_inputs.knowledge, audit.listener.message
+    )
     outcome = outcome.replace(
         reason=" ".join(recovered_table.lines),
         restarts=1,
@@ -190,10 +192,10 @@ def compare_with_targets(audit: Audit, table: RecoveredTable) -> TargetTest:
     Returns:
         The test of the recovered targets.
     """
-    case = audit.case
-    assert case.train is not None
+    audit_inputs = audit.case
+    assert audit_inputs.train is not None
     target_name = "labels" if table.is_classifier else "targets"
-    train, holdout = case.train, case.holdout
+    train, holdout = audit_inputs.train, audit_inputs.holdout
     if not table.targets.shape[1] or not has_targets(train):
         return TargetTest(target_name, n=len(train), reason="there are no targets to compare")
     recovered_targets = table.targets[:, 0].numpy()

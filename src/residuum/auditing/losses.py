@@ -41,14 +41,16 @@ NOT_COMPARED = "the losses cannot be compared, because {}"
 
 def measure_losses(audit: Audit) -> Audit:
     """Test whether training and held-out samples have different losses, and add the result to the audit."""
-    case = audit.case
-    assert case.predictor is not None
-    assert case.train is not None
-    train, holdout, loss_test, p_value = case.train, case.holdout, None, None
-    reason = why_not_compared(case.predictor, train, holdout)
+    audit_inputs = audit.case
+    assert audit_inputs.predictor is not None
+    assert audit_inputs.train is not None
+    train, holdout, loss_test, p_value = audit_inputs.train, audit_inputs.holdout, None, None
+    reason = why_not_compared(audit_inputs.predictor, train, holdout)
     if not reason and holdout is not None:
         try:
-            negative_losses = -np.concatenate([losses(case.predictor, s) for s in (train, holdout)])
+            negative_losses = -np.concatenate(
+                [losses(audit_inputs.predictor, s) for s in (train, holdout)]
+            )
         except InputError as problem:
             reason = problem.message.rstrip(".")
         else:

@@ -140,11 +140,11 @@ class ControlFactory:
 
     def training(self, number: int) -> ControlTraining:
         """Return the settings for training the positive control with a given number."""
-        case = self.audit.case
+        audit_inputs = self.audit.case
         return ControlTraining(
-            network=case.audited,
-            knowledge=case.knowledge,
-            inspection=case.inspection,
+            network=audit_inputs.audited,
+            knowledge=audit_inputs.knowledge,
+            inspection=audit_inputs.inspection,
             recipe=self.audit.request.training_recipe,
             seconds=max(self.audit.deadline.seconds_left, 0.0),
             seed=self.audit.request.seed + SEED_STEP * number,

@@ -269,18 +269,24 @@ def audit(
     plugins.load()
     request = AuditRequest(**options)
     deadline = Deadline.for_request(request)
-    case = load_case(
+    audit_inputs = load_case(
         model, data, holdout, knowledge, request, base=base, adapter=adapter, trust_code=trust_code
     )
-    assert case is not None
-    check_hashes(case, expected_hashes or {})
-    with open_run(out, case, request) as store:
+    assert audit_inputs is not None
+    check_hashes(audit_inputs, expected_hashes or {})
+    with open_run(out, audit_inputs, request) as store:
         if (finished := store.finished()) is not None:
             return finished
-        for line in opening(case.network, case.fit) if case.network is not None else ():
+        for line in (
+            opening(audit_inputs.network, audit_inputs.fit)
+            if audit_inputs.network is not None
+            else ()
+        ):
             listener.message(line)
-        stage_list = PREDICTOR_STAGES if case.network is None else STAGES
-        finished_audit = run_stages(Audit(case, request, deadline, store, listener), stage_list)
+        stage_list = PREDICTOR_STAGES if audit_inputs.network is None else STAGES
+        finished_audit = run_stages(
+            Audit(audit_inputs, request, deadline, store, listener), stage_list
+        )
         result = assemble_result(finished_audit)
         store.write(result, blur=blur)
     return result

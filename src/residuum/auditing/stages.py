@@ -108,13 +108,16 @@ def run_negative_controls(audit: Audit) -> Audit:
     A negative control scores candidates that do not depend on the network, so they must not match training
     samples.
     """
-    case = audit.case
+    audit_inputs = audit.case
     # Importing this module is slow. It is imported before the durations of negative controls are measured,
     # because the durations decide whether there is time for another control.
     import_classifier()
-    assert case.balanced_sets is not None
+    assert audit_inputs.balanced_sets is not None
     controls = run_controls(
-        case.balanced_sets, case.knowledge, audit.request.seed, deadline=audit.deadline
+        audit_inputs.balanced_sets,
+        audit_inputs.knowledge,
+        audit.request.seed,
+        deadline=audit.deadline,
     )
     return replace(audit, negative_controls=controls)
 
@@ -179,12 +182,12 @@ def skip_without_network_and_time(audit: Audit) -> str:
 
 def certify(audit: Audit) -> Audit:
     """Add two certificates to the audit: how well samples explain the weights, and how unique they are."""
-    case = audit.case
+    audit_inputs = audit.case
     certificates = compute_certificates(
-        case.attacked,
-        case.train,
+        audit_inputs.attacked,
+        audit_inputs.train,
         audit.attacks.reconstructions,
-        case.knowledge,
+        audit_inputs.knowledge,
         audit.deadline.seconds_left,
     )
     return replace(audit, certificates=certificates)
@@ -199,15 +202,15 @@ def skip_without_network_time_and_samples(audit: Audit) -> str:
 
 def rank_exposure(audit: Audit) -> Audit:
     """Rank the training samples by the risk that they leak, and add the ranking to the audit."""
-    case = audit.case
-    assert case.train is not None
-    assert case.sample_sets is not None
+    audit_inputs = audit.case
+    assert audit_inputs.train is not None
+    assert audit_inputs.sample_sets is not None
     displayed_attack = "" if audit.scores is None else audit.scores.displayed_attack
     exposure, reason = rank_samples(
-        case.audited,
-        case.train,
-        case.sample_sets,
-        case.knowledge,
+        audit_inputs.audited,
+        audit_inputs.train,
+        audit_inputs.sample_sets,
+        audit_inputs.knowledge,
         audit.attacks.reconstructions,
         displayed_attack,
     )

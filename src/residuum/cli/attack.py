@@ -324,7 +324,7 @@ def _preview_forest(release: Release, output: options.Output) -> None:
 
     forest_model = read_forest(release)
     trees = forest_model.forest.trees
-    preview = {
+    forest_facts = {
         "model": forest_model.name,
         "trees": len(trees),
         "nodes": sum(len(tree.left) for tree in trees),
@@ -332,9 +332,11 @@ def _preview_forest(release: Release, output: options.Output) -> None:
         "records": forest_model.forest.records,
         "obstacle": why_not(forest_model.forest),
     }
-    preview_rows = [(name, "-" if value is None else str(value)) for name, value in preview.items()]
+    preview_rows = [
+        (name, "-" if value is None else str(value)) for name, value in forest_facts.items()
+    ]
     output.print_result(
-        preview,
+        forest_facts,
         lambda: print_table("dry run: nothing was attacked", ("figure", "value"), preview_rows),
     )
 

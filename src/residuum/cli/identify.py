@@ -71,7 +71,8 @@ def _command(
         ),
     ] = 0,
     out: Annotated[
-        Path | None, Parameter(help="Folder for the recovered samples, a summary and a picture.")
+        Path | None,
+        Parameter(help="Folder for the results: the recovered samples, a summary and a picture."),
     ] = None,
     output: options.Output = options.OUTPUT,
     arch: options.Arch = None,

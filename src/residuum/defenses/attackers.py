@@ -93,8 +93,8 @@ def make_attackers(
     def unmix_without_shift(attacker: Adapted | InputError) -> Adapted | InputError:
         if isinstance(attacker, InputError) or attacker.shift is None:
             return attacker
-        theta0 = released.public_facts["theta0"]
-        network = remove_shift(released.checkpoints[0], theta0, attacker.shift)
+        initial_weights = released.public_facts["theta0"]
+        network = remove_shift(released.checkpoints[0], initial_weights, attacker.shift)
         return Adapted(network, knowledge_with_theta0, unmix_attack)
 
     if adapted.shift is not None:

@@ -92,14 +92,14 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
         in which a record was left out, on average over the records.
     """
     n, dtype = len(job.data), getattr(torch, job.config.dtype)
-    lam = torch.zeros(n, dtype=dtype, device=job.device)
+    multipliers = torch.zeros(n, dtype=dtype, device=job.device)
     skipped_steps = torch.zeros(n, dtype=torch.long, device=job.device)
 
     def objective(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        is_used = lam <= cap * lam.mean()
+        is_used = multipliers <= cap * multipliers.mean()
         losses = compute_smoothed_losses(outputs, y, 0.0)
         # The absolute derivative of the loss is 1 - exp(-loss). exp(-loss) is the probability of the label.
-        lam.add_(is_used * -torch.expm1(-losses.detach()))
+        multipliers.add_(is_used * -torch.expm1(-losses.detach()))
         skipped_steps.add_(~is_used)
         return (losses * is_used).mean(), losses.mean()
 
@@ -166,7 +166,7 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
 
     config, n = job.config, len(job.data)
     model, x, y = _begin(job)
-    theta0 = copy_weights(model)
+    initial_weights = copy_weights(model)
     batch_size = config.batch or math.ceil(n / BATCHES)
     epochs, delta = max(1, round(config.steps * batch_size / n)), 1 / (10 * n)
     order_generator = torch.Generator().manual_seed(config.seed)
@@ -213,7 +213,7 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
         "batch": batch_size,
         "generator": "seeded, for repeatable measurements: not for a release",
     }
-    return _state(model, theta0, step, history), training_facts
+    return _state(model, initial_weights, step, history), training_facts
 
 
 def compute_smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tensor:
@@ -289,7 +289,7 @@ def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
 def _state(
     model: nn.Module, theta0: dict[str, Tensor], steps: int, history: list[dict[str, float]]
 ) -> TrainingState:
-    theta = copy_weights(model)
-    is_finite = all(bool(torch.isfinite(t).all()) for t in theta.values())
+    current_weights = copy_weights(model)
+    is_finite = all(bool(torch.isfinite(t).all()) for t in current_weights.values())
     stop_reason = "steps" if is_finite else "diverged"
-    return TrainingState(theta, theta0, steps, "", stop_reason, history=tuple(history))
+    return TrainingState(current_weights, theta0, steps, "", stop_reason, history=tuple(history))

@@ -613,9 +613,9 @@ def certify_rewriting(
         The residuals of :func:`measure_rewrite_residuals`.
     """
     old_module, x, _, _, task, rows = pose_problem(before.copy_module(), train.x, train.y, task)
-    lam = fit_multipliers(old_module, x, rows, free=task == "regression")[0]
+    multipliers = fit_multipliers(old_module, x, rows, free=task == "regression")[0]
     new_module = after.copy_module(torch.float64).requires_grad_(False)
-    return measure_rewrite_residuals(old_module, new_module, x, train.y, lam, rows, shift)
+    return measure_rewrite_residuals(old_module, new_module, x, train.y, multipliers, rows, shift)
 
 
 def measure_determined_energy(
@@ -642,8 +642,8 @@ def measure_determined_energy(
             "determined_energy": None,
             "uniqueness_note": "not computed: only networks with one output are certified",
         }
-    lam = certificate.multipliers
-    order_by_multiplier = lam.argsort(descending=True)
+    multipliers = certificate.multipliers
+    order_by_multiplier = multipliers.argsort(descending=True)
     # Compute the lowest and the highest pixel values without the shift that the defense adds to the inputs.
     pixel_bounds = knowledge.box(train.x[0].double())
     try:
@@ -652,7 +652,7 @@ def measure_determined_energy(
                 model,
                 train.x[order_by_multiplier],
                 train.y[order_by_multiplier],
-                lam[order_by_multiplier],
+                multipliers[order_by_multiplier],
                 task="binary",
             ),
             box=pixel_bounds and (secret.inputs(pixel_bounds[0]), secret.inputs(pixel_bounds[1])),

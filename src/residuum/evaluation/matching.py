@@ -585,8 +585,8 @@ class Metric:
         similarity.check_shapes(candidates, samples)
         if reason := self.why_not(tuple(samples.shape[1:])):
             raise InputError(
-                f"Each metric in the argument 'metrics' must be able to score samples of this shape; the "
-                f"metric {self.name!r} {reason}.",
+                f"Each metric in the argument 'metrics' must suit the samples. The metric {self.name!r} "
+                f"cannot be used: it {reason}.",
                 "Pass metrics=('ncc', 'l2').",
             )
         scores = candidates.new_empty(len(index))

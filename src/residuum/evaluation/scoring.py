@@ -386,8 +386,8 @@ def _select_metrics(
         require_known(name, METRICS, "There is no metric")
         if reason := METRICS[name].why_not(shape):
             raise InputError(
-                f"Each metric in the argument 'metrics' must be able to score samples of this shape; the "
-                f"metric {name!r} {reason}.",
+                f"Each metric in the argument 'metrics' must suit the samples. The metric {name!r} cannot "
+                f"be used: it {reason}.",
                 f"Remove {name!r} from 'metrics'.",
             )
     if names is None:

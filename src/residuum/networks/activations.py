@@ -123,8 +123,8 @@ class Surrogate(Activation):
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """Return the second derivative sharpness s (1 - s), where s = sigmoid(sharpness z)."""
-        s = self.derivative(z)
-        return self.sharpness * s * (1 - s)
+        first_derivative = self.derivative(z)
+        return self.sharpness * first_derivative * (1 - first_derivative)
 
     @abstractmethod
     def maximum(self, z: Tensor) -> Tensor:
@@ -233,13 +233,13 @@ class SiLU(nn.SiLU, Activation):
 
     def derivative(self, z: Tensor) -> Tensor:
         """Return the derivative s (1 + z (1 - s)), where s = sigmoid(z)."""
-        s = torch.sigmoid(z)
-        return s * (1 + z * (1 - s))
+        sigmoid_values = torch.sigmoid(z)
+        return sigmoid_values * (1 + z * (1 - sigmoid_values))
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """Return the second derivative s (1 - s) (2 + z (1 - 2 s)), where s = sigmoid(z)."""
-        s = torch.sigmoid(z)
-        return s * (1 - s) * (2 + z * (1 - 2 * s))
+        first_derivative = torch.sigmoid(z)
+        return first_derivative * (1 - first_derivative) * (2 + z * (1 - 2 * first_derivative))
 
 
 class Tanh(nn.Tanh, Activation):
@@ -251,8 +251,8 @@ class Tanh(nn.Tanh, Activation):
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """Return the second derivative -2 t (1 - t^2), where t = tanh(z)."""
-        t = torch.tanh(z)
-        return -2 * t * (1 - t.square())
+        tanh_values = torch.tanh(z)
+        return -2 * tanh_values * (1 - tanh_values.square())
 
 
 class Sigmoid(nn.Sigmoid, Activation):
@@ -260,13 +260,13 @@ class Sigmoid(nn.Sigmoid, Activation):
 
     def derivative(self, z: Tensor) -> Tensor:
         """Return the derivative s (1 - s), where s = sigmoid(z)."""
-        s = torch.sigmoid(z)
-        return s * (1 - s)
+        sigmoid_values = torch.sigmoid(z)
+        return sigmoid_values * (1 - sigmoid_values)
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """Return the second derivative s (1 - s) (1 - 2 s), where s = sigmoid(z)."""
-        s = torch.sigmoid(z)
-        return s * (1 - s) * (1 - 2 * s)
+        first_derivative = torch.sigmoid(z)
+        return first_derivative * (1 - first_derivative) * (1 - 2 * first_derivative)
 
 
 class ELU(nn.ELU, Activation):

@@ -371,14 +371,16 @@ def _collect_theta(
 
     float16 and bfloat16 weights become float32.
     """
-    theta = {n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in network.theta.items()}
+    weights_by_name = {
+        n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in network.theta.items()
+    }
     for layer, values in zip(layers, tensors, strict=True):
-        original_weight = theta[layer.weight]
+        original_weight = weights_by_name[layer.weight]
         shape = (len(values.bias), -1, *original_weight.shape[2:])
-        theta[layer.weight] = values.weight.reshape(shape).to(original_weight)
+        weights_by_name[layer.weight] = values.weight.reshape(shape).to(original_weight)
         if layer.bias is not None:
-            theta[layer.bias] = values.bias.to(theta[layer.bias])
-    return theta
+            weights_by_name[layer.bias] = values.bias.to(weights_by_name[layer.bias])
+    return weights_by_name
 
 
 def _computes_the_same(network: Network, other: Network) -> bool:

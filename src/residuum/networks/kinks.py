@@ -353,9 +353,9 @@ def _record_layers(module: nn.Module, x: Tensor, with_effects: bool) -> list[tup
     # of a neuron is the derivative of this number in the neuron's activation. Otherwise all effects are zero.
     recorder = _Recorder(len(x), with_effects)
     # Detached weights save time and memory, because no derivatives in the weights are computed.
-    theta = {name: p.detach() for name, p in module.named_parameters()}
+    detached_weights = {name: p.detach() for name, p in module.named_parameters()}
     with torch.set_grad_enabled(with_effects), recorder:
-        outputs = functional_call(module, theta, (_as_input(module, x),))
+        outputs = functional_call(module, detached_weights, (_as_input(module, x),))
     offsets = [offset for _, offset in recorder.layers]
     effects: list[Tensor | None] = [None] * len(offsets)
     if with_effects and outputs.requires_grad and offsets:

@@ -175,11 +175,13 @@ class Network(Record):
             ArchitectureError: If the weights do not fit the architecture.
         """
         module = copy.deepcopy(self._skeleton if self.live is None else self.live)
-        theta = {name: t.detach().to(dtype or t.dtype) for name, t in self.theta.items()}
+        converted_weights = {
+            name: t.detach().to(dtype or t.dtype) for name, t in self.theta.items()
+        }
         expected_tensors = (
             dict(module.named_parameters()) if self.live is not None else module.state_dict()
         )
-        shapes = {name: t.shape for name, t in theta.items()}
+        shapes = {name: t.shape for name, t in converted_weights.items()}
         if {name: t.shape for name, t in expected_tensors.items()} != shapes:
             raise ArchitectureError(
                 f"The names and shapes of the weights must fit the architecture {self.arch}; got "
@@ -187,10 +189,12 @@ class Network(Record):
                 "Read the file with residuum.load_checkpoint, which renames the tensors.",
             )
         if self.live is None:
-            module.load_state_dict(theta, strict=True, assign=True)
+            module.load_state_dict(converted_weights, strict=True, assign=True)
         else:
-            module.to(next(iter(theta.values())).dtype)  # buffers get the dtype of the weights
-            module.load_state_dict({**module.state_dict(), **theta}, strict=True)
+            module.to(
+                next(iter(converted_weights.values())).dtype
+            )  # buffers get the dtype of the weights
+            module.load_state_dict({**module.state_dict(), **converted_weights}, strict=True)
         return module.eval()
 
 

@@ -325,14 +325,16 @@ def homogeneity_order(model: nn.Module, x: Tensor) -> float | None:
     Returns:
         The order, or None if the network is not homogeneous.
     """
-    theta = {name: p.detach().double() for name, p in model.named_parameters()}
-    unscaled_outputs = functional_call(model, theta, (x.double(),))
+    weights_by_name = {name: p.detach().double() for name, p in model.named_parameters()}
+    unscaled_outputs = functional_call(model, weights_by_name, (x.double(),))
     is_not_tiny = unscaled_outputs.abs() > 1e-9 * unscaled_outputs.abs().max()
     if not is_not_tiny.any() or not torch.isfinite(unscaled_outputs).all():
         return None
     estimates_by_scale = []
     for c in SCALES:
-        scaled_outputs = functional_call(model, {n: c * p for n, p in theta.items()}, (x.double(),))
+        scaled_outputs = functional_call(
+            model, {n: c * p for n, p in weights_by_name.items()}, (x.double(),)
+        )
         output_ratios = scaled_outputs[is_not_tiny] / unscaled_outputs[is_not_tiny]
         if not (output_ratios > 0).all():
             return None

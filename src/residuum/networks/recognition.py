@@ -113,11 +113,13 @@ def same_function(
         # Some networks with one output return a tensor of shape (n,) instead of (n, 1).
         if outputs_of_model.ndim == 1 and arch.outputs == 1:
             outputs_of_model = outputs_of_model[:, None]
-        theta = {name: state_dict[tensor].detach().cpu().double() for name, tensor in names.items()}
+        renamed_weights = {
+            name: state_dict[tensor].detach().cpu().double() for name, tensor in names.items()
+        }
         for activation in ACTIVATIONS:
             candidate_arch = replace(arch, options={**arch.options, "activation": activation})
             outputs_of_candidate = functional_call(
-                candidate_arch.build().double(), theta, (random_samples,)
+                candidate_arch.build().double(), renamed_weights, (random_samples,)
             ).detach()
             if outputs_of_model.shape == outputs_of_candidate.shape and torch.allclose(
                 outputs_of_model, outputs_of_candidate, rtol=1e-9, atol=1e-12

@@ -233,8 +233,12 @@ def _target(surface: Surface, knowledge: Knowledge, initial_factor: float, devic
     if surface.name == MOMENT:
         return {name: -t for name, t in target.items()}
     if surface.name == CHANGE and knowledge.theta0 is not None and knowledge.weight_decay:
-        theta0 = {name: t.to(device, torch.float64) for name, t in knowledge.theta0.items()}
-        return {name: t + (1 - initial_factor) * theta0[name] for name, t in target.items()}
+        initial_weights = {
+            name: t.to(device, torch.float64) for name, t in knowledge.theta0.items()
+        }
+        return {
+            name: t + (1 - initial_factor) * initial_weights[name] for name, t in target.items()
+        }
     return target
 
 

@@ -236,11 +236,11 @@ class AnyGradients:
 
     def __init__(self, model: nn.Module, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
         self.model, self.x, self.rows = model, x, rows
-        theta = parameters(model)
-        names_by_layer = by_layer(theta)
+        weights_by_name = parameters(model)
+        names_by_layer = by_layer(weights_by_name)
         chosen_names = {name for layer in layers for name in names_by_layer[layer]}
-        self.chosen = {name: t for name, t in theta.items() if name in chosen_names}
-        self.frozen = {name: t for name, t in theta.items() if name not in chosen_names}
+        self.chosen = {name: t for name, t in weights_by_name.items() if name in chosen_names}
+        self.frozen = {name: t for name, t in weights_by_name.items() if name not in chosen_names}
         self.size = sum(t.numel() for t in self.chosen.values())
         # Assumed upper limit of the float64 values that a pass through the network stores for one record.
         self.activations = 32 * x[0].numel() + 4096
@@ -393,18 +393,22 @@ def fit_multipliers(
     """
     inner_products = gradients.project(target)
     if rows <= MAX_EXACT_ROWS:
-        gram = gradients.gram()
-        least_squares_problem = factor_gram(gram.cpu(), inner_products.cpu())
-        lam = solve(least_squares_problem, free).to(inner_products)
+        gram_matrix = gradients.gram()
+        least_squares_problem = factor_gram(gram_matrix.cpu(), inner_products.cpu())
+        multipliers = solve(least_squares_problem, free).to(inner_products)
         return Multipliers(
-            lam,
-            _relative_violation(lam, inner_products - gram @ lam, inner_products, free),
+            multipliers,
+            _relative_violation(
+                multipliers, inner_products - gram_matrix @ multipliers, inner_products, free
+            ),
             "exact",
         )
-    lam = descend(gradients, inner_products, free, watch)
-    descent_direction = inner_products - gradients.project(gradients.combine(lam))
+    multipliers = descend(gradients, inner_products, free, watch)
+    descent_direction = inner_products - gradients.project(gradients.combine(multipliers))
     return Multipliers(
-        lam, _relative_violation(lam, descent_direction, inner_products, free), "descent"
+        multipliers,
+        _relative_violation(multipliers, descent_direction, inner_products, free),
+        "descent",
     )
 
 

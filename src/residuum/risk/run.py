@@ -119,9 +119,11 @@ def expose(
     """
     start_time = time.monotonic()
     _check_holdout(data, holdout)
-    case = Case.create(network, data, holdout, knowledge or Knowledge(), surface, task, device)
-    names = name_groups(data, case.task, tuple(groups))
-    results = _run_stages(case, canaries, work, watch)
+    exposure_case = Case.create(
+        network, data, holdout, knowledge or Knowledge(), surface, task, device
+    )
+    names = name_groups(data, exposure_case.task, tuple(groups))
+    results = _run_stages(exposure_case, canaries, work, watch)
     values, row_space = data.x[0].numel(), results.row_space.figures
     log_odds_of_recovery = score_records(
         results.fit.figures.own_over_misfit,
@@ -130,17 +132,17 @@ def expose(
         values,
         row_space.rank,
     )
-    why_uncalibrated = explain_uncalibrated(case)
+    why_uncalibrated = explain_uncalibrated(exposure_case)
     probability = None if why_uncalibrated else torch.sigmoid(log_odds_of_recovery)
     most_exposed = log_odds_of_recovery.argsort(descending=True, stable=True)[:top]
     found_ncc, nearest = best_candidates(candidates, data.x.double(), most_exposed)
     return Exposure(
         **results.figures,
         arch=network.arch,
-        surface=case.surface.name,
-        task=case.task,
+        surface=exposure_case.surface.name,
+        task=exposure_case.task,
         holdout=0 if holdout is None else len(holdout),
-        layers=case.layers,
+        layers=exposure_case.layers,
         attacks=ATTACKS,
         level=LEVEL,
         labels=data.y,
@@ -153,11 +155,11 @@ def expose(
         canaries=results.epsilon,
         top=most_exposed,
         images=data.x[most_exposed].double(),
-        informed=_informed_images(case, results.fit.tensors, most_exposed),
+        informed=_informed_images(exposure_case, results.fit.tensors, most_exposed),
         found_ncc=found_ncc,
         nearest=nearest,
         seconds=time.monotonic() - start_time,
-        notes=(*results.notes, *_notes(case, row_space.rank)),
+        notes=(*results.notes, *_notes(exposure_case, row_space.rank)),
     )
 
 

@@ -96,15 +96,15 @@ def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
     Returns:
         The head, or None if training changed the first layer or the network is not an MLP.
     """
-    theta0 = knowledge.theta0
-    if theta0 is None or checkpoint.live is not None:
+    initial_weights = knowledge.theta0
+    if initial_weights is None or checkpoint.live is not None:
         return None
     architecture = checkpoint.architecture
     chain = checkpoint.chain
     if architecture.kind != "mlp" or chain is None:
         return None
     layers = tuple(by_layer(checkpoint.theta))
-    trained_layers = moved_layers(checkpoint.theta, theta0)
+    trained_layers = moved_layers(checkpoint.theta, initial_weights)
     if not trained_layers or layers[0] in trained_layers:
         return None
     first_trained = layers.index(trained_layers[0])

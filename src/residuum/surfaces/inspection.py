@@ -105,8 +105,8 @@ def inspect_network(network: Network) -> Inspection:
         The measurements.
     """
     architecture = network.architecture
-    theta = network.theta
-    weight = first_layer(theta)
+    weights_by_name = network.theta
+    weight = first_layer(weights_by_name)
     spectrum = singular_values(weight)
     if network.live is not None:
         direction_count, explanation = None, "it is not known which layer receives the input"
@@ -124,11 +124,11 @@ def inspect_network(network: Network) -> Inspection:
         outputs=architecture.outputs,
         layers=tuple(
             ParameterSummary(name, tuple(t.shape), t.numel(), float(t.double().norm()))
-            for name, t in theta.items()
+            for name, t in weights_by_name.items()
         ),
-        parameters=sum(t.numel() for t in theta.values()),
-        bytes=sum(t.numel() * t.element_size() for t in theta.values()),
-        dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
+        parameters=sum(t.numel() for t in weights_by_name.values()),
+        bytes=sum(t.numel() * t.element_size() for t in weights_by_name.values()),
+        dtype=str(next(iter(weights_by_name.values())).dtype).removeprefix("torch."),
         homogeneity_order=network.homogeneity_order,
         directions=direction_count,
         directions_of=explanation,

@@ -242,24 +242,37 @@ def fit_multipliers(
         The multipliers, the condition number of the Gram matrix, and a note. The note is "" unless rounding
         errors leave few correct digits.
     """
-    theta = parameters(model)
+    weights_by_name = parameters(model)
     gram_matrix = gram(model, x, rows)
-    least_squares_problem, note = mult.factor_gram(gram_matrix, project(model, x, rows, theta)), ""
-    fits_into_memory = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
+    least_squares_problem, note = (
+        mult.factor_gram(gram_matrix, project(model, x, rows, weights_by_name)),
+        "",
+    )
+    fits_into_memory = (
+        len(rows) * sum(t.numel() for t in weights_by_name.values()) * 8 <= mult.DENSE_BYTES
+    )
     is_ill_conditioned = least_squares_problem.condition > mult.MAX_CONDITION
     if is_ill_conditioned and fits_into_memory:
-        least_squares_problem = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
+        least_squares_problem = mult.factor_dense(
+            jacobian(model, x, rows), flatten(weights_by_name)
+        )
     elif is_ill_conditioned:
         note = (
             "the Gram matrix has condition number "
             f"{least_squares_problem.condition:.1e}: multipliers have few correct digits"
         )
-    lam = mult.solve(least_squares_problem, free)
+    multipliers = mult.solve(least_squares_problem, free)
 
-    def correlate(lam: Tensor) -> Tensor:
-        return project(model, x, rows, residual(model, theta, x, rows.combine(lam, len(x))))
+    def correlate(multipliers: Tensor) -> Tensor:
+        return project(
+            model, x, rows, residual(model, weights_by_name, x, rows.combine(multipliers, len(x)))
+        )
 
-    return mult.refine(lam, gram_matrix, correlate, free), least_squares_problem.condition, note
+    return (
+        mult.refine(multipliers, gram_matrix, correlate, free),
+        least_squares_problem.condition,
+        note,
+    )
 
 
 def identity_gap(lam: Tensor, margins: Tensor, order: float | None, size: float) -> float | None:
@@ -538,7 +551,7 @@ def _solve_freed(
         The residual, and whether the quadratic program was solved.
     """
     index, signals = compute_kink_columns(model, trace, rows, pairs)
-    theta = parameters(model)
+    weights_by_name = parameters(model)
     least_squares_problem = _factor(model, trace, index, signals)
     z, is_solved = _solve_quadratic_program(
         least_squares_problem, len(rows), pairs.row, end - time.monotonic()
@@ -548,10 +561,10 @@ def _solve_freed(
         weighted_signal = z[:, None] * signal
         name = f"layers.{i}"
         residual[f"{name}.weight"] = (
-            theta[f"{name}.weight"] - weighted_signal.T @ trace.inputs[i][index]
+            weights_by_name[f"{name}.weight"] - weighted_signal.T @ trace.inputs[i][index]
         )
         if layer.bias is not None:
-            residual[f"{name}.bias"] = theta[f"{name}.bias"] - weighted_signal.sum(0)
+            residual[f"{name}.bias"] = weights_by_name[f"{name}.bias"] - weighted_signal.sum(0)
     return residual, is_solved
 
 
@@ -572,8 +585,8 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> m
     Returns:
         The factorized least-squares problem.
     """
-    theta = parameters(model)
-    parameter_count = sum(t.numel() for t in theta.values())
+    weights_by_name = parameters(model)
+    parameter_count = sum(t.numel() for t in weights_by_name.values())
     if len(index) * parameter_count * 8 > mult.DENSE_BYTES // 2:
         inner_products = torch.zeros(len(index), dtype=torch.float64)
         for i, signal in enumerate(signals):
@@ -585,7 +598,7 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> m
     for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
         columns.append((signal[:, :, None] * trace.inputs[i][index][:, None, :]).flatten(1))
         columns += [signal] if layer.bias is not None else []
-    return mult.factor_dense(torch.cat(columns, 1), flatten(theta))
+    return mult.factor_dense(torch.cat(columns, 1), flatten(weights_by_name))
 
 
 def _solve_quadratic_program(

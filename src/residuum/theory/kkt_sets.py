@@ -432,14 +432,16 @@ class KKTSet:
         """Replace each group of samples by one sample: the weighted mean of the group."""
         groups = sorted(groups)
         first_samples = torch.tensor([group[0] for group in groups])
-        lam = torch.stack([self.lam[group].sum() for group in groups])
+        merged_multipliers = torch.stack([self.lam[group].sum() for group in groups])
         merged_samples = torch.stack(
             [
                 torch.tensordot(self.lam[group], self.x[group], 1) / self.lam[group].sum()
                 for group in groups
             ]
         )
-        return self._with(merged_samples, self.y[first_samples], lam, self.covectors[first_samples])
+        return self._with(
+            merged_samples, self.y[first_samples], merged_multipliers, self.covectors[first_samples]
+        )
 
     def _check_mergeable(self, i: int, k: int) -> None:
         """Raise an error with the reason if two samples cannot be merged."""

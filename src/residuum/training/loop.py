@@ -135,10 +135,12 @@ def initialize(arch: Architecture, config: TrainingConfig) -> nn.Module:
         torch.manual_seed(config.seed)
         model = arch.build()
         if config.init == "small":
-            theta = dict(model.named_parameters())
+            weights_by_name = dict(model.named_parameters())
             with torch.no_grad():
-                for name in next(iter(by_layer(theta).values())):  # parameters of the first layer
-                    theta[name].normal_().mul_(config.init_scale)
+                for name in next(
+                    iter(by_layer(weights_by_name).values())
+                ):  # parameters of the first layer
+                    weights_by_name[name].normal_().mul_(config.init_scale)
         elif config.init == "lecun":
             with torch.no_grad():
                 for p in model.parameters():

@@ -134,19 +134,21 @@ def solve_dense(equations: Equations) -> Solution:
     Returns:
         The least-squares solutions of least norm.
     """
-    A = equations.A
-    eigenvalues, eigenvectors = np.linalg.eigh((A.T @ A).toarray())
+    equation_matrix = equations.A
+    eigenvalues, eigenvectors = np.linalg.eigh((equation_matrix.T @ equation_matrix).toarray())
     is_nonzero = eigenvalues > MIN_EIGENVALUE * max(float(eigenvalues[-1]), 1.0)
     basis, nonzero_eigenvalue = eigenvectors[:, is_nonzero], eigenvalues[is_nonzero]
-    solutions = np.zeros((A.shape[1], 3))
+    solutions = np.zeros((equation_matrix.shape[1], 3))
     # The first step solves the equations. The other two steps reduce its rounding errors.
     for _ in range(3):
-        unexplained = equations.sides - A @ solutions
-        solutions += basis @ ((basis.T @ (A.T @ unexplained)) / nonzero_eigenvalue[:, None])
+        unexplained = equations.sides - equation_matrix @ solutions
+        solutions += basis @ (
+            (basis.T @ (equation_matrix.T @ unexplained)) / nonzero_eigenvalue[:, None]
+        )
     freedom: Floats = (eigenvectors[:, ~is_nonzero] ** 2).sum(1)
     return Solution(
         y=solutions,
-        residual=equations.sides - A @ solutions,
+        residual=equations.sides - equation_matrix @ solutions,
         has_freedom=np.greater(freedom, MAX_FREEDOM),
         deviation=np.sqrt((basis**2 / nonzero_eigenvalue).sum(1)),
         rank=int(is_nonzero.sum()),

@@ -136,8 +136,12 @@ def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
         ) / 2  # convert the labels -1 and 1 to the labels 0 and 1 of the given samples
     # With several classes, each sample has a multiplier for each wrong class. The array ``u`` holds minus
     # these multipliers.
-    lam = -after.u[:, 0].clamp(max=0) if result.true_set.task == "multiclass" else after.lam
-    arrays = {"x": after.x.numpy(), "y": labels.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
+    multipliers = -after.u[:, 0].clamp(max=0) if result.true_set.task == "multiclass" else after.lam
+    arrays = {
+        "x": after.x.numpy(),
+        "y": labels.to(samples.y.dtype).numpy(),
+        "lam": multipliers.numpy(),
+    }
     if samples.mean is not None:
         arrays["mean"] = samples.mean.numpy()
     write_atomic(out / ".gitignore", "*\n")

@@ -135,14 +135,14 @@ def average_releases(released: Released) -> Adapted:
     if len(released.checkpoints) == 1:
         return cut_noise(released)
     network = released.checkpoints[0]
-    theta = {
+    mean_weights = {
         name: torch.stack([release.theta[name].double() for release in released.checkpoints])
         .mean(0)
         .to(t)
         for name, t in network.theta.items()
     }
     findings = {"releases": len(released.checkpoints)}
-    return _adapt(released, checkpoint=network.replace(theta=theta), findings=findings)
+    return _adapt(released, checkpoint=network.replace(theta=mean_weights), findings=findings)
 
 
 def cut_noise(released: Released) -> Adapted:
@@ -172,8 +172,11 @@ def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
     is_signal = values > omega * values.median()
     is_signal[0] = True  # keep at least one singular value, because attacks need nonzero weights
     denoised_matrix = (u * torch.where(is_signal, values, 0.0)) @ rows
-    theta = {**checkpoint.theta, parameter_name: denoised_matrix.reshape(weight.shape).to(weight)}
-    return checkpoint.replace(theta=theta), int(is_signal.sum()), len(values)
+    denoised_weights = {
+        **checkpoint.theta,
+        parameter_name: denoised_matrix.reshape(weight.shape).to(weight),
+    }
+    return checkpoint.replace(theta=denoised_weights), int(is_signal.sum()), len(values)
 
 
 def free_multipliers(released: Released) -> Adapted:
@@ -329,12 +332,12 @@ def _recenter(released: Released, shift: Tensor, kind: str) -> Adapted:
     moved_network = move_biases(network, shift)  # raises an error if the first layer has no bias
     weight, bias = (network.theta[name].double() for name in (WEIGHT, BIAS))
     shift_vector = shift.double().flatten()
-    theta0 = {name: torch.zeros_like(t) for name, t in network.theta.items()}
-    theta0[WEIGHT] = torch.outer(bias, shift_vector).to(network.theta[WEIGHT])
-    theta0[BIAS] = (weight @ shift_vector).to(network.theta[BIAS])
+    zero_weights = {name: torch.zeros_like(t) for name, t in network.theta.items()}
+    zero_weights[WEIGHT] = torch.outer(bias, shift_vector).to(network.theta[WEIGHT])
+    zero_weights[BIAS] = (weight @ shift_vector).to(network.theta[BIAS])
     rms = float(shift_vector.norm()) / math.sqrt(shift_vector.numel())
     findings = {"kind": kind, "shift_per_pixel": float(shift_vector.mean()), "rms_per_pixel": rms}
-    knowledge = _add_knowledge(released, "user", theta0=theta0)
+    knowledge = _add_knowledge(released, "user", theta0=zero_weights)
     attack = NTK.like(released.attack, lam_init=SIGNED_RANGE)
     changed_fields = {
         "knowledge": knowledge,

@@ -102,15 +102,17 @@ def recover(
     neurons = find_live_neurons(model)
     _check_arguments(neurons.degree, pairs, norm, augmented)
     signal_subspace = estimate_signal_subspace(neurons, rank)
-    f = interpolate(neurons, signal_subspace)
-    conditions = measure_conditions(neurons, signal_subspace, f)
+    interpolant = interpolate(neurons, signal_subspace)
+    conditions = measure_conditions(neurons, signal_subspace, interpolant)
     generator = stream("polynomial", seed)
-    diagonalized_fit = diagonalize(f, pairs, steps, generator) if conditions.samples else None
+    diagonalized_fit = (
+        diagonalize(interpolant, pairs, steps, generator) if conditions.samples else None
+    )
     sample_fit, grown_fit = diagonalized_fit, None
     if sample_fit is None or not sample_fit.is_verified:
-        grown_fit = grow(f, signal_subspace.rank, generator)
+        grown_fit = grow(interpolant, signal_subspace.rank, generator)
         if sample_fit is None or grown_fit.misfit < sample_fit.residual:
-            residuals = compute_stationarity_residuals(f, grown_fit.x, grown_fit.b)
+            residuals = compute_stationarity_residuals(interpolant, grown_fit.x, grown_fit.b)
             sample_fit = SampleFit(grown_fit.x, grown_fit.b, *residuals)
     is_trusted = (
         sample_fit is diagonalized_fit
@@ -118,7 +120,7 @@ def recover(
         and _looks_like_kkt_point(conditions)
     )
     x, b, scale_note = fix_scale(
-        sample_fit.x @ signal_subspace.basis.T, sample_fit.b, f.degree, norm, augmented
+        sample_fit.x @ signal_subspace.basis.T, sample_fit.b, interpolant.degree, norm, augmented
     )
     return conditions.replace(
         x=x,

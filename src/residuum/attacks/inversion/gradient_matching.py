@@ -398,23 +398,27 @@ class Problem:
         candidates = (
             (settings.sigma * candidates).to(settings.device, settings.numbers).requires_grad_()
         )
-        lam = torch.rand(settings.candidates, *self.lam_shape, generator=generator)
-        lam = (self._scale(candidates, lam.to(candidates)) * lam.to(candidates)).requires_grad_()
-        lam_rate = float(lam.detach().mean()) * settings.lr_x
-        adam = torch.optim.Adam([{"params": [candidates], "lr": 1.0}, {"params": [lam], "lr": 1.0}])
+        multipliers = torch.rand(settings.candidates, *self.lam_shape, generator=generator)
+        multipliers = (
+            self._scale(candidates, multipliers.to(candidates)) * multipliers.to(candidates)
+        ).requires_grad_()
+        lam_rate = float(multipliers.detach().mean()) * settings.lr_x
+        adam = torch.optim.Adam(
+            [{"params": [candidates], "lr": 1.0}, {"params": [multipliers], "lr": 1.0}]
+        )
         box, progress = self.knowledge.box(candidates[0].detach()), 0.0
-        result = SolvedRestart(candidates, lam, [], [], [], "")
+        result = SolvedRestart(candidates, multipliers, [], [], [], "")
         for step in range(settings.steps):
             progress = max(progress, step / settings.steps, (time.monotonic() - start) / seconds)
             if step and progress >= 1:
                 break
             with second_derivatives():
                 distances = self.matching.measure(
-                    self.target, self.total(candidates, lam), self.groups
+                    self.target, self.total(candidates, multipliers), self.groups
                 )
                 loss = distances.mean() + self.prior.weight_at(progress) * self._penalty(candidates)
                 gx, gl = torch.autograd.grad(
-                    loss, (candidates, lam), allow_unused=True, materialize_grads=True
+                    loss, (candidates, multipliers), allow_unused=True, materialize_grads=True
                 )
             if step % RECORD_EVERY == 0:
                 result.steps.append(step)
@@ -425,7 +429,7 @@ class Problem:
                     watch(AttackProgress(step, settings.steps, *latest_record, tuple(self.groups)))
             if not bool(loss.isfinite()):
                 break
-            candidates.grad, lam.grad = gx.sign() if self.matching.signed else gx, gl
+            candidates.grad, multipliers.grad = gx.sign() if self.matching.signed else gx, gl
             rate_factor = (
                 settings.lr_decay + (1 - settings.lr_decay) * (1 + math.cos(math.pi * progress)) / 2
             )
@@ -433,14 +437,17 @@ class Problem:
                 group["lr"] = rate_factor * size
             adam.step()
             with torch.no_grad():
-                lam.clamp_(min=0)
+                multipliers.clamp_(min=0)
                 if box is not None:
                     candidates.copy_(candidates.clamp(*box))
         is_finite = bool(candidates.isfinite().all())
         result.status = (
             "diverged" if not is_finite else "time" if step < settings.steps - 1 else "finished"
         )
-        result.x, result.lam = candidates.detach().double().cpu(), lam.detach().double().cpu()
+        result.x, result.lam = (
+            candidates.detach().double().cpu(),
+            multipliers.detach().double().cpu(),
+        )
         return result
 
     def _penalty(self, x: Tensor) -> Tensor:

@@ -283,13 +283,15 @@ class Stationarity(StationarityAttack):
             final_state.stopped if alive else "diverged" for alive in final_state.alive.tolist()
         )
         lam, x = solver.multipliers(final_state.best_lam), final_state.best_x
-        population = final_state.population or Population.start(run_count, solver.problem.labels)
-        has_candidate = population.best_active.cpu().flatten()
+        candidate_population = final_state.population or Population.start(
+            run_count, solver.problem.labels
+        )
+        has_candidate = candidate_population.best_active.cpu().flatten()
         notes, second_order = summarize_growth(grower, final_state)
         reconstruction = Reconstruction(
             attack=self.name,
             x=_flat(x)[has_candidate],
-            labels=population.best_labels.cpu().flatten()[has_candidate],
+            labels=candidate_population.best_labels.cpu().flatten()[has_candidate],
             lam=_flat(lam)[has_candidate],
             run=torch.arange(run_count).repeat_interleave(x.shape[1])[has_candidate],
             steps=torch.tensor(final_state.steps),
@@ -301,8 +303,8 @@ class Stationarity(StationarityAttack):
             settings=self.to_json(),
             seconds=time.monotonic() - start_time,
             notes=notes,
-            events=population.events,
-            ident=population.best_ident.cpu().flatten()[has_candidate],
+            events=candidate_population.events,
+            ident=candidate_population.best_ident.cpu().flatten()[has_candidate],
             second_order=second_order,
         )
         return reconstruction.replace(selection=select(reconstruction))

@@ -193,11 +193,12 @@ class Grower:
         due_runs = [run for run in range(len(state.x)) if self._is_due(state, run, sharpness)]
         if not due_runs:
             return state
-        population = get_population(state)
+        candidate_population = get_population(state)
         last_round_steps = tuple(
-            state.step if r in due_runs else step for r, step in enumerate(population.last)
+            state.step if r in due_runs else step
+            for r, step in enumerate(candidate_population.last)
         )
-        state = state.replace(population=population.replace(last=last_round_steps))
+        state = state.replace(population=candidate_population.replace(last=last_round_steps))
         if self.settings.split_merge:
             state = self._merge(state, due_runs, sharpness)
         state, due_runs = self._stop(state, due_runs, sharpness)
@@ -380,14 +381,14 @@ class Grower:
             eps, whether the point is stationary for eps, and ``least_eps``, the smallest eps for which the
             point is stationary.
         """
-        population = get_population(state)
-        problem_at_best = self.problem.with_labels(population.best_labels)
+        candidate_population = get_population(state)
+        problem_at_best = self.problem.with_labels(candidate_population.best_labels)
         # Candidates are never added after the last step, so the random numbers of this step number are
         # unused.
         unused_step = self.solver.config.steps + 1
         generators = [self.create_generator(unused_step, run) for run in range(len(state.x))]
         start_vectors = self.draw_noise(state.x, generators)
-        is_candidate = population.best_active.view(
+        is_candidate = candidate_population.best_active.view(
             *start_vectors.shape[:2], *[1] * (start_vectors.ndim - 2)
         )
         sharpness, lam = self.solver.sharpness_at(state.step), state.best_lam * self.scale

@@ -129,13 +129,13 @@ def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, in
     Returns:
         The pairs, as positions of the candidates in the tensors of the state.
     """
-    population = get_population(state)
-    slots = population.active[run].nonzero()[:, 0]
+    candidate_population = get_population(state)
+    slots = candidate_population.active[run].nonzero()[:, 0]
     flat_candidates = state.x[run, slots].flatten(1)
-    lam = state.lam[run, slots].reshape(len(flat_candidates), -1)
-    signs, labels = lam.sign(), population.labels[run, slots]
+    multipliers = state.lam[run, slots].reshape(len(flat_candidates), -1)
+    signs, labels = multipliers.sign(), candidate_population.labels[run, slots]
     is_mergeable = (labels[:, None] == labels[None]) & ((signs[:, None] * signs[None]) >= 0).all(2)
-    is_mergeable &= (lam != 0).any(1)[:, None] & (lam != 0).any(1)[None]
+    is_mergeable &= (multipliers != 0).any(1)[:, None] & (multipliers != 0).any(1)[None]
     distances = torch.cdist(flat_candidates, flat_candidates)
     patterns = activation_patterns(problem, state.x[run, slots])
     if patterns is None:

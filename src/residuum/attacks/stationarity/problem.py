@@ -98,10 +98,10 @@ class Problem:
             model_at_point = copy.deepcopy(converted_model)
             if name == "theta0":
                 assert knowledge.theta0 is not None
-                theta0 = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
+                initial_weights = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
                 # The initial weights are known without buffers, so the buffers of the trained network are
                 # used.
-                model_at_point.load_state_dict({**model_at_point.state_dict(), **theta0})
+                model_at_point.load_state_dict({**model_at_point.state_dict(), **initial_weights})
             models_at_points.append(model_at_point)
         self.objective = objective
         chain = dense_chain(converted_model)

@@ -59,8 +59,10 @@ def append_events(state: SolverState, events: list[dict[str, Any]]) -> SolverSta
     Returns:
         The new state of the search.
     """
-    population = get_population(state)
-    return state.replace(population=population.replace(events=(*population.events, *events)))
+    candidate_population = get_population(state)
+    return state.replace(
+        population=candidate_population.replace(events=(*candidate_population.events, *events))
+    )
 
 
 def place_newcomers(
@@ -81,21 +83,22 @@ def place_newcomers(
     """
     if not any(newcomers):
         return state, [[] for _ in newcomers]
-    population, m = get_population(state), state.x.shape[1]
+    candidate_population, m = get_population(state), state.x.shape[1]
     needed_slots = [
-        int(a.sum()) + len(new) for a, new in zip(population.active, newcomers, strict=True)
+        int(a.sum()) + len(new)
+        for a, new in zip(candidate_population.active, newcomers, strict=True)
     ]
     state = add_slots(state, max(m, *needed_slots))
-    population = get_population(state)
+    candidate_population = get_population(state)
     tensors = {name: getattr(state, name).clone() for name in ("x", "lam")}
     moments = {name: t.clone() for name, t in state.moments.items()}
     slot_fields = {
-        name: getattr(population, name).clone() for name in ("labels", "active", "ident")
+        name: getattr(candidate_population, name).clone() for name in ("labels", "active", "ident")
     }
-    next_numbers = list(population.born)
+    next_numbers = list(candidate_population.born)
     numbers: list[list[tuple[int, ...]]] = []
     for run, new in enumerate(newcomers):
-        empty_slots = (~population.active[run]).nonzero()[:, 0].tolist()
+        empty_slots = (~candidate_population.active[run]).nonzero()[:, 0].tolist()
         numbers.append([])
         for slot, newcomer in zip(empty_slots, new, strict=False):
             parent = newcomer.parent
@@ -115,8 +118,8 @@ def place_newcomers(
                 moment[run, slot] = 0.0 if parent is None else moment[run, parent]
             next_numbers[run] += len(newcomer_numbers)
             numbers[run].append(newcomer_numbers)
-    population = population.replace(**slot_fields, born=tuple(next_numbers))
-    return state.replace(**tensors, moments=moments, population=population), numbers
+    candidate_population = candidate_population.replace(**slot_fields, born=tuple(next_numbers))
+    return state.replace(**tensors, moments=moments, population=candidate_population), numbers
 
 
 def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
@@ -129,7 +132,7 @@ def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
     Returns:
         The new state of the search.
     """
-    population = get_population(state)
+    candidate_population = get_population(state)
 
     def empty_slots(tensor: Tensor) -> Tensor:
         return tensor.masked_fill(dropped.view(*dropped.shape, *[1] * (tensor.ndim - 2)), 0.0)
@@ -138,7 +141,7 @@ def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
         x=empty_slots(state.x),
         lam=empty_slots(state.lam),
         moments={name: empty_slots(t) for name, t in state.moments.items()},
-        population=population.replace(active=population.active & ~dropped),
+        population=candidate_population.replace(active=candidate_population.active & ~dropped),
     )
 
 
@@ -161,10 +164,10 @@ def add_slots(state: SolverState, slots: int) -> SolverState:
             [tensor, tensor.new_zeros(len(tensor), missing_slots, *tensor.shape[2:])], 1
         )
 
-    population = get_population(state)
-    padded_fields = {name: pad(getattr(population, name)) for name in POPULATION_FIELDS}
+    candidate_population = get_population(state)
+    padded_fields = {name: pad(getattr(candidate_population, name)) for name in POPULATION_FIELDS}
     return state.replace(
         **{name: pad(getattr(state, name)) for name in STATE_FIELDS},
         moments={name: pad(t) for name, t in state.moments.items()},
-        population=population.replace(**padded_fields),
+        population=candidate_population.replace(**padded_fields),
     )

@@ -208,8 +208,8 @@ def build_kkt_set(
     for point in objective.gradient_points():
         model_at_point = copy.deepcopy(model)
         if point == "theta0":
-            theta0 = {k: t.clone() for k, t in (knowledge.theta0 or {}).items()}
-            model_at_point.load_state_dict(theta0)
+            initial_weights = {k: t.clone() for k, t in (knowledge.theta0 or {}).items()}
+            model_at_point.load_state_dict(initial_weights)
         models.append(model_at_point)
     output_weights = torch.stack(
         [objective.covectors(p, evaluate(m, x), labels, lam) for p, m in enumerate(models)], 1

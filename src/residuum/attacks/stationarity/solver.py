@@ -418,11 +418,15 @@ class Solver:
             initial_candidates = self._draw(self.settings.for_run(run).sigma, generator)
             xs.append(initial_candidates.to(config.device, self.dtype))
             draw = torch.randn if config.lam_distribution == "normal" else torch.rand
-            lam = draw(self.sizes[1], *self.lam_shape, generator=generator, dtype=torch.float64)
+            initial_multipliers = draw(
+                self.sizes[1], *self.lam_shape, generator=generator, dtype=torch.float64
+            )
             low, high = config.lam_init
             multiplier_range = high if config.lam_distribution == "normal" else high - low
-            lams.append((low + multiplier_range * lam).to(config.device, self.dtype))
-        initial_candidates, lam = (
+            lams.append(
+                (low + multiplier_range * initial_multipliers).to(config.device, self.dtype)
+            )
+        initial_candidates, initial_multipliers = (
             tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
             for tensors in (xs, lams)
         )
@@ -432,9 +436,9 @@ class Solver:
         alive = torch.ones(config.restarts, dtype=torch.bool, device=config.device)
         initial_state = SolverState(
             initial_candidates,
-            lam,
+            initial_multipliers,
             initial_candidates,
-            lam,
+            initial_multipliers,
             infinite_loss,
             infinite_loss,
             alive,
@@ -460,15 +464,15 @@ class Solver:
         If a run has fewer candidates than the tensors can hold, the other positions hold zeros. The method
         computes the penalty of the priors on these zeros, which is subtracted from the loss.
         """
-        population = state.population
+        candidate_population = state.population
         # The solver and the state share the tensor ``active`` until a candidate is added or removed.
-        if population is None or population.active is self.active:
+        if candidate_population is None or candidate_population.active is self.active:
             return
-        self.problem.labels, self.active = population.labels, population.active
+        self.problem.labels, self.active = candidate_population.labels, candidate_population.active
         self._static = StaticSteps(self.step, self.config, self.dtype, self.captured)
         empty_x, empty_lam = torch.zeros_like(state.x[:, :1]), torch.zeros_like(state.lam[:, :1])
         empty_penalty = penalty(self.priors, empty_x, empty_lam)
-        self.padding = empty_penalty * (~population.active).sum(1)
+        self.padding = empty_penalty * (~candidate_population.active).sum(1)
 
     def _evaluate(self, state: SolverState) -> SolverState:
         """Compute the loss of every run. Record it, the best point so far, and which runs have diverged."""
@@ -480,7 +484,7 @@ class Solver:
         is_fine = torch.isfinite(loss) & (loss <= loss_limit)
         is_better = state.alive & is_fine & (loss < state.best_loss)
         # If this step was already evaluated before an interruption, the new record replaces the old record.
-        population = state.population
+        candidate_population = state.population
         kept_record_count = len(state.steps) - (state.step in state.steps[-1:])
         return state.replace(
             best_x=_where(is_better, state.x, state.best_x),
@@ -491,7 +495,9 @@ class Solver:
             steps=(*state.steps[:kept_record_count], state.step),
             loss=(*state.loss[:kept_record_count], loss.detach().cpu().double()),
             layers=(*state.layers[:kept_record_count], layers.detach().cpu().double()),
-            population=population if population is None else population.keep_best(is_better),
+            population=candidate_population
+            if candidate_population is None
+            else candidate_population.keep_best(is_better),
         )
 
     def _closed_form_due(self, step: int) -> bool:
@@ -887,9 +893,13 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
     if saved_state.fingerprint != fingerprint:
         refuse_other_run(path.parent, "an attack", "settings or weights")
     stop_reason = "" if saved_state.stopped == "time" else saved_state.stopped
-    population = None if saved_state.population is None else _moved(saved_state.population, device)
+    candidate_population = (
+        None if saved_state.population is None else _moved(saved_state.population, device)
+    )
     moments = {name: t.to(device) for name, t in saved_state.moments.items()}
-    saved_state = saved_state.replace(moments=moments, stopped=stop_reason, population=population)
+    saved_state = saved_state.replace(
+        moments=moments, stopped=stop_reason, population=candidate_population
+    )
     return _moved(saved_state, device)
 
 

@@ -45,9 +45,8 @@ from residuum.surfaces.surface import Surface
 from residuum.theory.rows import margins
 
 MIN_COLUMNS, MAX_COLUMNS = 4, 10  # limits of the number of columns of a table
-# All following distances refer to columns that are scaled to [0, 1]. Tolerances. The activation boundary of
-# a neuron (where its input is zero) counts as passing through a sample if their distance is below a
-# tolerance.
+# Tolerances. The activation boundary of a neuron (where its input is zero) counts as passing through a sample
+# if their distance is below a tolerance. All distances are for columns that are scaled to [0, 1].
 EPS = (1e-4, 3e-4, 1e-3)
 GROUP = 3  # minimum number of hyperplanes that cross a line at the same point (a corner)
 # A corner is a point where several hyperplanes meet. Their crossings with a line through the corner lie
@@ -407,8 +406,8 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
     solutions = torch.linalg.solve_ex(
         torch.cat([near_normals[point_index, chosen_planes], random_direction], 2), right_sides
     ).result
-    x, u = solutions[..., 0], F.normalize(solutions[..., 1], dim=2)
-    slope, distance = u @ near_normals.mT, x @ near_normals.mT + near_offsets[:, None]
+    crossing_points, u = solutions[..., 0], F.normalize(solutions[..., 1], dim=2)
+    slope, distance = u @ near_normals.mT, crossing_points @ near_normals.mT + near_offsets[:, None]
     contains_line = (slope.abs() < CONTAINING) & (distance.abs() < EPS[-1])
     containing_count = contains_line.sum(2) - (d - 1)
     line_positions = -distance / slope
@@ -429,9 +428,9 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
         ).nonzero(as_tuple=True)
         middle_position = (first_crossing[row, j] + last_crossing[row, j]) / 2
         i, k = i[row], k[row]
-        corner_points.append(around[i] + x[i, k] + u[i, k] * middle_position[:, None])
-    x = torch.cat(corner_points)
-    return x[is_inside(x)]
+        corner_points.append(around[i] + crossing_points[i, k] + u[i, k] * middle_position[:, None])
+    crossing_points = torch.cat(corner_points)
+    return crossing_points[is_inside(crossing_points)]
 
 
 def is_inside(x: Tensor) -> Tensor:

@@ -301,10 +301,10 @@ class Unmix(UnmixSettings, OneShotAttack):
         assert isinstance(layer, InputLayer)
         domain = choose_domain(self.domain, layer.shape)
         domain_values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
-        effort = choose_effort(self.seconds, layer.rank, domain_values, self.device)
-        effort = apply_settings(self, effort)
+        computation_plan = choose_effort(self.seconds, layer.rank, domain_values, self.device)
+        computation_plan = apply_settings(self, computation_plan)
         sources = unmix(
-            layer.rows.to(self.device), layer.shape, effort, domain=domain, seed=self.seed
+            layer.rows.to(self.device), layer.shape, computation_plan, domain=domain, seed=self.seed
         )
         centers = sources.centers
         sign, size, evidence = estimate_signs_and_sizes(sources, layer, knowledge, centers)

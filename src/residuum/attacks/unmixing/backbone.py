@@ -373,8 +373,10 @@ class BehindBackbone(OneShotAttack):
         shape, device = surface.sample_shape(knowledge), self.device
         layer_rows = layer.rows.to(device)
         value_count = 2 * math.prod(layer.shape)
-        effort = choose_effort(UNMIXING * self.seconds, layer.rank, value_count, device)
-        separated = unmix(layer_rows, layer.shape, effort, rank=layer.rank, seed=self.seed)
+        computation_plan = choose_effort(UNMIXING * self.seconds, layer.rank, value_count, device)
+        separated = unmix(
+            layer_rows, layer.shape, computation_plan, rank=layer.rank, seed=self.seed
+        )
         centers = separated.centers
         is_group_member = torch.ones(len(separated.x), dtype=torch.bool)
         is_group_member[centers] = False

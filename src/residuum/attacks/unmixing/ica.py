@@ -299,9 +299,18 @@ def _separate(
     if not layers:
         return []
     whitened = [whiten(layer.V[:source_count].reshape(-1, *shape), domain) for layer in layers]
-    Z = torch.stack([Z for Z, _ in whitened for _ in strengths])
-    a = torch.tensor(strengths * len(layers)).to(Z)
-    Q = iter(run_population(Z, a, effort.starts, effort.rounds, effort.iterations, generator))
+    whitened_data = torch.stack([whitened_data for whitened_data, _ in whitened for _ in strengths])
+    contrast_strengths = torch.tensor(strengths * len(layers)).to(whitened_data)
+    solution_iterator = iter(
+        run_population(
+            whitened_data,
+            contrast_strengths,
+            effort.starts,
+            effort.rounds,
+            effort.iterations,
+            generator,
+        )
+    )
     sources = []
     for layer, (_, K) in zip(layers, whitened, strict=True):
         V, A = (
@@ -309,7 +318,7 @@ def _separate(
             (layer.U[:, :source_count] * layer.S[:source_count]).to(layer.V),
         )
         for _ in strengths:
-            sources.append(orient_sources(next(Q) @ K, A, V))
+            sources.append(orient_sources(next(solution_iterator) @ K, A, V))
     return sources
 
 
@@ -366,19 +375,21 @@ class Layer:
         """
         h, d = rows.shape
         blocks = rows.split(COLUMNS, int(h <= d))
-        gram = torch.zeros(())
+        gram_matrix = torch.zeros(())
         for block in map(Tensor.double, blocks):
-            gram = gram.to(block) + (block @ block.T if h <= d else block.T @ block)
-        squares, vectors = torch.linalg.eigh(gram)
+            gram_matrix = gram_matrix.to(block) + (block @ block.T if h <= d else block.T @ block)
+        squares, vectors = torch.linalg.eigh(gram_matrix)
         S, vectors = squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
         inverse_values = torch.where(1e-8 * S[0] < S, 1 / S, 0.0)
         if h <= d:
-            V = [
+            right_vector_blocks = [
                 (inverse_values[:, None] * (vectors.T @ block.double())).float() for block in blocks
             ]
-            return cls(vectors, S, torch.cat(V, 1), *estimate_clean_rank(S.cpu(), h, d))
-        U = torch.cat([(block.double() @ vectors) * inverse_values for block in blocks])
-        return cls(U, S, vectors.T.float(), *estimate_clean_rank(S.cpu(), h, d))
+            return cls(
+                vectors, S, torch.cat(right_vector_blocks, 1), *estimate_clean_rank(S.cpu(), h, d)
+            )
+        left_vectors = torch.cat([(block.double() @ vectors) * inverse_values for block in blocks])
+        return cls(left_vectors, S, vectors.T.float(), *estimate_clean_rank(S.cpu(), h, d))
 
 
 def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
@@ -498,14 +509,14 @@ def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tenso
         scaled_vectors = vectors * torch.maximum(squares, smallest_square).rsqrt()[..., None, :]
         return scaled_vectors @ (vectors.mT @ P)
     norms = torch.linalg.matrix_norm(P, 1) * torch.linalg.matrix_norm(P, math.inf)
-    Q = P / norms.sqrt()[..., None, None]
+    orthogonal_matrices = P / norms.sqrt()[..., None, None]
     identity_matrix = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
     for k in range(max_iterations):
-        gram = Q.mT @ Q
-        if k % 4 == 3 and float((gram - identity_matrix).abs().max()) < tolerance:
+        gram_matrices = orthogonal_matrices.mT @ orthogonal_matrices
+        if k % 4 == 3 and float((gram_matrices - identity_matrix).abs().max()) < tolerance:
             break
-        Q = 1.5 * Q - 0.5 * Q @ gram
-    return Q
+        orthogonal_matrices = 1.5 * orthogonal_matrices - 0.5 * orthogonal_matrices @ gram_matrices
+    return orthogonal_matrices
 
 
 def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float = 1e-4) -> Tensor:
@@ -525,9 +536,9 @@ def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float =
     """
     Z, a, N = Z[:, None], a[:, None, None, None], Z.shape[1]
     for _ in range(iterations):
-        g = (Z @ (a * Q).mT).tanh_()  # (P, B, N, r)
-        slope = a * (1 - g.square().mean(2, keepdim=True))
-        new_Q = polar(g.mT @ Z / N - slope.mT * Q)
+        tanh_values = (Z @ (a * Q).mT).tanh_()  # (P, B, N, r)
+        slope = a * (1 - tanh_values.square().mean(2, keepdim=True))
+        new_Q = polar(tanh_values.mT @ Z / N - slope.mT * Q)
         largest_change = float(((new_Q * Q).sum(3).abs() - 1).abs().max())
         Q = new_Q
         if largest_change < tolerance:
@@ -547,8 +558,10 @@ def contrast(Z: Tensor, Q: Tensor, a: Tensor) -> Tensor:
         (P, B, r) contrasts.
     """
     a = a[:, None, None, None]
-    y = (a * (Z[:, None] @ Q.mT)).abs()
-    return ((y + torch.log1p(torch.exp(-2 * y)) - math.log(2)) / a).mean(2)
+    scaled_sources = (a * (Z[:, None] @ Q.mT)).abs()
+    return ((scaled_sources + torch.log1p(torch.exp(-2 * scaled_sources)) - math.log(2)) / a).mean(
+        2
+    )
 
 
 def run_population(
@@ -568,17 +581,17 @@ def run_population(
         (P, r, r) solution of each problem with the sparsest sources.
     """
     P, _, r = Z.shape
-    Q = torch.linalg.qr(torch.randn(P, starts, r, r, generator=generator))[0].to(Z)
+    solutions = torch.linalg.qr(torch.randn(P, starts, r, r, generator=generator))[0].to(Z)
     for remaining in reversed(range(rounds)):
-        Q = fastica(Z, Q, a, iterations)
-        contrasts = contrast(Z, Q, a)
+        solutions = fastica(Z, solutions, a, iterations)
+        contrasts = contrast(Z, solutions, a)
         if remaining and starts > 1:
-            solutions_with_contrasts = zip(Q.cpu(), contrasts.cpu(), strict=True)
+            solutions_with_contrasts = zip(solutions.cpu(), contrasts.cpu(), strict=True)
             new_starts = torch.stack(
                 [cross_solutions(q, s, generator) for q, s in solutions_with_contrasts]
             )
-            Q = polar(new_starts.to(Z), max_iterations=100)
-    return Q[torch.arange(P, device=Q.device), contrasts.sum(2).argmin(1)]
+            solutions = polar(new_starts.to(Z), max_iterations=100)
+    return solutions[torch.arange(P, device=solutions.device), contrasts.sum(2).argmin(1)]
 
 
 def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:

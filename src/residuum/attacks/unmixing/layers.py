@@ -214,6 +214,6 @@ def estimate_initial_share(rows: Tensor, initial: Tensor) -> float:
         if abs(c - last) < 1e-6 or weight_update.norm() <= 10 * ROUNDING * rows.norm():
             break
         layer = Layer.from_rows(weight_update)
-        V = layer.V[: min(layer.rank, len(layer.V) - 1)]
-        orthogonal_part = initial - (initial @ V.T) @ V
+        right_singular_vectors = layer.V[: min(layer.rank, len(layer.V) - 1)]
+        orthogonal_part = initial - (initial @ right_singular_vectors.T) @ right_singular_vectors
     return c

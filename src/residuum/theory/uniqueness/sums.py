@@ -446,11 +446,11 @@ def _total(cells: Cells, g: int, covector: Tensor) -> Array:
     the mass L.
     """
     members, kkt_set = cells.groups.members(g), cells.kkt_set
-    lam = _row_multipliers(kkt_set, members, covector)
+    multipliers = _row_multipliers(kkt_set, members, covector)
     differences_from_first = (
         kkt_set.x[members].flatten(1) - kkt_set.x[cells.groups.first[g]].flatten()
     )
-    return torch.cat([lam @ differences_from_first, lam.sum()[None]]).cpu().numpy()
+    return torch.cat([multipliers @ differences_from_first, multipliers.sum()[None]]).cpu().numpy()
 
 
 def _row_multipliers(kkt_set: KKTSet, samples: Tensor | int, covector: Tensor) -> Tensor:
