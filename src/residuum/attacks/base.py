@@ -280,9 +280,8 @@ class Attack(AttackSettings):
         except ResiduumError:
             raise
         except (Exception, SystemExit) as problem:
-            message = f"The plug-in attack {self.name} failed: {plugins.describe(problem)}."
             raise PluginError(
-                message,
+                f"The plug-in attack {self.name} failed: {plugins.describe(problem)}.",
                 "Correct the plug-in package that defines this attack, or use another attack.",
             ) from problem
 

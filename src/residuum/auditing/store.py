@@ -121,12 +121,9 @@ class AuditRun(RunDir, AuditStore):
             OutputError: If the folder holds a finished or an unfinished audit.
         """
         if self.is_complete or self.work.exists():
-            message = (
-                "The folder of a new result must not hold another audit; "
-                f"{str(self.path)!r} holds an audit already."
-            )
             raise OutputError(
-                message,
+                "The folder of a new result must not hold another audit; "
+                f"{str(self.path)!r} holds an audit already.",
                 "Pass a new folder for the result, or remove the folder that holds the other "
                 "audit.",
             )

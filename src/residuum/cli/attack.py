@@ -194,8 +194,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
                 else f"All {reconstruction.restarts} restarts"
             )
             raise InconclusiveError(
-                f"{sentence_subject} diverged (the values became infinite or undefined); the unfinished "
-                f"result is in {str(out)!r}.",
+                f"An attack must stay finite. {sentence_subject} diverged (reached infinite or undefined "
+                f"values); the unfinished result is in {str(out)!r}.",
                 "Lower --lr-x or --lr-lam.",
             )
         if is_reused and output.visible:

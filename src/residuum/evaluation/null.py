@@ -137,10 +137,15 @@ def calibrate(
     """
     holdout_size = gain.shape[1] - n
     if reason := why_not_calibrated(n, holdout_size):
-        raise InputError(f"{reason}.", "Pass more held-out samples.")
+        raise InputError(
+            f"A chance level needs enough held-out samples; {reason}.",
+            "Pass more held-out samples.",
+        )
     if subsets < MIN_SUBSETS:
-        message = f"A permutation test needs at least {MIN_SUBSETS} random subsets; got {subsets}."
-        raise InputError(message, "Pass subsets=2000.")
+        raise InputError(
+            f"A permutation test needs at least {MIN_SUBSETS} random subsets; got {subsets}.",
+            "Pass subsets=2000.",
+        )
     labels = np.zeros(gain.shape[1], dtype=int) if strata is None else strata
     training_and_random_sets = np.concatenate(
         [np.arange(n)[None], draw_sets(labels, labels[:n], subsets, rng)]

@@ -113,7 +113,8 @@ def rank_records(table: RecoveredTable, data: Dataset) -> ForestExposure:
     n, width = len(data), data.x[0].numel()
     if width != table.columns:
         raise InputError(
-            f"The samples must have {table.columns} columns, as the forest has; got {width} columns.",
+            f"The samples must have as many columns as the forest was trained on; the forest has "
+            f"{table.columns} columns, and the samples have {width}.",
             "Pass the columns that the forest was trained on, in the same order.",
         )
     train = data.replace(x=data.x.flatten(1))

@@ -237,8 +237,8 @@ class StationaritySettings(RestartSettings):
     split_every: int = Field(
         default=300,
         gt=0,
-        description="Number of steps between two steps at which candidates may be split in two. The "
-        "setting split_trigger describes when candidates are split.",
+        description="Number of optimization steps after which candidates may be split in two again. The "
+        "setting split_trigger describes when they are split.",
     )
     split_tolerance: float = Field(
         default=0.1,

@@ -54,7 +54,12 @@ class ExposureRequest(Settings):
         "pure differential privacy.",
         json_schema_extra=EXPERT,
     )
-    top: int = Field(default=10, ge=0, description="Number of records to show with their images.")
+    top: int = Field(
+        default=10,
+        ge=0,
+        description="Number of records whose images are stored in the "
+        "result, those with the highest risk first.",
+    )
     device: str = Field(default="cpu", description="Where to compute: cpu or cuda.")
 
 
@@ -97,8 +102,8 @@ class DefenseRequest(Settings):
     )
     lr: float = Field(
         default=0.5,
-        description="Learning rate of gradient descent with momentum 0.9, if a defense needs gradient "
-        "descent.",
+        description="Learning rate of the training by gradient descent (with momentum 0.9), if a defense "
+        "needs gradient descent.",
         json_schema_extra=EXPERT,
     )
     attack_steps: int = Field(

@@ -144,7 +144,8 @@ class Objective(ABC):
         """
         if why_not := self.why_not(outputs, "", knowledge):
             raise InputError(
-                f"The attack objective `{type(self).__name__}` cannot be used: it {why_not}.",
+                f"The attack must suit the network. The attack objective `{type(self).__name__}` does not, "
+                f"because it {why_not}.",
                 "To list the attacks that apply, run: residuum audit CKPT --dry-run",
             )
 

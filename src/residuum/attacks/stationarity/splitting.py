@@ -66,8 +66,8 @@ class SampleSplitting(GrowthStrategy):
         has_relu = any(isinstance(module, nn.ReLU) for module in solver.model.modules())
         if solver.problem.surrogate == "none" and has_relu:
             raise InputError(
-                "Candidates can be split only if the loss has a curvature in the candidates; with the "
-                "true derivative of the ReLU it has none.",
+                "Splitting candidates needs second derivatives of the network; with the true derivative of "
+                "the ReLU there are none.",
                 "Pass --surrogate sigmoid or --surrogate softplus.",
             )
 
