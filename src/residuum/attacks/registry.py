@@ -69,7 +69,7 @@ UNMIX = {WEIGHTS: Unmix, CHANGE: Unmix, MOMENT: UnmixOptimizerState}
 
 
 def every_attack() -> dict[str, type[Attack]]:
-    """Return all attack classes by name. The attacks that solve a stationarity equation come first."""
+    """Return all attack classes by name, including those of plug-in packages."""
     classes = {attack.name: attack for attack in STATIONARITY}
     stationarity_attacks = {
         name: classes[name] if name in classes else Stationarity.with_objective(objective)

@@ -44,7 +44,7 @@ MAX_RECORDS = 300
 
 
 def assemble_result(audit: Audit) -> AuditResult:
-    """Return the result, including the verdict, of an audit whose stages have run."""
+    """Return the result of an audit whose stages (steps) have run, with its verdict."""
     if audit.case.network is not None:
         return _assemble_for_network(audit)
     if audit.case.predictor is None:
@@ -377,7 +377,7 @@ def _record_shape(width: int, knowledge: Knowledge, train: Dataset | None) -> tu
 def _as_reconstruction(
     records: Tensor, shape: tuple[int, ...], knowledge: Knowledge
 ) -> Reconstruction:
-    """Return the first stored records as a ``Reconstruction``, whose candidates the report shows."""
+    """Convert the first stored records to a ``Reconstruction``, so that the report can show them."""
     shaped_records = records[:MAX_RECORDS].double().reshape(-1, *shape)
     ones, index = (
         torch.ones(len(shaped_records), dtype=shaped_records.dtype),

@@ -105,13 +105,13 @@ class ControlTraining:
 
     @property
     def initial_weights(self) -> Initialization:
-        """Random initialization of the positive control, used if the true initial weights are unknown."""
+        """Random initialization of the positive control (a network that is trained to memorize)."""
         initialization = "default" if self.initialization == "granted" else self.initialization
         return cast(Initialization, initialization)
 
     @property
     def begins_at_known_weights(self) -> bool:
-        """Whether the training of the control begins at the initial weights of the audited network."""
+        """Whether the positive control is trained from the same initial weights as the audited network."""
         return self.initialization == "granted" and self.knowledge.theta0 is not None
 
     @property

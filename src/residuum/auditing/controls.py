@@ -121,7 +121,7 @@ class ControlRow(Record):
 
     @property
     def is_undecided(self) -> bool:
-        """Whether too few random subsets were drawn to decide whether the negative control fails."""
+        """Whether more random subsets must be drawn to decide if this negative control fails."""
         return not self.has_failed and self.p_value * (self.subsets + 1) < 1.5
 
 

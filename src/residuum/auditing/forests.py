@@ -123,7 +123,7 @@ def recover_tables(audit: Audit) -> Audit:
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Run the negative controls that every audit runs, and set the significance level of forests, 0.1%."""
+    """Run the negative controls (tests that must find nothing), and set the significance level to 0.1%."""
     audit = stages.run_negative_controls(audit)
     controls = audit.negative_controls
     return replace(audit, negative_controls=controls.replace(level=STRICT_LEVEL))
@@ -404,7 +404,7 @@ class RowComparison:
         )
 
     def reconstruction(self, knowledge: Knowledge) -> Reconstruction:
-        """Return the recovered rows as a ``Reconstruction``, the class whose candidates the report shows."""
+        """Convert the recovered rows to a ``Reconstruction``, so that the report can show them."""
         labels = torch.zeros(len(self.candidates))
         return Reconstruction.from_candidates(
             NAME, self.candidates, labels, torch.ones_like(labels), knowledge

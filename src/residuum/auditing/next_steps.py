@@ -125,7 +125,7 @@ def audit_again(result: AuditResult) -> str:
 
 
 def audit_with_larger_budget(result: AuditResult) -> str:
-    """Return the command that repeats this audit with a budget that is large enough for all planned work."""
+    """Return the command that repeats this audit with a time budget that suffices for all planned work."""
     return audit_command(result, budget=result.checks.budget_needed or 600.0)
 
 
@@ -140,7 +140,7 @@ def audit_with_standard_plan(result: AuditResult) -> str:
 
 
 def audit_with_controls(result: AuditResult) -> str:
-    """Return the command that repeats this audit with positive controls."""
+    """Return the command that repeats this audit with positive controls (networks that memorize)."""
     return audit_command(result, positive_controls=True)
 
 

@@ -84,7 +84,7 @@ class Batch(Record):
     seed: int
 
     def apply_to(self, attack: Attack) -> Attack:
-        """Return a copy of the attack with the number of restarts, the steps and the seed of this batch."""
+        """Return a copy of the attack with this batch's number of restarts (runs), steps and seed."""
         return attack.changed(restarts=self.restarts, steps=self.steps, seed=self.seed)
 
 

@@ -139,7 +139,7 @@ class ControlFactory:
         return self.controls[samples, number]
 
     def training(self, number: int) -> ControlTraining:
-        """Return the settings for training the positive control with a given number."""
+        """Return the settings for training one of the positive controls (networks that memorize)."""
         audit_inputs = self.audit.case
         return ControlTraining(
             network=audit_inputs.audited,
@@ -201,13 +201,13 @@ class ControlTest:
 
 
 class OutOfBudgetError(Exception):
-    """Raised if there is not enough time left to test one more positive control."""
+    """Raised if no time is left to test another positive control (a network that memorizes its samples)."""
 
 
 def _find_detected_size(
     audit: Audit, question: str, factory: ControlFactory, test: ControlTest
 ) -> PositiveControls:
-    """Return the results of positive controls of decreasing size, until a leak is detected."""
+    """Test positive controls on fewer and fewer samples until a leak is detected, and return the results."""
     start_time, results_by_size, training_description = time.monotonic(), list[ControlSize](), ""
     sample_count, reason = test.largest_size(), test.reason
     network_count = NETWORKS[question]
@@ -306,7 +306,7 @@ class MembershipOnControl(ControlTest):
         return max((m for m in possible_sizes if m <= affordable_size), default=0)
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return how many training samples of a control are identified, and whether this shows a leak."""
+        """Return how many training samples of a positive control are identified, and if this shows a leak."""
         seed, significance_level = (
             self.factory.audit.request.seed,
             self.factory.audit.negative_controls.level,
@@ -352,7 +352,7 @@ class AttacksOnControl(ControlTest):
         return largest_sample_count
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return how many training samples of a control are recovered, and whether this shows a leak."""
+        """Return how many training samples of a positive control are recovered, and if this shows a leak."""
         audit = self.factory.audit
         self.seconds_left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
         if self.seconds_left < 0:
@@ -392,7 +392,7 @@ class AttacksOnControl(ControlTest):
 
 
 def _with_fewer_restarts(plan: AttackPlan) -> AttackPlan:
-    """Return a plan with a quarter of the restarts, for an attack on a positive control."""
+    """Return a plan with a quarter of the restarts (runs), for an attack on a positive control."""
     if not plan.restarts:
         return plan
     restarts = max(1, plan.restarts // RESTART_DIVISOR)

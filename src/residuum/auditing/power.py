@@ -167,5 +167,5 @@ class PositiveControls(Record):
 
 
 def covered_samples(controls: tuple[PositiveControls, ...]) -> int:
-    """Return the largest size of positive controls at which their leaks are detected often enough, or 0."""
+    """Return the largest number of samples of positive controls in which leaks are detected, or 0."""
     return max((control.samples for control in controls), default=0)

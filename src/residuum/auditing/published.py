@@ -169,7 +169,7 @@ class Candidate(Record):
 
 @dataclass(frozen=True, eq=False)
 class ScoreSummary(Record):
-    """Counts of recovered samples by the metric that decides the verdict. scores.json holds all scores."""
+    """Counts of recovered samples. They use the metric that decides the verdict of the audit."""
 
     n: Count
     candidates: Count
@@ -319,7 +319,7 @@ def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
 
 
 def _candidates(result: AuditResult) -> tuple[Candidate, ...]:
-    """Return the candidates that the attacks selected as likely training samples, best first."""
+    """Return the reconstructions that the attacks selected as likely training samples, best first."""
     return tuple(
         Candidate(
             rank=rank,

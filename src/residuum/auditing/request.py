@@ -147,7 +147,7 @@ class AuditRequest(Settings):
 
     @property
     def seconds(self) -> float | None:
-        """The budget in seconds, None if the default budget of the effort applies."""
+        """The time budget of the audit in seconds, None for the default of the chosen effort."""
         return None if self.budget is None else seconds_of(self.budget)
 
     @property

@@ -247,7 +247,7 @@ class AttackSchedule:
 
     @cached_property
     def surfaces(self) -> dict[str, Surface]:
-        """The attack surface of every attack, by name of the attack."""
+        """The attack surface (part of the model that is attacked) of every attack, by name of the attack."""
         return find_surfaces(self.attacks, self.network, self.knowledge)
 
     def skipped(self) -> dict[str, AttackOutcome]:
@@ -348,7 +348,7 @@ class AttackSchedule:
         return f"left out: {plan.left_out}"
 
     def _reconstruct(self, name: str, plan: AttackPlan) -> tuple[Reconstruction, list[Batch]]:
-        """Run one attack. Return its reconstruction, and the batches of restarts that ran."""
+        """Return the reconstruction of one attack, and the batches of restarts (runs) that were computed."""
         attack, surface = self.attacks[name], self.surfaces[name]
         seconds_left = max(self.deadline.seconds_left, MIN_SECONDS)
         if attack.pace != "batches":

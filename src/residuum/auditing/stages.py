@@ -35,7 +35,7 @@ OTHER_SHAPE = "training and held-out samples have different shapes"
 
 
 def skip_without_records(audit: Audit) -> str:
-    """Return the reason to skip a stage if the release stores no records, "" otherwise."""
+    """Return the reason to skip a step of the audit if the file stores no records, "" otherwise."""
     return NO_RECORDS if audit.case.stored is None else ""
 
 
@@ -50,34 +50,34 @@ def find_stored_records(audit: Audit) -> Audit:
 
 
 def skip_without_network(audit: Audit) -> str:
-    """Return the reason to skip a stage if there is no network, "" otherwise."""
+    """Return the reason to skip a step of the audit if there is no network, "" otherwise."""
     return NO_NETWORK if audit.case.network is None else ""
 
 
 def skip_without_samples(audit: Audit) -> str:
-    """Return the reason to skip a stage if there is no network or no training sample, "" otherwise."""
+    """Return the reason to skip a step of the audit without a network or training samples, "" otherwise."""
     return skip_without_network(audit) or skip_without_train(audit)
 
 
 def skip_without_train(audit: Audit) -> str:
-    """Return the reason to skip a stage if there are no training samples, "" otherwise."""
+    """Return the reason to skip a step of the audit if there are no training samples, "" otherwise."""
     return NO_SAMPLES if audit.case.train is None else ""
 
 
 def skip_without_predictions(audit: Audit) -> str:
-    """Return the reason to skip a stage if the model cannot be evaluated or there are no training samples."""
+    """Return the reason to skip a step of the audit without predictions or training samples."""
     return NO_PREDICTIONS if audit.case.predictor is None else skip_without_train(audit)
 
 
 def skip_without_forest(audit: Audit) -> str:
-    """Return the reason to skip a stage if there is no forest, "" otherwise."""
+    """Return the reason to skip a step of the audit if there is no forest, "" otherwise."""
     if audit.case.forest is not None:
         return ""
     return audit.case.why_no_attack or NO_PREDICTIONS
 
 
 def skip_without_table(audit: Audit) -> str:
-    """Return the reason to skip a stage if there is no forest or no training sample, "" otherwise."""
+    """Return the reason to skip a step of the audit without a forest or training samples, "" otherwise."""
     return skip_without_forest(audit) or skip_without_train(audit)
 
 
@@ -176,12 +176,12 @@ def run_positive_controls(audit: Audit) -> Audit:
 
 
 def skip_without_network_and_time(audit: Audit) -> str:
-    """Return the reason to skip a stage if there is no network or no time is left, "" otherwise."""
+    """Return the reason to skip a step of the audit without a network or time, "" otherwise."""
     return skip_without_network(audit) or (NO_TIME if audit.deadline.is_over else "")
 
 
 def certify(audit: Audit) -> Audit:
-    """Add two certificates to the audit: how well samples explain the weights, and how unique they are."""
+    """Return the audit, extended by two certificates: proofs about its samples and reconstructions."""
     audit_inputs = audit.case
     certificates = compute_certificates(
         audit_inputs.attacked,
@@ -194,7 +194,7 @@ def certify(audit: Audit) -> Audit:
 
 
 def skip_without_network_time_and_samples(audit: Audit) -> str:
-    """Return the reason to skip a stage if there is no network, no time, or no training sample."""
+    """Return the reason to skip a step of the audit without a network, time or training samples."""
     if reason := skip_without_network_and_time(audit):
         return reason
     return NO_TRAINING_SAMPLES if audit.case.train is None else ""

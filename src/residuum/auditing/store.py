@@ -111,7 +111,7 @@ class AuditRun(RunDir, AuditStore):
 
     @property
     def has_work(self) -> bool:
-        """Whether the folder holds outputs of a stage, or of a finished or running batch."""
+        """Whether the folder holds saved results of an unfinished audit."""
         return any(self.work.glob("*.safetensors"))
 
     def refuse_other_results(self) -> None:

@@ -96,7 +96,7 @@ class Checks(Record):
 
     @property
     def covered(self) -> int:
-        """Largest number of training samples at which the tests detect a leak in enough positive controls."""
+        """Largest size of positive controls (networks that memorize) whose leaks are detected."""
         return covered_samples(self.positive_controls)
 
     @property

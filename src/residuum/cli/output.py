@@ -196,7 +196,7 @@ def _describe_training(progress: TrainingProgress) -> State:
 
 
 def _describe_attack(progress: AttackProgress) -> State:
-    """Describe the progress of an attack: steps, loss, and error in each layer of the best restart."""
+    """Describe the progress of an attack: steps, loss, and error in each layer of the best run."""
     best_restart = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
     residuals = progress.layers[best_restart].clamp(min=0).sqrt().tolist()
     residual_text = " ".join(f"{value:.1e}" for value in residuals)

@@ -145,7 +145,7 @@ class Candidates:
         return Candidates(self.x[:, rows], self.lam[:, rows], self.labels[..., rows])
 
     def select_run(self, run: int) -> Candidates:
-        """Select the candidates of one run, without the dimension of the runs."""
+        """Select the candidates (guesses of samples) of one run, without the dimension of the runs."""
         labels_of_run = self.labels if self.labels.ndim == 1 else self.labels[run]
         return Candidates(self.x[run], self.lam[run], labels_of_run)
 

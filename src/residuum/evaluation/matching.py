@@ -341,7 +341,7 @@ class ScoringData:
 
     @cached_property
     def displayed_images(self) -> tuple[Tensor, Tensor]:
-        """The candidates and the samples as published figures show them: with the mean added, in float32."""
+        """The reconstructions and the samples as displayed images: with the mean added, in float32."""
         samples = self.samples if self.mean is None else self.samples + self.mean
         return display(self.candidates, self.mean).float(), samples.float()
 

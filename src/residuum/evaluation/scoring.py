@@ -526,7 +526,7 @@ class CandidatePool(NamedTuple):
 
 
 def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
-    """Collect all candidates of a reconstruction, and the means of groups of similar candidates."""
+    """Collect all candidates (guesses of samples) of an attack, and the means of similar ones."""
     x, lam = reconstruction.x, reconstruction.weight
     if (selection := reconstruction.selection) is not None:
         is_group_mean = selection.members > 1
@@ -549,7 +549,7 @@ def selected_candidates(reconstruction: Reconstruction) -> CandidatePool:
 
 
 def join_pools(pools: list[CandidatePool]) -> CandidatePool:
-    """Combine the candidates of several attacks into one pool, so that a single test judges them."""
+    """Combine the candidates (guesses of samples) of several attacks, so that one test judges them."""
     return CandidatePool(
         torch.cat([pool.x.double() for pool in pools]),
         torch.cat([pool.lam.double() for pool in pools]),

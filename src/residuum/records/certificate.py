@@ -77,7 +77,7 @@ class Certificate(Record):
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the certificate as the JSON object that ``residuum certify --json`` prints."""
+        """Return the certificate (a measure of fit) as the JSON object of ``residuum certify --json``."""
         multipliers = self.multipliers
         active_count = (
             int((multipliers.abs() > 1e-9 * multipliers.abs().max()).sum())

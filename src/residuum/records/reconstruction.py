@@ -196,7 +196,7 @@ class Reconstruction(Record):
         return int(torch.where(is_valid, smallest_losses, torch.inf).argmin())
 
     def to_json(self) -> dict[str, Any]:
-        """Return a summary of the reconstruction as JSON types, without the candidates."""
+        """Return a summary of the reconstruction as JSON types, without the reconstructed samples."""
         selection = self.selection
         return self.plain_values(*PUBLISHED) | {
             "candidates": len(self.x),
@@ -212,7 +212,7 @@ class Reconstruction(Record):
         }
 
     def _summarize_restart(self, i: int) -> dict[str, Any]:
-        """Return the last loss of restart ``i``, its best loss, and the step and residuals of this loss."""
+        """Summarize restart (run) ``i``: last loss, best loss, and the step and errors of the best loss."""
         losses = plain(self.loss[i])
         finite_losses = [(value, index) for index, value in enumerate(losses) if value is not None]
         best_loss, best_index = min(finite_losses) if finite_losses else (None, None)

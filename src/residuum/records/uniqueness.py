@@ -138,7 +138,7 @@ class Uniqueness(Record):
 
     @property
     def claim(self) -> str:
-        """The statement that the certificate proves."""
+        """The statement that the certificate proves about the reconstructed images, as text."""
         return (
             "in every other training set with these patterns and labels that fits the weights equally well, "
             f"an image that takes over at least {self.share:.0%} of the multiplier of this sample "
@@ -147,7 +147,7 @@ class Uniqueness(Record):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Sentences about the proved statement, its limits, and the residuals of the candidates by layer."""
+        """Sentences for the reader: what the certificate proves, its limits, and how well the images fit."""
         pinned, free = int(self.pinned.sum()), self.sums.free
         free_dimension_text = "not computed" if free is None else f"{free}"
         return (

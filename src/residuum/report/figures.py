@@ -155,7 +155,7 @@ def output_figure(
 
 
 def loss_figure(reconstruction: Reconstruction) -> bytes | None:
-    """Draw how the loss and the errors of an attack's restarts change over the steps, None without steps."""
+    """Draw how the loss and the errors of an attack's runs change over the steps, None without steps."""
     if not len(reconstruction.steps):
         return None
     figure = drawing.new_figure(8.6, 3.3)

@@ -176,7 +176,7 @@ class ChainGradients:
         return gram_matrix
 
     def combine(self, lam: Tensor) -> Theta:
-        """Return the sum of all gradients weighted by the multipliers ``lam``, by parameter name."""
+        """Return the sum of all gradients, weighted with the numbers ``lam``, by parameter name."""
         weighted_sum: Theta = {}
         for layer in self.layers:
             columns = self._columns(layer, lam)
@@ -285,7 +285,7 @@ class AnyGradients:
         return gram_matrix
 
     def combine(self, lam: Tensor) -> Theta:
-        """Return the sum of all gradients weighted by the multipliers ``lam``, by parameter name.
+        """Return the sum of all gradients, weighted with the numbers ``lam``, by parameter name.
 
         Each block of records needs one backward pass.
         """

@@ -55,7 +55,7 @@ class AttackSettings(Settings):
 
 
 class SearchSettings(AttackSettings):
-    """Settings of attacks that optimize candidates for training samples."""
+    """Settings of attacks that optimize candidates (guesses of training samples)."""
 
     candidates: int = Field(
         default=0,
@@ -97,7 +97,7 @@ class SearchSettings(AttackSettings):
 
     @property
     def numbers(self) -> torch.dtype:
-        """Data type of PyTorch in which the attack stores candidates and weights."""
+        """Data type of PyTorch in which the attack stores reconstructed samples and weights."""
         import torch
 
         return (
@@ -353,7 +353,7 @@ class UnmixSettings(AttackSettings):
 
 
 class ModelInversionSettings(SearchSettings):
-    """Settings of model inversion, a baseline that maximizes the output of a class."""
+    """Settings of model inversion, a simple attack for comparison that maximizes a class output."""
 
     steps: int = Field(
         default=200,

@@ -41,7 +41,7 @@ class Head:
 
     @property
     def note(self) -> str:
-        """Sentence that tells users that candidates and scores describe features, not samples."""
+        """Sentence for users: the reconstructions and scores describe features, not samples."""
         feature_count = self.checkpoint.architecture.inputs
         return FEATURES_NOTE.format(", ".join(self.frozen), feature_count)
 

@@ -104,7 +104,7 @@ class Job:
         return list(self.params)
 
     def split_in_halves(self) -> list[Job]:
-        """Split this job into two jobs. Each of them has half of the trials."""
+        """Split this job into two jobs, each with half of the trials (attacks to run)."""
         numbered_params, first_half_size = list(self.params.items()), -(-len(self.params) // 2)
         return [
             Job(dict(half), self.seed)
@@ -114,7 +114,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The outcome of a job: a reconstruction for each trial, a paused state, or the reason of a failure."""
+    """The outcome of a job of a sweep: reconstructions, a paused state, or the reason of a failure."""
 
     job: Job
     reconstructions: tuple[Reconstruction, ...] = ()
@@ -258,7 +258,7 @@ def judge_trial(
 
 
 def _run_attack(task: Task, job: Job) -> Outcome:
-    """Run all trials of a job at the same time, to the end or to the step ``job.until``."""
+    """Run all trials (attacks with different settings) of a job at the same time."""
     restarts = count_restarts(task.attack)
     seeded_attack = task.attack.changed(seed=job.seed * SEEDS + job.numbers[0])
     attacks = [configure(seeded_attack, params) for params in job.params.values()]
@@ -287,7 +287,7 @@ def _run_attack(task: Task, job: Job) -> Outcome:
 
 
 def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reconstruction:
-    """Extract the result of one trial from the combined result of a job's trials."""
+    """Extract the result of one trial (one set of settings) from the combined result of a job."""
     restart_count = count_restarts(attack)
     first_run = index * restart_count
     own_runs = slice(first_run, first_run + restart_count)
@@ -315,7 +315,7 @@ def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reco
 
 
 class Engine(Protocol):
-    """Base class of the engines that run the jobs of a sweep, for example in other processes."""
+    """Base class of engines, which run the attacks of a sweep, for example in other processes."""
 
     def count_slots(self) -> int:
         """Return how many jobs may be submitted to the engine at the same time."""
@@ -361,7 +361,7 @@ def run_jobs(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outc
 
 
 class Local(Engine):
-    """An engine that runs jobs in this process, one after the other."""
+    """An engine that runs the attacks of a sweep in this process, one after the other."""
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
         self._task, self._threads = task, torch.get_num_threads()
@@ -382,7 +382,7 @@ class WorkerDiedError(Exception):
 
 
 class Worker:
-    """A process that runs jobs one after the other. The shared inputs of the trials are sent to it once."""
+    """A worker process that runs jobs (attacks of a sweep) one after the other."""
 
     def __init__(self, task: Task) -> None:
         process_context = mp.get_context("spawn")
@@ -432,7 +432,7 @@ def _end_with_parent() -> None:
 
 
 class Processes(Engine):
-    """An engine that runs jobs in several processes on this machine."""
+    """An engine that runs the attacks of a sweep in several processes on this machine."""
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
         self._count = request.workers or max(1, (os.cpu_count() or 1) // request.cpus)
@@ -531,7 +531,7 @@ class Ray(Engine):
         return self._slots
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Start a Ray task for the job."""
+        """Start a task on the Ray cluster that runs the job."""
         object_ref = self._remote.remote(self._task, job)
         future = object_ref.future()
         self._running[future] = object_ref

@@ -105,7 +105,7 @@ class Pool:
         return len(self._groups["sum"]) if self._groups else 0
 
     def _find_nearest(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Find the group of similar candidates that each of k candidates joins, -1 for none."""
+        """Find the group of similar samples that each of k reconstructed samples joins, -1 for none."""
         if not len(self):
             return torch.full((len(x),), -1)
         stored_groups = self._groups
@@ -165,7 +165,7 @@ class Pool:
         groups["run"][changed_group_indices] = float(self.runs)
 
     def order(self) -> Tensor:
-        """Sort the groups of similar candidates by the number of runs that found them, then by weight."""
+        """Sort groups of similar samples by the number of runs that reconstructed them, then by weight."""
         support, weight = self._groups["support"], self._groups["weight"]
         order_by_weight = weight.argsort(descending=True, stable=True)
         return order_by_weight[support[order_by_weight].argsort(descending=True, stable=True)]

@@ -158,7 +158,7 @@ def sweep(
 
 
 def _check(network: Network, knowledge: Knowledge, attack: Attack) -> None:
-    """Raise an error before the first trial if the attack does not apply to these inputs."""
+    """Raise an error before a sweep starts if its attack does not apply to the network."""
     if isinstance(attack, Stationarity):
         # The solver checks the inputs when it is created. With two candidates on the CPU, this is fast.
         attack.changed(device="cpu", restarts=1, candidates=2).solver(network, knowledge)
@@ -193,7 +193,7 @@ def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None
 
 @dataclass
 class Driver:
-    """Runs all unfinished trials of a sweep, and records their results."""
+    """Runs all unfinished trials (attacks with different settings) of a sweep, and records the results."""
 
     request: SweepRequest
     task: Task
@@ -226,7 +226,7 @@ class Driver:
                 self._advance(engine, params)
 
     def result(self, source: dict[str, Any]) -> Sweep:
-        """Rank the trials, combine and write their reconstructions, and return the finished sweep."""
+        """Rank the trials (attacks with different settings), combine their results, and return the sweep."""
         trials = tuple(trial for _, trial in sorted(self.trials.items()))
         order, plan = rank_trials(trials), self.request.plan()
         saved_results = (self.folder.load(trial.number) for trial in order)
@@ -344,7 +344,7 @@ class Driver:
             self._record(trial)
 
     def _end(self, outcome: Outcome) -> None:
-        """Save the candidates of the finished trials of a job, then record these trials in the study."""
+        """Save the reconstructed samples of finished trials (attacks), and record the trials as finished."""
         params = outcome.job.params
         if not outcome.reconstructions:
             seconds = outcome.seconds / len(params)

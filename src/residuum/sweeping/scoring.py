@@ -43,15 +43,15 @@ class SweepRun(RunDir):
     what, files, summary = "a sweep", ("request.json",), "sweep.json"
 
     def trial(self, number: int) -> Path:
-        """Return the path of the file with the reconstruction of a finished trial."""
+        """Return the path of the file with the reconstruction of a finished trial (one attack)."""
         return self.path / "trials" / f"{number:06d}.safetensors"
 
     def state(self, number: int) -> Path:
-        """Return the path of the file with the saved state of a paused trial."""
+        """Return the path of the file with the saved state of a paused trial (one attack)."""
         return self.trial(number).with_suffix(".state.safetensors")
 
     def load(self, number: int) -> Reconstruction | None:
-        """Return the candidates of a finished trial, or None if its file does not exist or cannot be read."""
+        """Load the reconstruction of a finished trial (one attack), None if it cannot be read."""
         return Reconstruction.load_or_none(self.trial(number))
 
 
@@ -79,12 +79,12 @@ class Sweep:
 
     @property
     def fresh(self) -> int:
-        """Number of trials that finished since the sweep was started or continued."""
+        """Number of trials (attacks) that finished since the sweep was started or continued."""
         return self.summary["session"]["trials"]
 
     @property
     def order(self) -> list[Trial]:
-        """The completed trials, ranked without the training data, best first."""
+        """The completed trials (attacks), ranked without the training data, best first."""
         return rank_trials(self.trials)
 
     @property
@@ -122,7 +122,7 @@ class Rankings:
 
     @property
     def by_data(self) -> list[dict[str, Any]]:
-        """The items of ``rows``, one for each trial, sorted by the number of recovered samples."""
+        """The statistics of each trial (attack), sorted by the number of recovered samples."""
         return sorted(self.rows, key=lambda row: (-(row["recovered"] or 0), -(row["top10"] or 0)))
 
     @property
@@ -270,7 +270,7 @@ def render_report(done: Sweep, subject: str) -> str:
 
 
 def _table_rows(done: Sweep) -> list[tuple[str, ...]]:
-    """Return the table rows of the best trials, and of the Pareto front if there are two objectives."""
+    """Return the table rows of the best trials (attacks with different settings) of a sweep."""
     ranked_trials = done.order
     front = done.front[:MAX_ROWS] if len(done.request.objectives) > 1 else []
     trials = ranked_trials[:MAX_ROWS] + [
@@ -322,7 +322,7 @@ def choice_lines(scored: Rankings) -> tuple[str, ...]:
 
 
 def _format_count(row: dict[str, Any]) -> str:
-    """Return the number of samples that a trial recovered as text, with the NCC that a match must exceed."""
+    """Describe how many samples a trial (one attack) recovered, and which NCC a match must exceed."""
     if row["recovered"] is None:
         return "–"
     return f"{row['recovered']} (ncc > {row['threshold']:.3g})"
@@ -348,7 +348,7 @@ def score_lines(scored: Rankings) -> tuple[str, ...]:
 
 
 def _items(done: Sweep) -> list[Item]:
-    """Return the pictures of the report, one for each group of candidates that several runs found."""
+    """Return the pictures of the report: one for each sample that several runs reconstructed."""
     if done.reconstruction is None or done.reconstruction.selection is None:
         return []
     groups, mean = done.reconstruction.selection, done.task.knowledge.mean

@@ -151,7 +151,7 @@ def configure(attack: Attack, params: Params) -> Attack:
 
 
 def count_restarts(attack: Attack) -> int:
-    """Return the number of restarts of an attack that a sweep can vary."""
+    """Return the number of restarts (runs from random starts) of the attack of a sweep."""
     assert isinstance(attack, RestartSettings | Unmix)
     return attack.restarts
 

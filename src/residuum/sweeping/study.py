@@ -100,7 +100,7 @@ class Study:
             return Sobol(seed=seed, scramble=True)
 
     def tell(self, trial: Trial) -> None:
-        """Record the result of a trial that has ended."""
+        """Record the result of a trial (one attack of the sweep) that has ended."""
         trial_fields = trial.to_json()
         optuna_trial = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState[STATES[trial.state]],
@@ -119,7 +119,7 @@ class Study:
 
     @property
     def front(self) -> list[int]:
-        """Numbers of the complete trials that no other trial beats in all objectives, the best one first."""
+        """Numbers of the trials (attacks) that no other trial beats in all objectives, best first."""
         best_trials = sorted(
             self._memory.best_trials, key=lambda trial: (trial.values[0], trial.number)
         )

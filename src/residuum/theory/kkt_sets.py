@@ -311,7 +311,10 @@ class KKTSet:
 
     @cached_property
     def switches(self) -> Switches:
-        """The values of all switches at the samples, whose signs are the activation patterns."""
+        """The values of all switches (such as inputs of ReLUs) at the samples.
+
+        Their signs are the activation patterns.
+        """
         return compute_switches(self.models, self.x)
 
     @cached_property

@@ -81,7 +81,7 @@ class Switches:
         return self.values > 0
 
     def name(self, k: int) -> str:
-        """Return the name of switch ``k``: the name of its layer and its number in this layer."""
+        """Return the name of switch ``k`` (such as a neuron): its layer and its number in this layer."""
         for layer, size in self.layers:
             if k < size:
                 return f"{layer}[{k}]"

@@ -53,7 +53,7 @@ class Records:
         return self.y[:, None] if self.targets is None else self.targets
 
     def without_groups(self, groups: Integers) -> Records:
-        """Remove the records whose target is stored by the leaves of some groups. Return a copy."""
+        """Return a copy without the records whose target is stored by some groups of leaves."""
         is_kept = ~np.isin(self.group, groups)
         new_numbers = np.cumsum(is_kept) - 1
         links = tuple((t, int(new_numbers[i]), leaf) for t, i, leaf in self.links if is_kept[i])

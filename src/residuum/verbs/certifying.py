@@ -49,7 +49,7 @@ class CertifiedReconstruction:
     arch: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for ``uniqueness.json``, with the number of restarts that found each sample."""
+        """Return plain values for ``uniqueness.json``, with the number of runs that found each sample."""
         summary, support = self.uniqueness.to_json(), self.solution.support
         confidence = self.solution.confidence
         for row in summary["per_sample"]:

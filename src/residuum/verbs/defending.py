@@ -50,11 +50,11 @@ class DefenseRun(RunDir):
 
     @property
     def has_work(self) -> bool:
-        """True if the trial of at least one defense is finished."""
+        """Whether the test of at least one defense is finished."""
         return (self.path / "trials").exists()
 
     def finished(self, trial: Trial) -> Outcome | None:
-        """Return the outcome of a trial, or None if its file is missing, damaged or in an older format."""
+        """Load the outcome of the test of a defense, None if its file is missing, damaged or too old."""
         return Outcome.load_or_none(self._folder(trial) / "outcome.safetensors")
 
     def write_trial(self, trial: Trial, outcome: Outcome, network: Network, secret: Secret) -> None:
@@ -242,7 +242,7 @@ def _identity(conditions: Conditions) -> dict[str, Any]:
 
 
 def _trials(defenses: Sequence[str]) -> list[Trial]:
-    """List the trials to run: first the undefended network, then every defense."""
+    """List the networks to train and attack: first without a defense, then with each defense."""
     trials: list[Trial] = [("none", None, None)]
     for text in defenses:
         trial = parse_defense(text)
@@ -261,7 +261,7 @@ def _trials(defenses: Sequence[str]) -> list[Trial]:
 
 
 def label(trial: Trial) -> str:
-    """Return the defense and strength of a trial as text, such as "noise:0.5"."""
+    """Return the name and the strength of a defense as text, such as "noise:0.5"."""
     return trial[0] if trial[2] is None else f"{trial[0]}:{trial[2]:g}"
 
 

@@ -173,7 +173,7 @@ class Budget:
     remaining: float = BUDGET
 
     def spend(self, cost: float) -> bool:
-        """Subtract a cost from the budget, and return True. Return False if the cost exceeds the budget."""
+        """Spend multiplications of the budget, and return True. Return False if too few are left."""
         is_covered = cost <= self.remaining
         self.remaining -= cost if is_covered else 0
         return is_covered

@@ -277,7 +277,7 @@ class GradientMatching(RestartSettings, Attack):
 
 
 class OptimizerStateMatching(GradientMatching):
-    """Find candidates whose gradients add up to an optimizer state."""
+    """Attack that finds samples whose gradients add up to the state of an optimizer."""
 
     name: ClassVar[str] = "invert-moment"
     surface: ClassVar[str] = MOMENT
@@ -300,7 +300,7 @@ class Geiping2020OptimizerState(Geiping2020):
 
 @dataclass
 class SolvedRestart:
-    """The result of one run of the attack: candidates for samples, their weights, and records of the loss."""
+    """The result of one run of the attack: reconstructed samples, their weights, and recorded losses."""
 
     x: Tensor
     lam: Tensor
@@ -454,7 +454,7 @@ class Problem:
         return self.prior.penalty(x[None], x.new_ones(1, len(x)))[0]
 
     def _scale(self, x: Tensor, lam: Tensor) -> float:
-        """Return the factor for the multipliers that makes the sum of gradients as long as its target."""
+        """Return the factor for the samples' weights that makes the sum of gradients as long as needed."""
         with second_derivatives():
             gradient_sum = self.total(x, lam)
         parameter_names = [name for group in self.groups.values() for name in group]

@@ -22,7 +22,7 @@ class Baseline(OneShotAttack):
     is_baseline: ClassVar[bool] = True
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies: a baseline applies to every network."""
+        """Return why the attack applies: a baseline (an attack for comparison) applies to all networks."""
         return "baseline"
 
 

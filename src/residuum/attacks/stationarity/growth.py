@@ -139,10 +139,10 @@ class GrowthStrategy:
     event: ClassVar[str]
 
     def check(self, solver: Solver) -> None:
-        """Raise an ``InputError`` if the strategy cannot find new candidates for the attack of a solver."""
+        """Raise an ``InputError`` if this method cannot find new candidates (guesses of samples)."""
 
     def propose(self, now: Round) -> Proposal:
-        """Propose new candidates that do not increase the loss of any run."""
+        """Propose new candidates (guesses of training samples) that do not increase the loss of any run."""
         raise NotImplementedError
 
 
@@ -163,7 +163,7 @@ class Grower:
 
     @property
     def settings(self) -> StationaritySettings:
-        """Settings of the attack, including the settings that decide when candidates are added."""
+        """Settings of the attack, including when candidates (guesses of samples) are added."""
         return self.solver.config
 
     def next_round_step(self, step: int) -> int:
@@ -183,7 +183,7 @@ class Grower:
         return (step // self.settings.split_every + 1) * self.settings.split_every
 
     def run_due_rounds(self, state: SolverState) -> SolverState:
-        """Merge and add candidates in all runs that may change their candidates at this step."""
+        """Merge and add candidates (guesses of samples) in all runs for which it is time to do so."""
         if state.stopped:
             return state
         with self.solver.precision(False):
@@ -279,7 +279,7 @@ class Grower:
         return state, [run for run in due if not stop_reasons[run]]
 
     def _merge(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> SolverState:
-        """Remove candidates with multiplier zero, merge pairs of similar candidates, and record this."""
+        """Remove candidates (guesses of samples) with weight zero, merge similar pairs, and record this."""
         candidate_numbers_before, problem = get_population(state).ident, self._problem_of(state)
         state, dropped = prune(problem, state, self.scale, sharpness, due)
         events: list[dict[str, Any]] = [

@@ -497,7 +497,7 @@ class WeightDecay(Objective):
         return "needs the weight decay of the training; pass it with --weight-decay"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of a candidate's multipliers: one for each output of the network."""
+        """Return the shape of a candidate's multipliers (weights): one for each output of the network."""
         return (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
@@ -701,7 +701,7 @@ class Moment(Objective):
         return objective_class.labels(self, count, outputs, knowledge)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of a candidate's multipliers: one number per class, or one for a single output."""
+        """Return the shape of a candidate's multipliers (weights): one per class, or one for one output."""
         return () if outputs == 1 else (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:

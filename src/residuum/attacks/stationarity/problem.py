@@ -158,7 +158,7 @@ class Problem:
 
     @property
     def empty_loss(self) -> float:
-        """Loss without any candidate: the weighted squared norm of the target."""
+        """Loss without any candidate (guess of a sample): the weighted squared norm of the target."""
         return sum(w * scale for w, scale in zip(self.layer_weights, self.scales, strict=True))
 
     def evaluate(
@@ -193,7 +193,7 @@ class Problem:
         return Evaluation(squares @ self.weights, squares / self._scales, grad_x, grad_lam)
 
     def with_labels(self, labels: Tensor) -> Problem:
-        """Return a copy of the problem with other labels for the candidates. The copy shares all tensors."""
+        """Return a copy of the loss function with other labels for the candidates (guesses of samples)."""
         relabeled_problem = copy.copy(self)
         relabeled_problem.labels = labels.to(self.labels.device)
         return relabeled_problem

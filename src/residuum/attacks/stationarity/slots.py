@@ -44,7 +44,7 @@ class Newcomer:
 
 
 def get_population(state: SolverState) -> Population:
-    """Return the record of a search's candidates: their labels, their numbers and their history."""
+    """Return the record of a search's candidates (guesses of samples): labels, numbers and history."""
     assert state.population is not None
     return state.population
 

@@ -411,7 +411,7 @@ class Solver:
         return lam * self.scale
 
     def start(self) -> SolverState:
-        """Return the initial state of the attack, with random numbers from one generator per restart."""
+        """Return the initial state of the attack. Each restart (run) gets its own random numbers."""
         config, xs, lams = self.config, [], []
         for run in range(config.restarts):
             generator = stream("candidates", config.seed, run)
@@ -452,7 +452,7 @@ class Solver:
         )
 
     def _draw(self, sigma: float, generator: torch.Generator) -> Tensor:
-        """Draw the initial candidates of one run: normal random numbers with standard deviation ``sigma``."""
+        """Draw the initial candidates (guesses of samples) of one run: normal random numbers."""
         normal_numbers = torch.randn(
             self.sizes[1], *self.shape, generator=generator, dtype=torch.float64
         )
@@ -603,11 +603,11 @@ class Solver:
         return sharpness_at(self.config, step, self.sharpness)
 
     def labels(self, count: int) -> Tensor:
-        """Return the initial labels of ``count`` candidates."""
+        """Return the initial labels of ``count`` candidates (guesses of training samples)."""
         return self.objective.labels(count, self.outputs, self.knowledge)
 
     def _problem(self, model: nn.Module, candidates: int) -> Problem:
-        """Build the loss function of the attack for this number of candidates."""
+        """Build the loss function of the attack for a number of candidates (guesses of samples)."""
         config = self.config
         return Problem(
             model,
@@ -622,7 +622,7 @@ class Solver:
         )
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
-        """Return the scale of the solver: the factor between stored multipliers and those of the equation."""
+        """Return the factor between the multipliers (weights) that the solver stores and those it means."""
         if self.config.lam_scale != "auto":
             return 1.0 if self.config.lam_scale == "one" else 1 / candidates
         if not isinstance(self.sharpness, Tensor):

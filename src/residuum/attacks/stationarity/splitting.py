@@ -72,7 +72,7 @@ class SampleSplitting(GrowthStrategy):
             )
 
     def propose(self, now: Round) -> Proposal:
-        """Return one new candidate for each split candidate. The other half replaces the split candidate."""
+        """Split candidates (guesses of samples) in two. Return one new candidate for each of them."""
         settings, is_exact = now.config, has_exact_degree(now.solver.model)
         curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
         lowest_pairs = find_lowest_pairs(curvature, now.noise, now.free)

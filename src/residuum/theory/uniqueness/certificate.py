@@ -236,7 +236,7 @@ class Cells:
 
     @property
     def entries(self) -> int:
-        """The number of entries in the matrix of constraints for one candidate."""
+        """The number of entries in the matrix of constraints for one reconstructed image."""
         return self.values.shape[1] * self.low.shape[1]
 
     def rows(self, indices: Tensor) -> Tensor:
@@ -424,7 +424,7 @@ def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
 
 
 def _select_active(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
-    """Select the candidates with a positive multiplier. Return them and their indices in ``kkt_set``."""
+    """Select the reconstructed images with a positive multiplier (weight), and return their indices too."""
     is_active = (
         kkt_set.lam > MIN_MULTIPLIER * kkt_set.lam.max() if len(kkt_set) else kkt_set.lam > 0
     )
@@ -477,7 +477,7 @@ def _notes(
 
 
 def _collect(cells: Cells, batches: list[dict[str, Tensor]], active_index: Tensor) -> Uniqueness:
-    """Combine the results of all finished batches into one certificate, with its tensors on the CPU."""
+    """Combine the results of all batches into one certificate, with its tensors on the CPU."""
     kkt_set, groups = cells.kkt_set, cells.groups
     fields: dict[str, Any] = {
         name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]

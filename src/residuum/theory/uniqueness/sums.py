@@ -116,7 +116,7 @@ class Groups:
         return values.new_zeros(len(self), *values.shape[1:]).index_add(0, self.index, values)
 
     def members(self, g: int) -> Tensor:
-        """Return the indices of the candidates in group ``g``."""
+        """Return the indices of the reconstructed images in group ``g``."""
         return (self.index == g).nonzero()[:, 0]
 
 
@@ -192,7 +192,7 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
 
 
 def _rows(kkt_set: KKTSet, groups: Groups) -> Rows:
-    """Return one constraint for each group of candidates, or for each pair of a group and a wrong class."""
+    """Return one constraint for each group of reconstructed images, or for each group and wrong class."""
     y, outputs = kkt_set.y[groups.first], kkt_set.outputs.shape[1]
     if kkt_set.task == "binary":
         return Rows(torch.arange(len(groups), device=y.device), y[:, None])
