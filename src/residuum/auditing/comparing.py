@@ -136,7 +136,7 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
 
 
 def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
-    """Return one row of the comparison for every result that at least one of the two audits has."""
+    """Return one row of the comparison for every result that one or both of the audits have."""
     attack_names = [row.name for x in (a, b) for row in x.attacks if row.recovered is not None]
     before, after = (_figures(x, tuple(dict.fromkeys(attack_names))) for x in (a, b))
     comparison_rows = [

@@ -419,7 +419,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         return table_rows({name: columns[name] for name in COLUMNS})
 
     def summary(self) -> ExposureSummary:
-        """Return the part of the exposure that describes all records together."""
+        """Return the part of the risk ranking that describes all records together."""
         return ExposureSummary.from_attributes(
             self,
             schema_version=SCHEMA_VERSION,

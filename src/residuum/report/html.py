@@ -636,7 +636,9 @@ class Card(NamedTuple):
 
 
 def items_of(result: AuditResult) -> tuple[Item, ...]:
-    """Return the contents of cards: one for each matched training sample, or candidate without data.
+    """Return the contents of the report's cards: one for each matched training sample.
+
+    Without training data, there is one for each candidate (reconstruction).
 
     The best items come first.
     """

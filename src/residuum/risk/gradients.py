@@ -486,7 +486,7 @@ def _largest_projected_entry(lam: Tensor, descent_direction: Tensor, free: bool)
 
 
 def _relative_violation(lam: Tensor, descent_direction: Tensor, inner: Tensor, free: bool) -> float:
-    """Return how far multipliers are from the optimum: the largest entry of the projected gradient.
+    """Return how far fitted multipliers (weights) are from the optimum: the largest projected gradient.
 
     The entry is relative to the gradient at zero multipliers.
     """

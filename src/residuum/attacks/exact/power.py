@@ -98,7 +98,9 @@ class Form:
 
 
 class Completion:
-    """Find the form (homogeneous polynomial) with minimum norm that has given gradients at the neurons.
+    """Finds homogeneous polynomials (forms) from their gradients: the form of smallest norm.
+
+    The gradients are given at the weights of the neurons.
 
     The constructor factorizes the kernel matrix of the neurons once. If the kernel matrix has more than
     KERNEL_SIDE rows, the given gradients themselves are used as the coefficients of the form.

@@ -266,7 +266,7 @@ def find_lowest_pairs(
     iterations: int = ITERATIONS,
     workspace: int = 2**31,
 ) -> LowestPairs:
-    """Find the smallest eigenvalue and its eigenvector of each candidate's splitting matrix.
+    """Find the smallest eigenvalue, with eigenvector, of each candidate's splitting matrix.
 
     The splitting matrix decides whether splitting a candidate in two lowers the loss. The function handles
     chunks of candidates to limit the memory.

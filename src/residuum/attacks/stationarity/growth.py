@@ -338,7 +338,7 @@ class Grower:
         return torch.stack(noise_by_run).to(x)
 
     def _settle(self, state: SolverState, due: list[int], proposal: Proposal) -> SolverState:
-        """Store proposed candidates in the state of the search, and record an event for each of them."""
+        """Add proposed candidates (guesses of samples) to the search, and record an event for each."""
         candidate_numbers_before = get_population(state).ident
         multiplier_scales = (
             torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))

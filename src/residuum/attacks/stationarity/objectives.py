@@ -73,7 +73,7 @@ class Objective(ABC):
 
     @classmethod
     def from_settings(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
-        """Create the objective, with options from the settings of the attack.
+        """Create the objective (the equation of an attack), with options from the attack's settings.
 
         Args:
             settings: Settings of the attack.

@@ -522,7 +522,7 @@ def _solve(a: Array, b: Array, x: Array, start: Array, k: int, seconds: float) -
 def _check_example(
     cells: Cells, groups: Array, images: list[Array], u: list[Any]
 ) -> tuple[Tensor, float] | None:
-    """Check an example: a training set in which new images replace all candidates of some groups.
+    """Check an alternative training set in which new images replace all candidates of some groups.
 
     Args:
         cells: The constraints that an image must meet to replace each candidate (reconstructed image).
