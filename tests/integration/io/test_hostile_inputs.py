@@ -247,7 +247,7 @@ def test_damaged_data_are_refused(tmp_path: Path) -> None:
         content = bytearray((tmp_path / "d.npz").read_bytes())
         content[1000:1400] = bytes(400)
         (tmp_path / "d.npz").write_bytes(content)
-        with pytest.raises(DataError, match="reading it failed"):
+        with pytest.raises(DataError, match="reading the file failed"):
             Dataset.from_npz(tmp_path / "d.npz")
 
 

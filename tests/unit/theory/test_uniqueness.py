@@ -682,7 +682,7 @@ def test_limits_idle_candidates_and_refusals() -> None:
     for share in (0, 1, -0.1):
         with pytest.raises(InputError, match="share"):
             uniqueness(kkt, share=share)
-    with pytest.raises(InputError, match="piecewise linear network"):
+    with pytest.raises(InputError, match="the network is piecewise linear"):
         KKTSet.from_samples(
             nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1)), kkt.x, kkt.y
         )
