@@ -237,7 +237,7 @@ def test_numbers_count_as_float64_and_texts_as_objects(tmp_path: Path) -> None:
         np.savez_compressed(tmp_path / "d.npz", x=np.zeros(count, dtype))
         read_npz(tmp_path / "d.npz")
         np.savez_compressed(tmp_path / "d.npz", x=np.zeros(count + 1, dtype))
-        with pytest.raises(UnsafeFileError, match=f"claims {(count + 1) * item_bytes}"):
+        with pytest.raises(UnsafeFileError, match=f"would take {(count + 1) * item_bytes}"):
             read_npz(tmp_path / "d.npz")
 
 
