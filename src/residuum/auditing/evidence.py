@@ -20,10 +20,10 @@ from residuum.records import Scores
 if TYPE_CHECKING:
     from residuum.auditing.scores import AttackTest
 
-# To show the chance level, the report plots scores of matches with held-out samples. These samples are drawn
-# as 10 to 100 sets. More than 10 sets are drawn only if all sets together have at most 5000 samples.
+# To show what is expected by chance, the report plots scores of matches with random sets of held-out
+# samples. There are 10 to 100 sets, and more than 10 only if they have at most 5000 samples together.
 MAX_SETS, MAX_VALUES = 100, 5000
-MAX_DISPLAYED = 300  # largest number of samples that are stored for display. A page shows fewer
+MAX_DISPLAYED = 300  # largest number of samples that are stored for the report. A page shows fewer
 
 
 def collect_evidence(
@@ -97,12 +97,12 @@ def collect_evidence(
 
 
 def count_sets(n: int) -> int:
-    """Return how many random held-out sets of ``n`` samples the report plots as the chance level."""
+    """Return how many random sets of ``n`` held-out samples the report plots, to show matches by chance."""
     return max(10, min(MAX_SETS, MAX_VALUES // n))
 
 
 def held_out_matches(test: AttackTest, seed: int) -> Tensor:
-    """Return the scores of matches between candidates and random held-out sets, which show the chance level.
+    """Return the scores of matches between reconstructions and random held-out samples (matches by chance).
 
     Each held-out set is as large as the training set.
 

@@ -1,4 +1,4 @@
-"""Choose what the user should do after an audit, from one table of conditions, texts and commands.
+"""Choose what the user should do after an audit, from a table of conditions, texts and commands.
 
 The first row whose condition holds gives the next step. The commands name the file that was audited, so the
 user can copy them. A test of residuum runs every command, so that no command is wrong.
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 MOMENT = "moment"
-BUDGET_FACTOR = 4  # advise this multiple of the budget if the budget limited the positive controls
-# The largest budget that we advise, in reference seconds (computing time on a fixed machine).
+# If the time budget was too small for large positive controls, we advise this multiple of the budget.
+BUDGET_FACTOR = 4
+# The largest time budget that we advise, in seconds of computing time on a reference machine.
 MAX_BUDGET = 4 * 3600.0
 STRIPPED_SUFFIXES = (
     ".pt",
@@ -59,7 +60,7 @@ class Row(NamedTuple):
     """A row of the table of next steps.
 
     Attributes:
-        applies: Function that returns True if the row is meant for the audit.
+        applies: Function that takes an audit and returns True if this row suits the audit.
         text: What to do, with placeholders for ``str.format``. ``budget`` is a budget that is large enough
             for all planned work. ``larger_budget`` is a budget that allows larger positive controls.
             ``needed`` and ``holdout`` are the required and the actual number of held-out samples.
@@ -73,17 +74,21 @@ class Row(NamedTuple):
 
 
 def next_step(result: AuditResult) -> NextStep:
-    """Return what to do after an audit, by the first row of the table whose condition holds."""
-    row = next(row for row in TABLE[result.verdict.outcome] if row.applies(result))
-    commands = tuple(filter(None, (command(result) for command in row.commands)))
-    advice = row.text.format(
+    """Return the next step after an audit: the first row of the table whose condition holds."""
+    first_matching_row = next(
+        first_matching_row
+        for first_matching_row in TABLE[result.verdict.outcome]
+        if first_matching_row.applies(result)
+    )
+    commands = tuple(filter(None, (command(result) for command in first_matching_row.commands)))
+    advice = first_matching_row.text.format(
         budget=duration(result.checks.budget_needed or 600.0),
         needed=_holdout_needed(result),
         holdout=_holdout_count(result),
         not_covered=_not_covered(result),
         larger_budget=duration(_budget_for_larger_controls(result)),
     )
-    is_shareable = redacted_report in row.commands and redacted_report(result)
+    is_shareable = redacted_report in first_matching_row.commands and redacted_report(result)
     return NextStep(advice + (REDACTED_NOTE if is_shareable else ""), commands)
 
 
@@ -100,7 +105,7 @@ def strip_file(result: AuditResult) -> str:
 
 
 def redacted_report(result: AuditResult) -> str:
-    """Return the command that writes the report without any sample, "" if the audit was not saved."""
+    """Return the command that writes a report without samples, "" if the audit was not saved."""
     run_directory = result.files.get("out", "")
     return shlex.join(["residuum", "report", run_directory, "--redact"]) if run_directory else ""
 
@@ -122,7 +127,7 @@ def audit_again(result: AuditResult) -> str:
 
 
 def audit_with_larger_budget(result: AuditResult) -> str:
-    """Return the command that repeats this audit with a budget that is large enough for all planned work."""
+    """Return the command that repeats this audit with a time budget that suffices for all planned work."""
     return audit_command(result, budget=result.checks.budget_needed or 600.0)
 
 
@@ -137,7 +142,7 @@ def audit_with_standard_plan(result: AuditResult) -> str:
 
 
 def audit_with_controls(result: AuditResult) -> str:
-    """Return the command that repeats this audit with positive controls."""
+    """Return the command that repeats this audit with positive controls (networks that memorize)."""
     return audit_command(result, positive_controls=True)
 
 
@@ -209,7 +214,7 @@ def _has_left_out_work(result: AuditResult) -> bool:
 
 
 def _not_covered(result: AuditResult) -> str:
-    """Return which attacks and attackers the audit did not test. They may still find a leak."""
+    """Name the attacks and attackers that the audit did not test, because they may still find a leak."""
     skipped_attacks = [
         row.name for row in result.attacks if row.decides and row.applies and not row.ran
     ]

@@ -34,8 +34,8 @@ QUESTIONS = {
     RECONSTRUCTION: "Can attacks reconstruct training samples?",
     MEMBERSHIP: "Can training samples be told from non-members?",
 }
-# Attack surface (part of the release) of the attack on a forest. The answer says what this attack recovered,
-# even if there are no samples to compare with.
+# Name of the part of a model that an attack on a forest reads. The report says what this attack recovered,
+# even if there are no training samples to compare with.
 TREES = "trees"
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 WHY_NAMED = {
@@ -129,7 +129,7 @@ def answer_questions(
 
 
 def _judged(answer: Answer, controls: PositiveControls | None, has_failures: bool) -> Answer:
-    """Return the answer to a question, or "unknown" if a control shows that the tests are not reliable.
+    """Change an answer to "unknown" if a control shows that the tests are not reliable.
 
     "yes" becomes "unknown" if a negative control fails, because the samples then cannot be compared. "no"
     becomes "unknown" if the tests do not detect a leak in the positive controls.
@@ -228,7 +228,7 @@ def _reconstruction(
 
 
 def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answer:
-    """Return the answer about reconstruction, with the test of recovered targets as further evidence.
+    """Return the answer about reconstruction with further evidence: the test of recovered targets.
 
     If the test of the recovered targets shows a leak, the answer becomes "yes".
     """
@@ -284,7 +284,7 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
 
 
 def grade_split(findings: Findings) -> str:
-    """Return how many recovered samples have each grade, such as "2 near-copies, 4 resemblances"."""
+    """Describe how exactly samples were recovered, such as "2 near-copies, 4 resemblances"."""
     return ", ".join(plural(count, grade) for grade, count in findings.grades.items() if count)
 
 

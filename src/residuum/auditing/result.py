@@ -37,7 +37,7 @@ from residuum.risk.membership import MembershipTest
 from residuum.risk.moved_rows import MovedRows
 from residuum.surfaces.inspection import Inspection
 
-# Version of the set of attacks. If an attack becomes stronger or is added, the version grows.
+# Version of the set of attacks that an audit runs. It grows if an attack is added or becomes stronger.
 SUITE = 1
 
 
@@ -86,7 +86,7 @@ class Evidence(Record):
 
 @dataclass(frozen=True, eq=False)
 class AuditResult(Record):
-    """The outcome of :func:`audit`.
+    """The result of an audit, which the function :func:`audit` returns.
 
     Attributes:
         subject: Name of the audited file or network.
@@ -183,7 +183,7 @@ class AuditResult(Record):
 
     @property
     def fit(self) -> Fit | None:
-        """How well the network fits the samples."""
+        """How well the network predicts the training and held-out samples."""
         return self.checks.fit
 
     @cached_property
@@ -209,7 +209,7 @@ class AuditResult(Record):
 
     @property
     def ranked(self) -> list[tuple[Reconstruction, Selection, int]]:
-        """Candidates that the attacks selected as likely training samples, without seeing the data.
+        """Reconstructions that the attacks selected as likely training samples, without seeing the data.
 
         Each candidate is given as (reconstruction, selection, position). Candidates that several restarts
         found come first. Candidates with larger confidence come before candidates with smaller confidence.
@@ -242,7 +242,7 @@ class AuditResult(Record):
 
     @property
     def directions(self) -> tuple[int | None, str]:
-        """Number of singular directions of the first layer's weights that come from training samples.
+        """Number of directions in the first layer's weights that come from training samples.
 
         These are the directions whose singular values exceed those of a random initialization. The second
         value names the threshold above which singular values were counted. If the number is unknown, the
@@ -292,7 +292,7 @@ class AuditResult(Record):
         super(AuditResult, self.replace(reconstructions=())).save(path)
 
     def summary(self) -> str:
-        """Return the summary of the audit as plain text."""
+        """Return the summary of the audit as plain text for a terminal."""
         return self.screen.text()
 
     def show(self) -> None:

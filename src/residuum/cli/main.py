@@ -26,7 +26,8 @@ from residuum.cli.output import print_json, print_line
 from residuum.cli.usage import usage_message
 from residuum.errors import InputError, ResiduumError
 
-USAGE, INTERNAL, INTERRUPTED = 2, 70, 130  # exit codes of errors that have no class of their own
+# Exit codes for wrong usage, internal errors, and interruption by the user.
+USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 COMMANDS = {  # each help text fits on one line of a terminal with 80 columns
     "audit": "Attack a checkpoint and give a verdict on leaks.",
     "scan": "List what in a release can reveal training data.",
@@ -48,7 +49,7 @@ USE_PLUGINS = ("scan", "attack", "score", "exposure", "certify", "defend", "audi
 
 app = App(
     name="residuum",
-    help="What remains of the training data in a trained network's weights?",
+    help="Find out what the weights of a trained network reveal about its training data.",
     help_format="plaintext",
     version_flags=[],
     group_commands=Group("Commands", sort_key=0),
@@ -64,7 +65,7 @@ app = App(
 for index, (name, help_text) in enumerate(COMMANDS.items()):
     app.command(f"residuum.cli.{name}:app", name=name, help=help_text, sort_key=index)
 app.register_install_completion_command(
-    help="Install the completion of your shell.", sort_key=len(COMMANDS)
+    help="Install the tab completion of commands and options in your shell.", sort_key=len(COMMANDS)
 )
 
 
@@ -84,7 +85,8 @@ def _show_version(
     if not version:
         if verbose:
             raise InputError(
-                "--verbose can only be used with --version.", "Run residuum --version --verbose."
+                "The option --verbose can only be used with --version.",
+                "Run residuum --version --verbose.",
             )
         raise InputError("A command is missing.", "Run residuum --help, which lists the commands.")
     from importlib.metadata import version as installed
@@ -124,8 +126,10 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as problem:
         if os.environ.get("RESIDUUM_DEBUG"):
             raise
-        error = f"{type(problem).__name__}: {problem}"
-        _report(f"Internal error ({error}). Set RESIDUUM_DEBUG=1 to see more.", INTERNAL, arguments)
+        error_text = f"{type(problem).__name__}: {problem}"
+        _report(
+            f"Internal error ({error_text}). Set RESIDUUM_DEBUG=1 to see more.", INTERNAL, arguments
+        )
         exit_code = INTERNAL
     return exit_code
 

@@ -1,4 +1,4 @@
-"""Frozen dataclasses for samples and results (records), and the files in which they are saved."""
+"""Records: frozen dataclasses that hold samples or results, and the files in which they are saved."""
 
 from residuum.records.base import Record, same
 from residuum.records.certificate import Certificate, LayerResidual

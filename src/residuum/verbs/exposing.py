@@ -43,7 +43,7 @@ PICTURE, HISTOGRAM, WORK = "exposed.png", "histogram.png", "work"
 
 
 class ExposureRun(RunDir):
-    """The open folder of a risk ranking."""
+    """The folder of a risk ranking of training records, opened for writing."""
 
     what, files, summary, request_file = (
         "an exposure",
@@ -54,11 +54,11 @@ class ExposureRun(RunDir):
 
     @property
     def has_work(self) -> bool:
-        """True if at least one stage of the computation is finished."""
+        """Whether at least one step of the computation is finished."""
         return any((self.path / WORK).glob("*.safetensors"))
 
     def finish(self, result: Exposure, data: Dataset, request: dict[str, Any], device: str) -> None:
-        """Write the table, the pictures and the result. The summary is written last, and marks completion.
+        """Write the table, the pictures and the result of a risk ranking, the summary last.
 
         Args:
             result: The risk of every record.
@@ -70,11 +70,15 @@ class ExposureRun(RunDir):
         pictures = {PICTURE: top_figure(result, data), HISTOGRAM: histogram_figure(result)}
         write_figures(self.path, pictures)
         result.save(self.path / RECORD)
-        summary = {**result.to_json(), "request": request, "environment": environment(device)}
+        result_summary = {
+            **result.to_json(),
+            "request": request,
+            "environment": environment(device),
+        }
         published_form(PublishedExposure).model_validate(
-            summary
+            result_summary
         )  # refuse to write a summary of a wrong form
-        write_json(self.path / SUMMARY, summary)
+        write_json(self.path / SUMMARY, result_summary)
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
 
@@ -147,7 +151,8 @@ def exposure(
     data, holdout = read_train_and_holdout(data, holdout, request.label, request.drop)
     if data is None:
         raise InputError(
-            "A risk ranking needs the training records; got none.", "Pass data=(x, y)."
+            "To rank training records by their risk, the training records are needed; got none.",
+            "Pass data=(x, y).",
         )
     if not groups and request.grouped_by and (data_path is not None or data.table is not None):
         groups = read_groups(data, request.grouped_by, data_path)
@@ -183,7 +188,7 @@ def exposure(
         canary_records = read_canaries(canaries) if isinstance(canaries, str | Path) else canaries
         canary_test = Canaries(*canary_records, request.confidence, request.delta)
     settings = request.model_dump(include={"surface", "task", "top"})
-    identity = {
+    run_identity = {
         **settings,
         "version": version("residuum"),
         "arch": network.arch,
@@ -198,7 +203,7 @@ def exposure(
     }
     with ExposureRun.open(out) if out is not None else nullcontext() as run:
         if run is not None:
-            run.begin(identity)
+            run.begin(run_identity)
             finished_result = Exposure.load_or_none(run.path / RECORD) if run.is_complete else None
             if finished_result is not None:
                 return finished_result
@@ -218,7 +223,7 @@ def exposure(
         )
         record_risks = record_risks.replace(notes=(*record_risks.notes, *data.notes))
         if run is not None:
-            run.finish(record_risks, data, identity, request.device)
+            run.finish(record_risks, data, run_identity, request.device)
     return record_risks
 
 
@@ -239,8 +244,8 @@ def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
     inserted = arrays.get("inserted")
     if inserted is None or inserted.shape != (len(data),) or set(np.unique(inserted)) - {0, 1}:
         raise DataError(
-            f"A file of canaries needs an array 'inserted' of {len(data)} zeros and ones; {str(path)!r} "
-            "has none.",
+            f"A file of canaries (test records) needs an array 'inserted' of {len(data)} zeros and ones, "
+            f"which says which canaries were used for training; {str(path)!r} has no such array.",
             "Save all canaries, including those that were left out: numpy.savez(path, x=..., y=..., "
             "inserted=...).",
         )
@@ -271,8 +276,10 @@ def read_groups(data: Dataset, column: str, path: Path | None = None) -> tuple[s
     if group_names is None or group_names.shape != (n,):
         possible_columns = sorted(name for name, array in arrays.items() if array.shape == (n,))
         raise DataError(
-            f"The groups must be an array of {n} values; {str(path)!r} has no such array {column!r}.",
-            f"Choose an array of this length: {', '.join(possible_columns) or 'the file has none'}.",
+            f"The names of the groups must be an array of {n} values, one for each record; the file "
+            f"{str(path)!r} has no such array {column!r}.",
+            f"Pass the name of an array of this length: "
+            f"{', '.join(possible_columns) or 'the file has none'}.",
         )
     return tuple(
         f"{v:g}" if group_names.dtype.kind in "fiub" else str(v) for v in group_names.tolist()

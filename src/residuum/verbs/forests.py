@@ -47,15 +47,20 @@ def attack_forest(
         The recovered table.
     """
     refuse_foreign(out, "an attack on a forest", {SUMMARY})
-    table = attack.run(read_forest(release), knowledge, progress)
+    recovered_table = attack.run(read_forest(release), knowledge, progress)
     write_atomic(out / ".gitignore", "*\n")
-    table.save(out / RECORD)
-    write_atomic(out / TABLE, to_csv(table))
+    recovered_table.save(out / RECORD)
+    write_atomic(out / TABLE, to_csv(recovered_table))
     write_json(
         out / SUMMARY,
-        {**attack.to_json(), "attack": NAME, **table.summary().to_json(), "sha256": release.sha256},
+        {
+            **attack.to_json(),
+            "attack": NAME,
+            **recovered_table.summary().to_json(),
+            "sha256": release.sha256,
+        },
     )
-    return table
+    return recovered_table
 
 
 def forest_exposure(
@@ -111,11 +116,11 @@ def to_csv(table: RecoveredTable) -> str:
     unknown_row = [math.nan] * table.columns
     estimates = [unknown_row] * table.records if table.values is None else table.values.tolist()
     for i, target in enumerate(table.targets.tolist()):
-        cells = [
+        csv_cells = [
             _cell(low[i][j], high[i][j], is_stated[i][j], missing[i][j], estimates[i][j])
             for j in range(table.columns)
         ]
-        writer.writerow([*cells, *("" if math.isnan(y) else f"{y:.10g}" for y in target)])
+        writer.writerow([*csv_cells, *("" if math.isnan(y) else f"{y:.10g}" for y in target)])
     return csv_buffer.getvalue()
 
 
