@@ -332,8 +332,8 @@ def load_case(
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
     request: AuditRequest | None = None,
     *,
-    base: Model = None,
-    adapter: str | Path | None = None,
+    base: Any = None,
+    adapter: Any = None,
     tokenizer: Any = None,
     trust_code: bool = False,
     obstacles: Obstacles | None = None,
@@ -789,7 +789,7 @@ class _Reader:
         stored_records = self._find_records(release)
         return None if stored_records is None else stored_records.without(network)
 
-    def read_update(self, source: Model, before: Model) -> Content:
+    def read_update(self, source: Any, before: Any) -> Content:
         """Return the content of a model that is a gradient or a weight difference.
 
         Args:
@@ -934,7 +934,7 @@ def _has_text(knowledge: Mapping[str, Any]) -> bool:
     )
 
 
-def _text(path: str | Path | None) -> str | None:
+def _text(path: Any) -> str | None:
     return None if path is None else str(path)
 
 

@@ -105,7 +105,7 @@ def dry_run(
         trust_code=trust_code,
         obstacles=obstacles,
     )
-    if audit_inputs is None:
+    if case is None:
         inconclusive_reasons = _without_data(obstacles) if data is None else ()
         return DryRun(
             tuple(obstacles.messages),
@@ -113,17 +113,13 @@ def dry_run(
             verdicts=STOPPED,
             exit_code=obstacles.exit_code,
         )
-    if audit_inputs.network is not None:
-        audit_preview = _plan(audit_inputs, request, obstacles)
-    elif audit_inputs.predictor is not None:
-        audit_preview = _plan_without_network(audit_inputs, request, obstacles)
+    if case.network is not None:
+        preview = _plan(case, request, obstacles)
+    elif case.predictor is not None:
+        preview = _plan_without_network(case, request, obstacles)
     else:
-        audit_preview = _dry_run_of_records(audit_inputs, obstacles)
-    return (
-        audit_preview
-        if audit_inputs.stored is None
-        else _with_stored_records(audit_preview, audit_inputs)
-    )
+        preview = _dry_run_of_records(case, obstacles)
+    return preview if case.stored is None else _with_stored_records(preview, case)
 
 
 def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
@@ -143,7 +139,7 @@ def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
 def _rows_of(
     schedule: AttackSchedule, skipped: dict[str, AttackOutcome], plans: dict[str, AttackPlan]
 ) -> tuple[AttackOutcome, ...]:
-    """Return one table row for every planned attack, with the reason why an audit would run it or not."""
+    """Return one table row for every attack of a schedule, with the reason why it would run or not."""
     attack_outcomes = []
     for name, attack in schedule.attacks.items():
         skip_reason = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
@@ -180,7 +176,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     skipped = schedule.skipped()
     attack_plans = schedule.plan(skipped) if has_no_obstacle else {}
     attack_outcomes = _rows_of(schedule, skipped, attack_plans)
-    fit_to_samples = case.fit if has_no_obstacle else None
+    fit = case.fit if has_no_obstacle else None
     reasons_against_leak, reasons_against_no_leak = (
         _conditions(case, request, attack_outcomes) if has_no_obstacle else ([], [])
     )
@@ -189,11 +185,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     ]
     return DryRun(
         tuple(obstacles.messages),
-        (
-            *inconclusive_reasons,
-            *case.audited.assumptions,
-            *(fit_to_samples.notes if fit_to_samples else ()),
-        ),
+        (*inconclusive_reasons, *case.audited.assumptions, *(fit.notes if fit else ())),
         (
             *describe_case(case),
             *list_attacks(attack_outcomes, PLANNED),
@@ -300,7 +292,7 @@ def _verdicts(
 ) -> dict[str, str]:
     """Return a text for each of the three verdicts.
 
-    The text says under which condition an audit would reach the verdict, or why the verdict is impossible.
+    The text says under which condition an audit would reach the verdict, or why it cannot reach the verdict.
     """
 
     def reachable(reasons: list[str], condition: str) -> str:

@@ -62,7 +62,7 @@ def as_knowledge(knowledge: Knowledge | Mapping[str, Any] | None) -> Knowledge:
 
 
 def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledge:
-    """Record that a known mean comes from the training samples, if it equals their mean.
+    """Set the source "train" for a mean that is the mean of the training samples.
 
     Such a mean makes a stronger attacker than a mean of public samples, so reports must name its source.
 
@@ -74,12 +74,12 @@ def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledg
         The knowledge with the source of the mean. The knowledge is unchanged if its mean is not the mean of
         the training samples, or if the source of the mean is already known.
     """
-    known_mean = knowledge.mean
-    if known_mean is None or train is None or knowledge.provenance.get("mean", "user") != "user":
+    mean = knowledge.mean
+    if mean is None or train is None or knowledge.provenance.get("mean", "user") != "user":
         return knowledge
     train_images = train.images.double()
     train_means = [train_images.mean(0)] + ([] if train.mean is None else [train.mean.double()])
-    if not any(_same_values(known_mean.double(), other) for other in train_means):
+    if not any(_same_values(mean.double(), other) for other in train_means):
         return knowledge
     return knowledge.replace(provenance={**knowledge.provenance, "mean": "train"})
 
@@ -138,16 +138,14 @@ def check_inputs(
     for name, weight in network.theta.items():
         if weight.numel() and (largest := float(weight.abs().max())) > MAX_WEIGHT:
             raise CheckpointError(
-                f"Weights must be representable in float32, because attacks compute in float32. The "
-                f"weight tensor {name} reaches {largest:.3g}.",
+                f"Weights must fit into float32, in which attacks compute. {name} reaches {largest:.3g}.",
                 "Check that the file holds the trained weights.",
             )
     for name, data in (("data", train), ("holdout", holdout)):
         if data is not None and (largest := float(data.x.abs().max())) > MAX_VALUE:
             raise DataError(
-                f"The absolute values of samples must not exceed {MAX_VALUE:g}. The array '{name}' "
-                f"reaches {largest:.3g}.",
-                "Pass the samples as the network receives them.",
+                f"Values of samples must lie within +-{MAX_VALUE:g}. {name} reaches {largest:.3g}.",
+                "Pass x as the network receives it.",
             )
     if train is None:
         return
@@ -155,8 +153,8 @@ def check_inputs(
     output_count = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
     if choose_task(resolve_task(network, task), output_count) != "regression" and not train.y.any():
         raise DataError(
-            f"Training samples need the labels they were trained with. All {len(train)} labels are 0, so "
-            f"no labels seem to have been passed.",
+            f"Training samples need the labels they were trained with. All {len(train)} labels are 0, "
+            "as if none were passed.",
             "Pass audit(model, data=(x, y)), or save 'y' in the same file as 'x'.",
         )
     normalize_labels(train.y, choose_task(resolve_task(network, task), output_count), output_count)
@@ -166,7 +164,7 @@ def check_inputs(
 def check_scales(
     train: Dataset | None, holdout: Dataset | None, knowledge: Knowledge
 ) -> tuple[str, ...]:
-    """Return warnings if the samples and the facts that the attacker knows contradict each other.
+    """Return warnings about samples and known facts that contradict each other.
 
     A known value range that cannot belong to these samples raises a ``DataError``.
 
@@ -210,8 +208,7 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     if (mean := knowledge.mean) is not None:
         if mean.numel() not in (1, train_values[0].numel()):
             raise DataError(
-                f"The mean of the training samples must be one number or have {train_values[0].numel()} "
-                f"values; got {mean.numel()}.",
+                f"The mean must be one number or have {train_values[0].numel()} values; got {mean.numel()}.",
                 "Pass the mean image of the data.",
             )
         train_values = add_mean(train_values, mean)
@@ -228,8 +225,8 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     remedy = "Pass the range of the data before a mean was subtracted, and that mean (--mean)."
     if excess > MAX_EXCESS:
         raise DataError(
-            f"Training samples must not exceed the known value range (the smallest and largest possible "
-            f"value) by more than its width. {range_sentence}.",
+            "Training samples must not exceed the known value range by more than its width. "
+            f"{range_sentence}.",
             remedy,
         )
     outside_share = float(((train_values < low) | (train_values > high)).double().mean())

@@ -111,7 +111,7 @@ def losses_in_blocks(
 
 
 def why_not_compared(predictor: Predictor, train: Dataset, holdout: Dataset | None) -> str:
-    """Return why the losses of training and held-out samples cannot be compared, "" if they can.
+    """Return why losses of training and held-out samples cannot be compared, "" if they can.
 
     Args:
         predictor: The model.
@@ -158,11 +158,9 @@ def losses(predictor: Predictor, samples: Dataset) -> Array:
         targets = samples.y.double().numpy().reshape(len(samples), -1)
         if targets.shape != outputs.shape:
             raise InputError(
-                f"Every sample must have as many target values as the model predicts. The {predictor.name} "
+                f"Every sample must have as many targets as the model predicts. The {predictor.name} "
                 f"predicts {outputs.shape[1]}, and the samples have {targets.shape[1]}.",
-                "Pass the targets that the model was trained with. If the model predicts probabilities of "
-                "classes, give "
-                "it the "
+                "Pass the targets of the training. If the model predicts shares of classes, give it the "
                 "method predict_proba.",
             )
         errors: Array = np.square(outputs - targets).mean(1)
@@ -211,10 +209,9 @@ def class_numbers(predictor: Predictor, samples: Dataset, outputs: int) -> Array
     if unknown_labels:
         class_text = ", ".join(map(str, predictor.classes[:6])) or f"0 to {outputs - 1}"
         raise InputError(
-            f"The labels of the samples must be classes of the model. The {predictor.name} has the "
-            f"classes {class_text}; a "
+            f"Labels must be classes of the model. The {predictor.name} has the classes {class_text}; a "
             f"label is {unknown_labels[0]:g}.",
-            "Pass the labels that the model was trained with.",
+            "Pass the labels of the training.",
         )
     return np.array([number_by_label[label] for label in labels.tolist()], dtype=np.int64)
 
@@ -228,7 +225,7 @@ def has_targets(samples: Dataset) -> bool:
 
 
 def _rank_p_value(scores: Array, members: Array) -> float:
-    """Return the p-value of a Mann-Whitney test: do members and non-members have different scores?
+    """Return the p-value of the Mann-Whitney test whether scores of members and non-members differ.
 
     ``members`` is a mask, which is True for the scores of members.
     """

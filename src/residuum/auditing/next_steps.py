@@ -262,9 +262,9 @@ FEWER_EPOCHS = (
 )
 PROTECT_UPDATE = (
     "Do not send or store this update in the clear, because anyone who has it can reconstruct training "
-    "samples. Use secure aggregation, so that nobody sees the update of one client, or differential privacy, which "
-    "clips the gradient of every sample and adds noise. Larger batches leave fewer samples to reconstruct, "
-    "but they protect no sample for sure. Then audit an update of the new protocol."
+    "samples. Use secure aggregation, so that nobody sees the update of one client, or differential "
+    "privacy, which clips the gradient of every sample and adds noise. Larger batches leave fewer samples"
+    " to reconstruct, but they protect no sample for sure. Then audit an update of the new protocol."
 )
 CHECK_READING = (
     "Check that architecture, preprocessing, labels and samples are those of the training."

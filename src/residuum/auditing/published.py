@@ -51,7 +51,7 @@ class AuditTool(Tool):
 
 @dataclass(frozen=True, eq=False)
 class NetworkSummary(Record):
-    """Properties of the audited network that were measured from its weights.
+    """Properties of the audited network, measured from its weights.
 
     Attributes:
         first_layer_directions: number of singular values of the first layer's weights that exceed the values
@@ -105,7 +105,7 @@ class ChecksSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class NamedMember(Record):
-    """A sample that the membership test identifies as a training sample.
+    """A training sample that the test of membership names as a member.
 
     Attributes:
         row: row in the training set
@@ -154,7 +154,7 @@ class MembershipSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class Candidate(Record):
-    """A reconstruction that an attack selected as a likely training sample, without seeing the data.
+    """One candidate that an attack selected as a likely training sample, without seeing the data.
 
     Attributes:
         confidence: confidence of the selection, from 0 to 1; null if the attack reports no confidence
@@ -172,7 +172,7 @@ class Candidate(Record):
 
 @dataclass(frozen=True, eq=False)
 class ScoreSummary(Record):
-    """Counts of recovered samples. They use the metric that decides the verdict of the audit."""
+    """Counts of recovered samples by the metric that decides the verdict. scores.json holds all scores."""
 
     n: Count
     candidates: Count
@@ -220,9 +220,8 @@ class PublishedAudit(Record):
     exposure: Annotated[
         dict[str, Any] | None,
         SchemaRule(
-            description=f"the {MAX_EXPOSED} training samples that are most at risk of being recovered, "
-            f"with the same fields as in the file exposure.json. The verdict of the audit does not use "
-            f"this ranking"
+            description=f"the {MAX_EXPOSED} training samples with the largest risk of a leak, with the "
+            "fields of exposure.json. This ranking does not enter the verdict"
         ),
     ]
     applies: tuple[Applies, ...]
@@ -325,7 +324,7 @@ def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
 
 
 def _candidates(result: AuditResult) -> tuple[Candidate, ...]:
-    """Return the reconstructions that the attacks selected as likely training samples, best first."""
+    """Return the candidates that the attacks selected as likely training samples, best first."""
     return tuple(
         Candidate(
             rank=rank,

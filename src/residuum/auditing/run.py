@@ -70,14 +70,13 @@ FEW_HELD_OUT = "at least {} samples that the network never saw are needed, and t
 
 @dataclass(frozen=True)
 class Audit:
-    """An audit in progress: its inputs, and the outputs of the stages (steps) that have run."""
+    """An audit in progress: its inputs and the outputs of every stage that has run."""
 
     case: Case  # release, network, samples and knowledge, loaded and checked against each other
     request: AuditRequest  # the settings of the audit
     deadline: Deadline  # the time at which the audit must end
     store: AuditStore = (
-        # Object that saves the results of finished stages, so that an interrupted audit can continue.
-        NO_STORE
+        NO_STORE  # saves the outputs of stages, so that an interrupted audit can continue
     )
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
@@ -103,7 +102,7 @@ class Audit:
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     def skip(self, stage: str, reason: str) -> Audit:
-        """Return a copy of the audit that notes why a stage was skipped or had no output.
+        """Return the audit with a note why a stage was skipped or had no output.
 
         Args:
             stage: Name of the stage.
@@ -125,7 +124,7 @@ class Audit:
 
     @property
     def checks(self) -> Checks:
-        """The checks that decide whether an audit that found nothing can rule out a leak."""
+        """Checks that decide whether an audit without a finding can rule out a leak."""
         sample_sets, scores = self.case.sample_sets, self.scores
         findings = None if scores is None else scores.findings
         recovered_samples = () if findings is None else findings.samples
@@ -145,7 +144,7 @@ class Audit:
 
     @property
     def was_stopped(self) -> bool:
-        """Whether the time limit stopped an attack or the whole audit."""
+        """True if the time limit stopped an attack or the whole audit."""
         was_attack_stopped = any("time" in result.status for result in self.attacks.reconstructions)
         return was_attack_stopped or self.deadline.is_over
 
@@ -201,7 +200,7 @@ def restriction(request: AuditRequest) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage (step) of an audit. It is skipped if ``skip_reason`` returns a reason."""
+    """One stage of an audit. The stage runs if ``skip_reason`` returns "", and is skipped otherwise."""
 
     name: str
     run: Callable[[Audit], Audit]
@@ -315,9 +314,9 @@ def audit(
         tokenizer=tokenizer,
         trust_code=trust_code,
     )
-    assert audit_inputs is not None
-    check_hashes(audit_inputs, expected_hashes or {})
-    with open_run(out, audit_inputs, request) as store:
+    assert case is not None
+    check_hashes(case, expected_hashes or {})
+    with open_run(out, case, request) as store:
         if (finished := store.finished()) is not None:
             return finished
         opening_lines = () if case.network is None else opening(case.network, case.fit)

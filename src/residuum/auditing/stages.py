@@ -1,4 +1,4 @@
-"""The stages (steps) of an audit, and the reasons why a stage is skipped.
+"""The stages of an audit, and the reasons why one of them is skipped.
 
 Each stage is a function that takes an :class:`~residuum.auditing.run.Audit` and returns a copy that also
 holds the outputs of the stage. A function ``skip_...`` returns the reason to skip a stage, or "" if the stage
@@ -37,7 +37,7 @@ OTHER_SHAPE = "training and held-out samples have different shapes"
 
 
 def skip_without_records(audit: Audit) -> str:
-    """Return the reason to skip a step of the audit if the file stores no records, "" otherwise."""
+    """Return the reason to skip a stage if the release stores no records, "" otherwise."""
     return NO_RECORDS if audit.case.stored is None else ""
 
 
@@ -48,12 +48,12 @@ def find_stored_records(audit: Audit) -> Audit:
 
 
 def skip_without_network(audit: Audit) -> str:
-    """Return the reason to skip a step of the audit if there is no network, "" otherwise."""
+    """Return the reason to skip a stage if there is no network, "" otherwise."""
     return NO_NETWORK if audit.case.network is None else ""
 
 
 def skip_without_samples(audit: Audit) -> str:
-    """Return the reason to skip a step of the audit without a network or training samples, "" otherwise."""
+    """Return the reason to skip a stage if there is no network or no training sample, "" otherwise."""
     return skip_without_network(audit) or skip_without_train(audit)
 
 
@@ -63,12 +63,12 @@ def skip_without_weights(audit: Audit) -> str:
 
 
 def skip_without_train(audit: Audit) -> str:
-    """Return the reason to skip a step of the audit if there are no training samples, "" otherwise."""
+    """Return the reason to skip a stage if there are no training samples, "" otherwise."""
     return NO_SAMPLES if audit.case.train is None else ""
 
 
 def skip_without_predictions(audit: Audit) -> str:
-    """Return the reason to skip a step of the audit without predictions or training samples."""
+    """Return the reason to skip a stage if the model cannot be evaluated or there are no training samples."""
     return NO_PREDICTIONS if audit.case.predictor is None else skip_without_train(audit)
 
 
@@ -80,19 +80,19 @@ def skip_without_texts_and_base(audit: Audit) -> str:
 
 
 def skip_without_forest(audit: Audit) -> str:
-    """Return the reason to skip a step of the audit if there is no forest, "" otherwise."""
+    """Return the reason to skip a stage if there is no forest, "" otherwise."""
     if audit.case.forest is not None:
         return ""
     return audit.case.why_no_attack or NO_PREDICTIONS
 
 
 def skip_without_table(audit: Audit) -> str:
-    """Return the reason to skip a step of the audit without a forest or training samples, "" otherwise."""
+    """Return the reason to skip a stage if there is no forest or no training sample, "" otherwise."""
     return skip_without_forest(audit) or skip_without_train(audit)
 
 
 def test_membership(audit: Audit) -> Audit:
-    """Return the audit, extended by two tests: a test of membership, and a test of the losses.
+    """Return the audit with two tests: a test of membership, and a test of the losses.
 
     The test of membership uses activation boundaries, which depend on the weights. The test of the losses
     compares the losses of the network on training and held-out samples.
@@ -113,27 +113,24 @@ def test_membership(audit: Audit) -> Audit:
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Return the audit, extended by the results of its negative controls.
+    """Return the audit with the results of the negative controls.
 
     A negative control scores candidates that do not depend on the network, so they must not match training
     samples.
     """
-    audit_inputs = audit.case
-    # Importing this module is slow. It is imported before the durations of negative controls are measured,
-    # because the durations decide whether there is time for another control.
+    case = audit.case
+    # Import this slow module before the controls are timed. The duration of a control decides whether there
+    # is time for the next control.
     import_classifier()
-    assert audit_inputs.balanced_sets is not None
+    assert case.balanced_sets is not None
     controls = run_controls(
-        audit_inputs.balanced_sets,
-        audit_inputs.knowledge,
-        audit.request.seed,
-        deadline=audit.deadline,
+        case.balanced_sets, case.knowledge, audit.request.seed, deadline=audit.deadline
     )
     return replace(audit, negative_controls=controls)
 
 
 def score_reconstructions(audit: Audit) -> Audit:
-    """Compare the reconstructions of all attacks with the samples, and add the scores to the audit."""
+    """Return the audit with scores, which compare the candidates of all attacks with the samples."""
     case, request = audit.case, audit.request
     assert case.balanced_sets is not None
     scores = score_attacks(
@@ -176,7 +173,7 @@ def skip_if_decided(audit: Audit) -> str:
 
 
 def run_positive_controls(audit: Audit) -> Audit:
-    """Return the audit, extended by the results of its positive controls.
+    """Return the audit with the results of its positive controls.
 
     A positive control is a network that is known to memorize its samples. The tests must detect a leak in it.
     """
@@ -195,36 +192,36 @@ def skip_without_network_and_time(audit: Audit) -> str:
 
 
 def certify(audit: Audit) -> Audit:
-    """Return the audit, extended by two certificates: proofs about its samples and reconstructions."""
-    audit_inputs = audit.case
+    """Return the audit with two certificates: KKT residuals, and the uniqueness of a reconstruction."""
+    case = audit.case
     certificates = compute_certificates(
-        audit_inputs.attacked,
-        audit_inputs.train,
+        case.attacked,
+        case.train,
         audit.attacks.reconstructions,
-        audit_inputs.knowledge,
+        case.knowledge,
         audit.deadline.seconds_left,
     )
     return replace(audit, certificates=certificates)
 
 
 def skip_without_network_time_and_samples(audit: Audit) -> str:
-    """Return the reason to skip a step of the audit without a network, time or training samples."""
+    """Return the reason to skip a stage if there is no network, no time, or no training sample."""
     if reason := skip_without_network_and_time(audit):
         return reason
     return NO_TRAINING_SAMPLES if audit.case.train is None else ""
 
 
 def rank_exposure(audit: Audit) -> Audit:
-    """Rank the training samples by the risk that they leak, and add the ranking to the audit."""
-    audit_inputs = audit.case
-    assert audit_inputs.train is not None
-    assert audit_inputs.sample_sets is not None
+    """Return the audit with a ranking of the training samples by the risk that they leak."""
+    case = audit.case
+    assert case.train is not None
+    assert case.sample_sets is not None
     displayed_attack = "" if audit.scores is None else audit.scores.displayed_attack
     exposure, reason = rank_samples(
-        audit_inputs.audited,
-        audit_inputs.train,
-        audit_inputs.sample_sets,
-        audit_inputs.knowledge,
+        case.audited,
+        case.train,
+        case.sample_sets,
+        case.knowledge,
         audit.attacks.reconstructions,
         displayed_attack,
     )
@@ -232,6 +229,6 @@ def rank_exposure(audit: Audit) -> Audit:
 
 
 def certificates_or_reason(audit: Audit) -> Certificates:
-    """Return the certificates of an audit, or the reason why they were not computed."""
+    """Return the certificates of an audit, or the reason why the stage "certificates" was skipped."""
     reason = audit.skipped.get("certificates", "")
     return Certificates(None, reason, None, reason) if reason else audit.certificates

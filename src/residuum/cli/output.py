@@ -87,7 +87,7 @@ def _describe_training(progress: TrainingProgress) -> State:
 
 
 def _describe_attack(progress: AttackProgress) -> State:
-    """Describe the progress of an attack: steps, loss, and error in each layer of the best run."""
+    """Return the progress of an attack, with the loss and the residual per layer of the best restart."""
     best_restart = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
     residuals = progress.layers[best_restart].clamp(min=0).sqrt().tolist()
     residual_text = " ".join(f"{value:.1e}" for value in residuals)
@@ -97,8 +97,8 @@ def _describe_attack(progress: AttackProgress) -> State:
 
 
 def _describe_sweep(progress: SweepProgress) -> State:
-    """Describe the progress of a sweep (many attacks): best error, trials per minute, remaining time."""
-    # To estimate the remaining time, count only the trials that were finished since this process started.
+    """Return the progress of a sweep, with the best residual, trials per minute and remaining time."""
+    # The rate counts only trials that finished since the sweep was started or continued.
     trials_per_second = progress.fresh / max(progress.seconds, 1e-9)
     remaining_time = ""
     if progress.fresh:

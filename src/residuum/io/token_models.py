@@ -121,7 +121,7 @@ def wrap_token_model(model: nn.Module, texts: Dataset | None) -> Predictor:
         ) is None
         kind, function = (SHARES, runner.share_of_one) if is_binary else (NUMBERS, runner.numbers)
     classes = runner.classes if kind == SHARES else ()
-    return Predictor(runner.name, kind, function, classes, None, why_no_loss, model)
+    return Predictor(runner.name, kind, function, classes, why_no_loss=why_no_loss, model=model)
 
 
 @dataclass(frozen=True)

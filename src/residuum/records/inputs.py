@@ -43,8 +43,7 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
 NUMBERS = ("x", "y", "mean", "scale", "offset")  # names of the arrays of numbers in a data file
 TEXTS = ("classes", "features", "units")  # names of the arrays of texts in a data file
 TASKS = ("binary", "multiclass", "regression")
-# Largest size in bytes of the directory (list of files) of a zip archive. It suffices for about 13 000
-# tensors of torch.save.
+# Largest directory of a zip archive. It suffices for about 13 000 tensors of torch.save.
 MAX_DIRECTORY_BYTES = 1 << 20
 END = struct.Struct("<4s4H2IH")  # record at the end of a zip archive, after its directory
 # Record that describes the directory of a large (zip64) archive. It lies between the directory and LOCATOR.
@@ -52,8 +51,7 @@ END_64 = struct.Struct("<4sQ2H2I4Q")
 # Record that stores the position of END_64 in a large (zip64) archive. It lies between END_64 and END.
 LOCATOR = struct.Struct("<4sIQI")
 
-# Two parts of the error message if a field of a dataset has a wrong number of entries: the rule, and what
-# to do.
+# Error messages for a field of a dataset with a wrong number of entries: the rule, and what to do.
 ONE_PER_SAMPLE = ("have one entry per sample", "Save one identifier per row of x.")
 ONE_PER_COLUMN = ("name every column", "Save one name per column, in the order of x.")
 ONE_OR_ONE_PER_COLUMN = (
@@ -103,13 +101,12 @@ class Dataset(Record):
     def __post_init__(self) -> None:
         if len(self.x) == 0:
             raise DataError(
-                "A dataset must have at least one sample; this dataset is empty.",
+                "A dataset must have at least one sample; this one is empty.",
                 "Pass one or more samples.",
             )
         if len(self.x) != len(self.y):
             raise DataError(
-                f"The samples 'x' and the labels 'y' must have the same number of rows; got {len(self.x)} "
-                f"and {len(self.y)}.",
+                f"'x' and 'y' must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
                 "Save one label per sample.",
             )
         column_count = self.x[0].numel()  # 0 for a table that holds only texts
@@ -128,9 +125,7 @@ class Dataset(Record):
             )
             if field_value is not None and entry_count not in sizes:
                 raise DataError(
-                    f"The field {name!r} of a dataset must {rule} ({sizes[1]} entries); got {entry_count} "
-                    f"entries.",
-                    remedy,
+                    f"{name!r} must {rule} ({sizes[1]} entries); got {entry_count} entries.", remedy
                 )
 
     def __len__(self) -> int:
@@ -193,9 +188,8 @@ class Dataset(Record):
         arrays = read_npz(path)
         if missing := {"x", "y"} - arrays.keys():
             raise DataError(
-                f"A data file must have the arrays 'x' (samples) and 'y' (labels); {str(path)!r} lacks "
-                f"{sorted(missing)}.",
-                f"The file holds {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
+                f"A data file must have arrays 'x' and 'y'; {str(path)!r} lacks {sorted(missing)}.",
+                f"It holds {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
             )
         return cls.from_arrays(arrays, path)
 
@@ -216,25 +210,21 @@ class Dataset(Record):
         for name in filter(arrays.__contains__, NUMBERS):
             if arrays[name].dtype.kind == "U" or not np.isfinite(arrays[name]).all():
                 raise DataError(
-                    f"The array {name!r} must hold finite numbers; in the file {str(path)!r} it holds "
-                    f"text, NaN or Inf.",
-                    "Remove rows with such values. Save class indices as y, and class names as classes.",
+                    f"{name!r} must hold finite numbers; in {str(path)!r} it holds text, NaN or Inf.",
+                    "Remove such rows. Save class indices as y, and class names as classes.",
                 )
-        samples = torch.from_numpy(arrays["x"])
-        samples = samples if samples.is_floating_point() else samples.double()
-        if samples.ndim < 2 or arrays["y"].ndim < 1:
+        x = torch.from_numpy(arrays["x"])
+        x = x if x.is_floating_point() else x.double()
+        if x.ndim < 2 or arrays["y"].ndim < 1:
             raise DataError(
-                f"The array 'x' (samples) must have the shape (n, ...), and 'y' (labels) the shape (n,); got "
-                f"the shapes {tuple(samples.shape)} and {arrays['y'].shape} in {str(path)!r}.",
+                f"'x' must be (n, ...) and 'y' (n,); got shapes {tuple(x.shape)} and "
+                f"{arrays['y'].shape} in {str(path)!r}.",
                 "Save one row per sample.",
             )
-        subtracted_mean = (
-            torch.from_numpy(arrays["mean"]).to(samples.dtype) if "mean" in arrays else None
-        )
-        if subtracted_mean is not None and subtracted_mean.shape not in ((), samples.shape[1:]):
+        mean = torch.from_numpy(arrays["mean"]).to(x.dtype) if "mean" in arrays else None
+        if mean is not None and mean.shape not in ((), x.shape[1:]):
             raise DataError(
-                f"The array 'mean' (the mean of the training samples) must have the shape of a sample, "
-                f"{tuple(samples.shape[1:])}; got {tuple(subtracted_mean.shape)}.",
+                f"'mean' must have the shape of a sample, {tuple(x.shape[1:])}; got {tuple(mean.shape)}.",
                 "Save the mean image that was subtracted.",
             )
         fields: dict[str, Any] = {}
@@ -283,15 +273,13 @@ def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarr
     """
     try:
         if not Path(path).is_file():
-            raise DataError(
-                f"A data file must exist; there is no file {str(path)!r}.", "Check the path."
-            )
+            raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
         with Path(path).open("rb") as stream, open_zip(stream) as archive:
             members = _check_members(archive, stream, path, max_bytes)
             return {name: _unpack(archive, member) for name, member in members.items()}
     except (*_UNREADABLE, *_BROKEN) as problem:
         raise DataError(
-            f"The file {str(path)!r} must be an .npz archive of plain arrays; reading the file failed "
+            f"{str(path)!r} must be an .npz archive of plain arrays; reading it failed "
             f"({str(problem)[:200]}).",
             "Save it with numpy.savez(path, x=..., y=...).",
         ) from problem
@@ -318,14 +306,14 @@ def write_npz(path: str | Path, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def max_memory(packed: int) -> int:
-    """Return how much memory in bytes the arrays of a file of ``packed`` bytes may take (as float64)."""
+    """Return how many bytes of memory the arrays of a file of ``packed`` bytes may take (as float64)."""
     return max(SMALL_BYTES, MAX_GROWTH * packed)
 
 
 def _check_members(
     archive: zipfile.ZipFile, stream: BinaryIO, path: str | Path, max_bytes: int
 ) -> dict[str, zipfile.ZipInfo]:
-    """Check the sizes of the arrays that an archive claims to hold, and return its files by array name."""
+    """Check the sizes that an archive claims, and return its members by the names of the arrays."""
     members_by_name = {
         member.filename.removesuffix(".npy"): member for member in archive.infolist()
     }
@@ -337,8 +325,7 @@ def _check_members(
     unpacked_bytes = sum(member.file_size for member in members_by_name.values())
     if unpacked_bytes > max_bytes:
         raise UnsafeFileError(
-            f"The arrays of a data file must take at most {max_bytes} bytes; the arrays of {str(path)!r} "
-            f"take {unpacked_bytes}.",
+            f"A data file must unpack to at most {max_bytes} bytes; {str(path)!r} claims {unpacked_bytes}.",
             "Save fewer samples.",
         )
     memory_bytes = sum(
@@ -347,8 +334,7 @@ def _check_members(
     if memory_bytes > max_memory(file_bytes):
         raise UnsafeFileError(
             f"The arrays of a data file must take at most {SMALL_BYTES} bytes of memory, or {MAX_GROWTH} "
-            f"times the size of the file if this is more; the file {str(path)!r} has {file_bytes} bytes, "
-            f"and its arrays would take "
+            f"times the size of the file if that is more; {str(path)!r} has {file_bytes} bytes and claims "
             f"{memory_bytes}.",
             "Save it uncompressed, with numpy.savez(path, x=..., y=...).",
         )
@@ -366,8 +352,7 @@ def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
         data_start = stream.tell()
     if dtype.kind not in "fiubU":
         raise DataError(
-            f"The arrays of a data file must hold real numbers or text; the array {name[:80]!r} has the "
-            f"type {str(dtype)[:80]}.",
+            f"Arrays of a data file must be real numbers or text; {name[:80]!r} is {str(dtype)[:80]}.",
             "Convert it before saving.",
         )
     if (
@@ -383,7 +368,7 @@ def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Read an array from an archive, check its checksum, and convert it to a dtype that PyTorch supports."""
+    """Read an array of an archive, check its CRC, and convert it to a dtype that PyTorch supports."""
     with archive.open(member) as stream:
         array = npy.read_array(stream, allow_pickle=False)
     native_dtype = array.dtype.newbyteorder("=")
@@ -428,8 +413,7 @@ def find_samples_file(path: Path, name: str) -> Path:
         return path
     if not (path / "private" / name).is_file():
         raise DataError(
-            f"A folder that residuum train wrote must hold the file private/{name}; {str(path)!r} does "
-            f"not.",
+            f"A training directory must hold private/{name}; {str(path)!r} does not.",
             "Pass an .npz file with the arrays 'x' and 'y'.",
         )
     return path / "private" / name
@@ -450,8 +434,7 @@ def find_training_samples(checkpoint: Path, data: Path | None = None) -> Path:
     """
     if data is None and not (checkpoint / "private" / "train.npz").is_file():
         raise DataError(
-            f"A certificate (a proof about reconstructions) needs the training samples; the folder "
-            f"{str(checkpoint)!r} has no file private/train.npz.",
+            f"A certificate needs the training samples; {str(checkpoint)!r} has no private/train.npz.",
             "Pass --data FILE.npz.",
         )
     return find_samples_file(data or checkpoint, "train.npz")
@@ -479,23 +462,21 @@ def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
     end_of_archive = stream.read()
     before, last = end_of_archive[: -END.size], end_of_archive[-END.size :]
     if not last.startswith(b"PK\x05\x06") or len(last) < END.size:
-        raise zipfile.BadZipFile("the zip archive is damaged: it must end with an end record")
+        raise zipfile.BadZipFile("the zip archive does not end with its end record")
     *_, length, start, comment = END.unpack(last)
     # If a LOCATOR record (which starts with these bytes) exists, zipfile and PyTorch use the directory that
     # END_64 describes.
     if before[-LOCATOR.size :].startswith(b"PK\x06\x07"):
         if not before.startswith(b"PK\x06\x06") or len(before) < zip64_bytes:
-            raise zipfile.BadZipFile("the zip archive is damaged: its zip64 end record is missing")
+            raise zipfile.BadZipFile("the zip64 end record of the zip archive is missing")
         *_, length, start = END_64.unpack(before[: END_64.size])
         end_record_start -= zip64_bytes
     if comment or start + length != end_record_start:
-        raise zipfile.BadZipFile(
-            "the zip archive is damaged: other bytes follow its directory (list of files)"
-        )
+        raise zipfile.BadZipFile("the zip archive has other bytes after its directory")
     if length > MAX_DIRECTORY_BYTES:
         raise UnsafeFileError(
-            f"The directory (list of files) of a zip archive must have at most {MAX_DIRECTORY_BYTES} "
-            f"bytes; the directory of this archive has {length}.",
+            f"The directory of a zip archive must have at most {MAX_DIRECTORY_BYTES} bytes; the directory "
+            f"of this archive has {length}.",
             "Save fewer, larger arrays.",
         )
     return zipfile.ZipFile(stream)

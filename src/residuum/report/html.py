@@ -49,21 +49,18 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
-# Names of the icon and style for each answer of a report.
+# Icon and style of each answer.
 SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}
 MAX_LENGTH = 600  # characters of a name or sentence from a file; the rest is cut off
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a meaning in Markdown
-# Largest number of columns of a table row that a report shows, the most unusual values first.
-MAX_COLUMNS = 12
+MAX_COLUMNS = 12  # columns of a table row that a card shows, the most unusual first
 # A value of a table counts as reconstructed if its error is at most this share of the spread of its column.
 TOLERANCE = 0.1
-MAX_BEST = 3  # number of best matches on the first screen of a report
-MAX_CARDS = 120  # largest number of cards (boxes with one sample each) on one page
-# Largest number of cards (boxes with one candidate each) if an audit had no training data.
-MAX_CANDIDATES = 60
-MAX_CARD_SENTENCE = 24  # largest number of words of a sentence in a model card
-# Largest numbers of characters of the title and the headline in a model card.
-MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160
+MAX_BEST = 3  # best matches on the first screen of a report
+MAX_CARDS = 120  # cards on one page
+MAX_CANDIDATES = 60  # cards of an audit without training data
+MAX_CARD_SENTENCE = 24  # words of the evidence for an answer in a model card
+MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160  # characters in a model card
 CARD_CAVEAT = "This is evidence about the tests that ran. It is no guarantee of privacy."
 # Largest size of all pictures in a page. Pages must stay small, because they are mailed and opened on phones.
 MAX_BYTES = 2_000_000
@@ -82,12 +79,12 @@ DETERMINED, PARTLY_DETERMINED, UNDETERMINED = (
     "others keep a part",
     "others may lose it",
 )
-# A candidate (reconstruction) without a certificate is shown with the certificate of the most similar
-# candidate that has one, if their cosine similarity is at least this value.
+# A candidate without a certificate gets the certificate of the nearest certified candidate if their cosine is
+# at least this value.
 MIN_COSINE = 0.9
-# A certificate proves how much of an image's energy (squared norm) every other training set for the same
-# weights must contain. The image counts as determined if this share is at least MIN_DETERMINED. It counts
-# as partly determined if all other training sets that were found contain at least the share MIN_PARTLY.
+# An image is determined if all other training sets provably keep at least the share MIN_DETERMINED of its
+# energy (squared norm). It is partly determined if the training set that was found to keep least of its
+# energy keeps at least the share MIN_PARTLY.
 MIN_DETERMINED, MIN_PARTLY = 0.9, 0.5
 SORT_NAMES = {
     "margin": "margin",
@@ -98,11 +95,7 @@ SORT_NAMES = {
 
 
 def render_page(
-    template: str,
-    *,
-    styles: tuple[str, ...] = ("report.css",),
-    script: str = "",
-    **values: Any,
+    template: str, *, styles: tuple[str, ...] = ("report.css",), script: str = "", **values: Any
 ) -> str:
     """Render a template as a page that admits only its own style sheets and script.
 
@@ -136,7 +129,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         The page.
     """
     deciding_score = result.control
-    card_items = items_of(result)
+    items = items_of(result)
     if redact:
         items = tuple(
             replace(item, row=None, embedding=None, reconstruction=None) for item in items
@@ -144,14 +137,10 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     best_cards = [] if redact else cards_of(items[:MAX_BEST], result.shape)
     # If the matches are compared with chance, only matches beyond chance get a card.
     if deciding_score is not None:
-        card_items = tuple(item for item in card_items if item.recovered)
-    cards = cards_of(card_items, result.shape, redact=redact)
+        items = tuple(item for item in items if item.recovered)
+    cards = cards_of(items, result.shape, redact=redact)
     item_count = (
-        len(card_items)
-        if deciding_score
-        else result.scores.n
-        if result.scores
-        else len(result.ranked)
+        len(items) if deciding_score else result.scores.n if result.scores else len(result.ranked)
     )
     items_on_cards = [card.item for card in cards]
     evidence_and_metric = (
@@ -223,7 +212,7 @@ def _column_names(result: AuditResult) -> tuple[str, ...]:
 
 
 def _without_answers(result: AuditResult) -> str:
-    """Shorten the summary sentence of a report: leave out what the answers below it repeat."""
+    """Return the summary sentence of a report without the texts that the answers below it repeat."""
     sentence = result.screen.sentence
     for answer in result.verdict.answers:
         for text in (answer.power, answer.evidence.partition(" By their losses")[0]):
@@ -350,7 +339,7 @@ def model_card(result: AuditResult) -> str:
     ]
     subject = textwrap.shorten(escape_invisible(result.subject), MAX_CARD_SUBJECT, placeholder="…")
     headline = textwrap.shorten(result.verdict.headline, MAX_CARD_HEADLINE, placeholder="…")
-    card_text = render_page(
+    text = render_page(
         "model_card.md",
         subject=subject,
         headline=headline,
@@ -358,7 +347,7 @@ def model_card(result: AuditResult) -> str:
         answers=answers,
         created=_format_time(result),
     )
-    return card_text.rstrip() + "\n"
+    return text.rstrip() + "\n"
 
 
 def _first_sentence(text: str) -> str:
@@ -372,7 +361,7 @@ def _format_time(result: AuditResult) -> str:
 
 
 def _tables(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, str]]]:
-    """Return identifier, title and rows of each table of a report that is not empty.
+    """Return identifier, title and rows of each table that is not empty.
 
     Nested settings become rows with names that are joined by dots, such as "attack.steps".
     """
@@ -410,7 +399,7 @@ def _digest(text: str) -> str:
 
 
 def _read_inline(name: str) -> Markup:
-    """Read a file of this folder, such as a style sheet, to write it into the page unchanged."""
+    """Return a file of this folder as markup, to write it into the page unchanged."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
 
@@ -440,14 +429,14 @@ def _environment() -> Environment:
 
 def isolate(value: object) -> Markup:
     """Return a value as text of limited length, whose writing direction does not affect other text."""
-    value_text = str(value)
-    if len(value_text) > MAX_LENGTH:
-        value_text = f"{value_text[:MAX_LENGTH]}… ({len(value_text)} characters)"
-    return Markup("<bdi>") + escape(escape_invisible(value_text)) + Markup("</bdi>")
+    text = str(value)
+    if len(text) > MAX_LENGTH:
+        text = f"{text[:MAX_LENGTH]}… ({len(text)} characters)"
+    return Markup("<bdi>") + escape(escape_invisible(text)) + Markup("</bdi>")
 
 
 class Linked:
-    """A template filter that links the first use of each glossary word on a page to its explanation."""
+    """A filter that links the first occurrence of each glossary word on a page to its entry."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
@@ -457,13 +446,13 @@ class Linked:
         pieces, end_of_last_link = [], 0
         text = escape_invisible(text[:MAX_LENGTH])
         for match in compile_pattern().finditer(text):
-            glossary_word = find_entry(match[0])
-            if glossary_word not in self.seen:
-                self.seen.add(glossary_word)
+            word = find_entry(match[0])
+            if word not in self.seen:
+                self.seen.add(word)
                 link_template = Markup('<a class="term" href="#{}">{}</a>')
                 pieces += [
                     escape(text[end_of_last_link : match.start()]),
-                    link_template.format(make_anchor(glossary_word), match[0]),
+                    link_template.format(make_anchor(word), match[0]),
                 ]
                 end_of_last_link = match.end()
         return Markup("<bdi>{}</bdi>").format(
@@ -499,7 +488,7 @@ def format_number(value: float | int | None) -> str:
 
 
 def format_fixed(value: float | None) -> str:
-    """Format a number for a table: with three decimals, or scientifically if it is tiny or huge."""
+    """Return a number for a table: with three decimals, or in scientific notation if it is tiny or huge."""
     if value is None or np.isnan(value):
         return "–"
     if np.isinf(value):
@@ -623,7 +612,7 @@ class Item:
 
     @property
     def matched(self) -> bool:
-        """Whether the content of the card was compared with the training data, even if it is redacted."""
+        """Whether the item was compared with the training data. This does not depend on redaction."""
         return self.nearest is not None or any(v is not None for v in self.scores.values())
 
 
@@ -645,30 +634,28 @@ class Card(NamedTuple):
 
 
 def items_of(result: AuditResult) -> tuple[Item, ...]:
-    """Return the contents of the report's cards: one for each matched training sample.
-
-    Without training data, there is one for each candidate (reconstruction).
+    """Return one item per matched training sample, or one per candidate if there is no training data.
 
     The best items come first.
     """
-    # The matches of the strongest attack are shown. If only another attack recovers a sample, the match of
-    # this other attack is shown.
+    # Matches come from the strongest attack. If only another attack recovers a sample, its match comes from
+    # this other attack.
     if result.evidence is None:
         return tuple(_ranked(result))
     items_of_other_attacks = {item.number: item for item in _matched_by_others(result)}
-    card_items = [item for item in _matched(result) if item.number not in items_of_other_attacks]
-    recovered = [item for item in card_items if item.recovered]
+    items = [item for item in _matched(result) if item.number not in items_of_other_attacks]
+    recovered = [item for item in items if item.recovered]
     return (
         *recovered,
         *items_of_other_attacks.values(),
-        *(item for item in card_items if not item.recovered),
+        *(item for item in items if not item.recovered),
     )
 
 
 def cards_of(
     items: Sequence[Item], shape: tuple[int, ...], kind: str = "", redact: bool = False
 ) -> list[Card]:
-    """Make cards of the first items, as many as fit on a page.
+    """Return cards of the first items, within the limits ``MAX_CARDS`` and ``MAX_BYTES``.
 
     Args:
         items: The items.
@@ -707,7 +694,7 @@ def make_sort_values(item: Item) -> dict[str, Any]:
 
 
 def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
-    """Return key and name of every order in which readers can sort the cards, the default order first."""
+    """Return key and name of every sort order for which a card has a value, the default order first."""
     metric_names = dict.fromkeys(name for item in items for name in item.scores)
     available_keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
     return [
@@ -719,7 +706,7 @@ def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def _matched(result: AuditResult) -> Iterator[Item]:
-    """Yield the content of a card for each training sample that the displayed attack matches, best first."""
+    """Yield one item per training sample that a candidate of the displayed attack matches, best first."""
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
@@ -766,7 +753,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
 
 
 def _matched_by_others(result: AuditResult) -> Iterator[Item]:
-    """Yield the content of a card for each sample that only other attacks than the displayed one recover."""
+    """Yield one item per sample that is recovered only by attacks whose scores are not in the report."""
     evidence, scores, findings = result.evidence, result.scores, result.findings
     recovered_rows = _recovered_by_other_attacks(result)
     if not recovered_rows or evidence is None or scores is None or findings is None:
@@ -803,7 +790,7 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
 
 
 def _nearest(reconstruction: Reconstruction, sample: Tensor) -> tuple[float, str, Tensor]:
-    """Find the reconstruction that is most similar to a sample. Return its NCC, attack and values."""
+    """Return the NCC, the attack and the values of the candidate that is nearest to a sample."""
     candidates = reconstruction.x.double().flatten(1)
     candidates = candidates[candidates.isfinite().all(1)]
     if not len(candidates):
@@ -903,8 +890,8 @@ def _format_cell(value: float) -> str:
 
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
-    """Yield the content of a card for each selected candidate, the most confident one first."""
-    card_items = [
+    """Yield one item per selected candidate, the candidate with the highest confidence first."""
+    items = [
         Item(
             number=number,
             reconstruction=add_mean(selection.x[i].double(), reconstruction.knowledge.mean).numpy(),
@@ -915,7 +902,7 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
         )
         for number, (reconstruction, selection, i) in enumerate(result.ranked[:MAX_CANDIDATES])
     ]
-    yield from sorted(card_items, key=lambda item: -(item.confidence or 0.0))
+    yield from sorted(items, key=lambda item: -(item.confidence or 0.0))
 
 
 def _describe_nearest_selected(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
@@ -984,7 +971,7 @@ def _certificates(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
 
 
 def _finite(value: float | None) -> float | None:
-    """Replace infinity by a large number, and NaN by None, because JSON has neither."""
+    """Replace infinity by a large number and NaN by None, because JSON has neither."""
     if value is None or math.isnan(value):
         return None
     return max(-MAX_NUMBER, min(MAX_NUMBER, float(value)))
@@ -1028,7 +1015,7 @@ def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Pictur
 
 
 def _shaped(values: Array, shape: tuple[int, ...]) -> Array:
-    """Reshape an array to the shape of a sample, and replace NaN and infinity by zero."""
+    """Return an array in the shape of a sample, with NaN and infinity replaced by zero."""
     finite_values = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
     return (
         finite_values.reshape(shape)

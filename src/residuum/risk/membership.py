@@ -48,33 +48,32 @@ from residuum.risk.stages import margins_and_losses
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-# False discovery rate of the records that the membership test lists as training records.
-LEVEL = 0.05
-# With the smallest sufficient number of held-out records, the smallest q-value equals LEVEL exactly. This
-# tolerance keeps rounding errors from changing the result.
+LEVEL = 0.05  # false discovery rate of the records that the test lists as members
+# If there are just as many held-out records as needed, the smallest q-value equals LEVEL exactly. This
+# tolerance prevents that a rounding error makes the q-value exceed LEVEL.
 ROUNDING = 1e-12
 # Significance level of the group test. An audit tests membership and reconstruction. Each of the two tests
 # shows a false leak in at most 0.5% of audits, so both together show one in at most 1%.
 GROUP_LEVEL = 0.005
-# An audit reports a membership leak only if at least this number of records is identified as training
-# records. One or two records could be near-copies of other data.
+# A membership finding must list at least this number of records as members. One or two records could be
+# near-copies of other data.
 MIN_NAMED = 3
-# An audit reports a membership leak only if at least this share of the training records is identified.
+# A membership finding must list at least this share of the training records as members.
 MIN_SHARE = 0.05
-# A record is identified as a training record only if it lies on at least this number of activation
-# boundaries. With 256 neurons per layer, a third of the held-out records lie on one boundary by chance.
+# A record that is listed as a member must lie on at least this number of activation boundaries. One boundary
+# is no evidence: with 256 neurons per layer, a third of the held-out records lie on one by chance.
 MIN_BOUNDARIES = 2
 MAX_DECOYS = 20_000  # largest number of decoys (noisy copies of training records) in a test
 DECOY_BLOCK = 2000  # number of decoys (noisy copies of training records) that are scored at once
 # Decoys are noisy copies of training records. With 20 decoys for each of n records, the smallest p-value is
-# 1 / (20 n + 1) < 0.05 / n, so a single record can be significant after the correction for n tests.
+# 1 / (20 n + 1). It is below 0.05 / n, so the rule of Benjamini and Hochberg can accept a single record.
 DECOYS_PER_RECORD = 20
-# The true positive rate is the share of training records whose loss is below a threshold. The threshold is
-# set so that at most this share of the held-out records is below it.
+# The true positive rate is the share of members below a threshold of the loss. At most this share of the
+# held-out records lies below the threshold.
 FALSE_POSITIVE_RATE = 0.01
-CONFIDENCE = 0.95  # confidence level of the one-sided confidence limits of the AUC
-# A network counts as memorizing if its losses tell training records from held-out records with an AUC or a
-# true positive rate above these limits.
+CONFIDENCE = 0.95  # confidence of the one-sided limits of the AUC
+# The network memorizes its training records if a small loss identifies them with an AUC or a true positive
+# rate above these limits. Both limits were chosen before any measurement.
 MAX_AUC = 0.65
 MAX_TRUE_POSITIVE_RATE = 0.05
 SHOWN, ABSENT, UNCLEAR = "shown", "absent", "unclear"
@@ -247,7 +246,7 @@ class MembershipTest(Record):
 
     @property
     def line(self) -> str:
-        """A sentence: how many training records are identified, or why the test is inconclusive."""
+        """A sentence for the user: how many records are named as members, or why the test is inconclusive."""
         if self.reason:
             return f"Membership could not be tested: {self.reason}"
         rate_text = f"at a false discovery rate of {LEVEL:.0%}"
@@ -289,15 +288,15 @@ def measure_membership(
         raise DataError(
             f"Held-out records must have the shape of the training records, {train.shape}; got "
             f"{holdout.shape}.",
-            "Preprocess training records and held-out records in the same way.",
+            "Prepare training records and held-out records in the same way.",
         )
-    train_count = len(train)
+    n = len(train)
     all_records = train.x if holdout is None else torch.cat([train.x, holdout.x])
     boundaries = ActivationBoundaries.measure(network.double_module, all_records)
     scores = boundaries.score(all_records)
     boundary_counts = scores.boundaries.sum(1)
-    statistic, holdout_statistic = scores.statistic[:train_count], scores.statistic[train_count:]
-    p_values = torch.full((train_count,), torch.nan, dtype=torch.float64)
+    statistic, holdout_statistic = scores.statistic[:n], scores.statistic[n:]
+    p_values = torch.full((n,), torch.nan, dtype=torch.float64)
     above_tail_count, group_p = 0, math.nan
     if len(holdout_statistic):
         p_values = rank_p_values(statistic, holdout_statistic)
@@ -311,21 +310,19 @@ def measure_membership(
     reason = _explain_untestable(n, len(holdout_statistic), boundaries.neurons)
     if is_named:
         reason = (
-            ""
-            if is_confirmed
-            else _explain_unconfirmed(len(named_records), train_count, len(decoy_named))
+            "" if is_confirmed else _explain_unconfirmed(len(named_records), n, len(decoy_named))
         )
     return MembershipTest(
-        records=train_count,
+        records=n,
         rows=tuple(train.rows),
         holdout=len(holdout_statistic),
-        holdout_needed=holdout_needed(train_count),
+        holdout_needed=holdout_needed(n),
         layers=scores.boundaries.shape[1],
         neurons=boundaries.neurons,
         statistic=statistic,
         holdout_statistic=holdout_statistic,
-        boundaries=boundary_counts[:train_count],
-        holdout_boundaries=boundary_counts[train_count:],
+        boundaries=boundary_counts[:n],
+        holdout_boundaries=boundary_counts[n:],
         p=p_values,
         q=q_values,
         above_tail=above_tail_count,
@@ -340,7 +337,7 @@ def measure_membership(
 
 
 def min_named(n: int) -> int:
-    """Return how many of n training records must be identified before an audit reports a leak."""
+    """Return how many of n training records must be listed as members before a leak is reported."""
     return max(MIN_NAMED, math.ceil(MIN_SHARE * n - 1e-9))
 
 
@@ -362,8 +359,8 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
     """
     outputs = evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
     task = choose_task(network.task, outputs.shape[1])
-    normalized_labels = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
-    score = -margins_and_losses(outputs, normalized_labels, task)[1].numpy()
+    y = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
+    score = -margins_and_losses(outputs, y, task)[1].numpy()
     return separate_by_scores(score, np.arange(len(score)) < len(train))
 
 
@@ -392,8 +389,8 @@ def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
 
     If the held-out records were loaded without labels, all their labels are the same placeholder.
     """
-    # If held-out records have only placeholder labels, most labels are wrong. Their losses would be large
-    # for that reason alone.
+    # Placeholder labels are wrong for most held-out records. Their losses would be large for that reason
+    # alone.
     if holdout is None or holdout.y.shape[1:] != train.y.shape[1:]:
         return False
     return len(holdout.y.unique()) > 1
@@ -401,15 +398,15 @@ def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
 
 def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[float, float]:
     """Return the lower and the upper confidence limit of an AUC (DeLong et al. 1988)."""
-    # There are two groups: training records and held-out records. The placement of a record is the share of
-    # the other group's records with a smaller score. The variance of the AUC is the sum over both groups of
-    # the variance of the placements, divided by the size of the group.
+    # Members and held-out records are two groups. The placement of a record is the share of the other group's
+    # records with a smaller score. Let V be the variance of the placements in a group. The variance of the
+    # AUC is the sum of V / (size of the group) over both groups.
     if min(len(members), len(holdout)) < 2:
         return 0.0, 1.0
 
     def placements(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
         sorted_reference = np.sort(reference)
-        # For each value: twice the number of smaller reference scores, where an equal score counts as half.
+        # The number of smaller scores, where an equal score counts as half, times 2.
         twice_smaller_count = np.searchsorted(sorted_reference, values) + np.searchsorted(
             sorted_reference, values, side="right"
         )

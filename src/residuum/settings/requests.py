@@ -15,8 +15,7 @@ from pydantic import Field, field_validator
 
 from residuum.settings.base import EXPERT, Settings
 
-# Number of restarts in each trial of a sweep. The sweep measures how well restarts agree, so at least two
-# are needed.
+# Number of restarts in each trial of a sweep. The agreement between restarts needs at least two restarts.
 TRIAL_RESTARTS = 2
 
 
@@ -45,9 +44,9 @@ class ExposureRequest(TableSettings):
 
     surface: str = Field(
         default="auto",
-        description="What an attacker would read: weights, change (trained minus initial weights) or "
-        "moment (the optimizer state). 'auto' means moment if the optimizer state is known, otherwise "
-        "change if the initial weights are known, otherwise weights.",
+        description="What an attacker would read: weights, change (the weight update) or moment (the "
+        "optimizer state). 'auto' means 'moment' if the optimizer state is known, or else 'change' if the "
+        "initial weights are known, or else 'weights'.",
     )
     task: str = Field(
         default="auto", description="Task of the network: binary, multiclass, regression or auto."
@@ -65,7 +64,7 @@ class ExposureRequest(TableSettings):
     )
     grouped_by: str = Field(
         default="",
-        description="Name of the column that holds the group of each record. The result names it.",
+        description="Name of the column with the group of each record. The name is shown in the result.",
     )
     confidence: float = Field(
         default=0.95,
@@ -82,17 +81,12 @@ class ExposureRequest(TableSettings):
         "pure differential privacy.",
         json_schema_extra=EXPERT,
     )
-    top: int = Field(
-        default=10,
-        ge=0,
-        description="Number of records whose images are stored in the "
-        "result, those with the highest risk first.",
-    )
+    top: int = Field(default=10, ge=0, description="Number of records to show with their images.")
     device: str = Field(default="cpu", description="Where to compute: cpu or cuda.")
 
 
 class DefenseRequest(Settings):
-    """Settings of :func:`residuum.defend`, which tests defenses against attacks."""
+    """Settings of :func:`residuum.defend`."""
 
     arch: str | None = Field(
         default=None,
@@ -112,15 +106,13 @@ class DefenseRequest(Settings):
         default=None,
         description="Seed that selects the training samples. By default the first n samples are used.",
     )
-    holdout: int | None = Field(
-        default=None, description="Number of held-out samples, which the network is not trained on."
-    )
+    holdout: int | None = Field(default=None, description="Number of held-out samples.")
     task: str = Field(
         default="auto", description="Task of the network: binary, multiclass, regression or auto."
     )
     steps: int = Field(
         default=800,
-        description="Number of training steps, if the network is trained by margin maximization.",
+        description="Number of training steps of margin maximization.",
         json_schema_extra=EXPERT,
     )
     gd_steps: int = Field(
@@ -130,116 +122,100 @@ class DefenseRequest(Settings):
     )
     lr: float = Field(
         default=0.5,
-        description="Learning rate of the training by gradient descent (with momentum 0.9), if a defense "
-        "needs gradient descent.",
+        description="Learning rate of gradient descent with momentum 0.9, if a defense needs gradient "
+        "descent.",
         json_schema_extra=EXPERT,
     )
-    attack_steps: int = Field(
-        default=800, description="Number of optimization steps in each restart of every attack."
-    )
-    restarts: int = Field(
-        default=2, description="Number of restarts (runs from a new random start) of every attack."
-    )
+    attack_steps: int = Field(default=800, description="Number of steps of every attack.")
+    restarts: int = Field(default=2, description="Number of restarts of every attack.")
     releases: int = Field(
         default=16,
         ge=1,
-        description="If a defense adds noise to the weights: number of noisy releases of the same network "
-        "that the simulated attacker averages.",
+        description="Number of releases with independent noise that an attacker averages, if a defense adds "
+        "noise to the weights.",
         json_schema_extra=EXPERT,
     )
     value_range: tuple[float, float] | None = Field(
         default=None,
-        description="Lowest and highest possible pixel value. The simulated attackers know this range and "
-        "the mean of the training samples.",
+        description="Lowest and highest pixel value. Attackers know this range and the mean of the training "
+        "samples.",
     )
     subsets: int = Field(
         default=500,
         ge=200,
-        description="Number of random subsets of held-out samples. A permutation test with these subsets "
-        "shows how many samples are matched by chance.",
+        description="Number of random held-out subsets in the permutation test, which compares recovered "
+        "samples with chance.",
         json_schema_extra=EXPERT,
     )
     uniqueness: bool = Field(
         default=True,
-        description="Also prove how much any other training set that fits the same weights must share "
-        "with a reconstructed sample.",
+        description="Compute how much of a sample every other training set that fits the weights must share.",
     )
     seed: int = Field(
-        default=0,
-        description="Seed of the initial weights, of the attacks, and of the random numbers "
-        "that a defense keeps secret.",
+        default=0, description="Seed of the initial weights, the attacks and the secrets."
     )
     device: str = Field(default="cpu", description="Where to compute: cpu or cuda.")
 
 
 class SweepSettings(Settings):
-    """Settings of a sweep (an attack run with many settings), except the attack and the ranges to search."""
+    """Settings of a sweep, without the attack and the search space of the attack's settings."""
 
     trials: int = Field(
         default=32,
         ge=1,
         le=100_003,
-        description="Number of trials. Each trial runs the attack with other settings.",
+        description="Number of trials, each with other settings of the attack.",
     )
     sampler: str = Field(
         default="random",
         description="Sampler that chooses the settings of the trials: random, sobol or tpe.",
     )
     seed: int = Field(
-        default=0,
-        ge=0,
-        lt=2**31,
-        description="Seed of the settings of the trials and of every attack.",
+        default=0, ge=0, lt=2**31, description="Seed of the trials and of every attack."
     )
     batch: int = Field(
         default=1,
         ge=1,
-        description="Number of trials (attacks with different settings) that one process runs at the same "
-        "time, to use a GPU fully.",
+        description="Number of trials that run at the same time in one process, so that a GPU is used fully.",
         json_schema_extra=EXPERT,
     )
     wave: int = Field(
         default=16,
         ge=1,
-        description="Number of trials whose settings are chosen together. The sampler 'tpe' waits for the "
-        "results of these trials before it chooses the next settings.",
+        description="Number of trials whose settings are drawn together. The sampler 'tpe' then uses the "
+        "results of these trials to draw the next settings.",
         json_schema_extra=EXPERT,
     )
     rungs: int = Field(
         default=0,
         ge=0,
-        description="Number of times that the sweep stops the worst two thirds of its trials early "
-        "(successive halving).",
+        description="Number of times that a sweep pauses all trials and stops the worst two thirds of the "
+        "trials (successive halving).",
         json_schema_extra=EXPERT,
     )
     objectives: tuple[str, ...] = Field(
         default=("residual",),
-        description="What the sweep optimizes. residual: how well a trial fits the weights of the first "
-        "layer. residual,agreement: also how well the restarts of a trial agree. expected: how many "
-        "reconstructions are probably real (only for the attack 'unmix').",
+        description="What the sweep optimizes: residual (of the first layer), or residual,agreement (also "
+        "the agreement of the restarts) for a Pareto front. For the attack 'unmix': expected (number of "
+        "reconstructions that are expected to be real).",
         json_schema_extra=EXPERT,
     )
-    engine: str = Field(
-        default="local",
-        description="Where the trials of the sweep run. local: in this "
-        "process. processes: in worker processes on this machine. ray: on a Ray cluster.",
-    )
+    engine: str = Field(default="local", description="Where trials run: local, processes or ray.")
     workers: int = Field(
         default=0,
         ge=0,
-        description="Number of worker processes on this machine. 0 means as many as the processor cores "
-        "allow.",
+        description="Number of worker processes on this machine. 0 means as many as the cores allow.",
     )
     cpus: int = Field(
         default=1,
         ge=1,
-        description="Number of processor cores, and of threads, that each trial uses.",
+        description="Number of cores and threads of a trial.",
         json_schema_extra=EXPERT,
     )
     gpus: float = Field(
         default=0.0,
         ge=0,
-        description="Share of a GPU that each trial reserves on a Ray cluster.",
+        description="Share of a GPU that a Ray trial reserves.",
         json_schema_extra=EXPERT,
     )
     address: str = Field(
@@ -251,12 +227,11 @@ class SweepSettings(Settings):
     retries: int = Field(
         default=2,
         ge=0,
-        description="Number of times that a trial is run again if its process or its machine dies.",
+        description="How many times a trial is run again if its process or machine dies.",
         json_schema_extra=EXPERT,
     )
     storage: str | None = Field(
         default=None,
-        description="URL of a database for the results of the trials (an Optuna storage). By default, the "
-        "results are written to a file in the folder of the sweep.",
+        description="URL of an Optuna storage. By default, a journal file in the folder of the sweep.",
         json_schema_extra=EXPERT,
     )

@@ -70,7 +70,7 @@ class Surface:
 
     @property
     def equations(self) -> tuple[str, ...]:
-        """Names of the layers whose weights (or other target) an attack must explain by gradients.
+        """Names of the layers in which the weighted sum of gradients must equal the target.
 
         These are the layers that training moved or, for optimizer state, that have a mean gradient.
         """
@@ -116,9 +116,9 @@ def build_weights_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
         The attack surface.
     """
     target = {name: t.detach() for name, t in checkpoint.theta.items()}
-    # If the initial weights are unknown, only the first layer has surely changed in training, so an attack
-    # must fit this layer. In a PyTorch module it is unknown which layer is the first, so the attack must
-    # fit all layers.
+    # Without initial weights, we know only of the first layer that training moved it, so an attack must fit
+    # this layer. In a live module, we do not know which layer is the first, so the attack must fit all
+    # layers.
     required_layers = tuple(by_layer(target))[: 1 if checkpoint.live is None else None]
     if knowledge.theta0 is None:
         return Surface(WEIGHTS, checkpoint, target, required_layers)
@@ -141,15 +141,14 @@ def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """
     if (theta0 := knowledge.theta0) is None:
         raise InputError(
-            "An attack on the weight update (trained weights minus initial weights) needs the initial "
-            "weights; the attacker does not know the initial weights.",
+            "An attack on the weight update needs the initial weights; the attacker does not know them.",
             "Pass --init init.safetensors, or use another attack.",
         )
     surface = build_weights_surface(checkpoint, knowledge)
     if not surface.layers:
         raise InputError(
-            "An attack on the weight update (trained weights minus initial weights) needs weights that "
-            "training changed; these weights equal the initial weights.",
+            "An attack on the weight update needs weights that moved; these weights equal the initial "
+            "weights.",
             "As --init or --base, pass the weights before training.",
         )
     target = {name: t - theta0[name].to(t) for name, t in surface.target.items()}
@@ -174,18 +173,16 @@ def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """
     if (moments := knowledge.moment) is None:
         raise InputError(
-            "This attack needs the state of the optimizer, such as a momentum buffer; neither the file "
-            "nor the knowledge of the attacker holds an optimizer state.",
+            "This attack needs optimizer state; neither the file nor the attacker knowledge holds it.",
             "Pass the training checkpoint, or Knowledge(moment=rs.read_moment(optimizer, model)).",
         )
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
     if misfits := [name for name, t in moments.items() if t.shape != shapes.get(name)]:
         raise InputError(
-            f"The tensors of an optimizer state must have the names and shapes of the weights; "
-            f"{misfits[0]!r} does not.",
+            f"Optimizer state must have the names and shapes of the weights; {misfits[0]!r} does not.",
             "Pass the state of the optimizer that trained this network.",
         )
-    # The optimizer stores no mean gradient for parameters that were frozen in training, so zeros are used.
+    # A parameter without a mean gradient was frozen in training, so we set its mean gradient to zero.
     moment_of_all_parameters = {
         name: moments.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes
     }
@@ -214,7 +211,7 @@ SURFACE_CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}
 
 
 def resolve_surface(name: str, knowledge: Knowledge) -> str:
-    """Convert the name of an attack surface that a user passes to its internal name.
+    """Return the internal name of an attack surface for the name that a user passes.
 
     Args:
         name: A key of ``SURFACE_CHOICES``.
@@ -231,8 +228,8 @@ def resolve_surface(name: str, knowledge: Knowledge) -> str:
     if name in required_knowledge and required_knowledge[name] is None:
         requirement = "initial weights (--init, --base)" if name == "change" else "optimizer state"
         raise InputError(
-            f"The option --surface {name} needs {requirement}; the attacker does not know it.",
-            "Omit --surface, or pass what the attacker needs to know.",
+            f"--surface {name} needs {requirement}; the attacker knowledge has none.",
+            "Omit --surface, or add this knowledge.",
         )
     return SURFACE_CHOICES[name]
 
@@ -277,9 +274,8 @@ def _find_moved_layers(checkpoint: Network, theta0: Theta) -> tuple[str, ...]:
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
     if {name: t.shape for name, t in theta0.items()} != shapes:
         raise InputError(
-            f"The initial weights must have the names and shapes of the weights of "
-            f"{checkpoint.arch or 'the same network'}; the weights in this file have other names or "
-            f"shapes.",
+            f"The initial weights must be weights of {checkpoint.arch or 'the same network'}; "
+            "the weights in this file have other names or shapes.",
             "Pass the initial weights of this network.",
         )
     return moved_layers(checkpoint.theta, theta0)

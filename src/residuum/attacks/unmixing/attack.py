@@ -1,4 +1,4 @@
-"""The attack "unmix": recover training samples from the rows of the first layer, which are mixtures of them.
+"""The unmixing attack: separate the rows of the first layer into training samples.
 
 ``ica.py`` separates the rows into sources, which are samples up to a sign and a size. This file chooses
 the sign and the size of each source, and the amount of computation.
@@ -21,7 +21,7 @@ from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import UnmixSettings
 from residuum.surfaces.surface import MOMENT, Surface
 
-# Assumed number of multiplications and tanh evaluations per second on each kind of device, a low estimate.
+# Multiplications and tanh evaluations per second on each kind of device, a cautious estimate.
 SPEED = {"cpu": 1e10, "cuda": 1e12}
 LADDER = (  # amounts of computation, smallest first; the last is the full default
     Effort(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
@@ -37,10 +37,12 @@ SLACK = 0.05  # distance by which a value may leave the value range, as a share 
 # networks, two on 40 photos (3072-300-300-1) and two on 20 digits (64-200-200-1), with seven runs each. Of
 # candidates in at least half of the runs, 84% were training samples. Of candidates in one run, 56% were.
 CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
-# The attack is run several times. If the runs agree on fewer candidates than this share of the rank of the
-# weight matrix, no confidence is shown. The share was chosen by experiment: in a network where the runs
-# agreed on 4.6% of the rank, 2 of 11 candidates were training images. In two networks where the runs agreed
-# on 6.2% and 7.9% of the rank, 14 of 20 candidates were training images.
+# The rank of a layer is the number of singular values of its weight matrix that exceed the noise. If the runs
+# agree on fewer candidates than this share of the rank, the attack shows no confidence (``runs_disagree``).
+# The share was measured on images that appear in no published result. With 400 images and 300 neurons, the
+# runs agreed on 4.6% of the rank, and 2 of these 11 candidates were training images. With 400 and 250 images
+# and 150 neurons, the runs agreed on 6.2% and 7.9% of the rank, and 14 of these 20 candidates were training
+# images.
 AGREED = 0.055
 # Minimum number of values of a sample for which a confidence is shown.
 # On 20 and 60 digits of 64 values, 1 of 40 candidates was a training sample, although the confidence
@@ -95,7 +97,7 @@ def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
     Args:
         share: (k,) share of the runs that contain each distinct source.
         runs: Number of runs.
-        rank: Number of singular values of the layer's weights above the noise of the initial weights.
+        rank: Number of singular values of the layer's weight matrix that exceed the noise.
 
     Returns:
         True if the runs disagree.
@@ -104,14 +106,14 @@ def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
 
 
 def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort:
-    """Choose how much to compute, so that the attack finishes within its time limit.
+    """Choose the largest amount of computation that should finish within the time limit.
 
     The function assumes a fixed speed for each kind of device and measures no time, so the choice is
     reproducible.
 
     Args:
         seconds: Time limit.
-        rank: Number of singular values of the layer's weights above the noise of the initial weights.
+        rank: Number of singular values of the layer's weight matrix that exceed the noise.
         values: Number of values of a source in the domain in which samples are sparse.
         device: Device of the attack.
 
@@ -131,7 +133,7 @@ def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort
 
 
 def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
-    """Apply a user's settings ``rank``, ``strength`` and ``starts`` to the planned amount of computation.
+    """Apply the settings ``rank``, ``strength`` and ``starts`` that a user has set.
 
     ``rank`` is the number of separated sources in a run, as a share of the rank of the layer. ``strength`` is
     the factor a of the contrast log cosh(a y). The value 0 means "not set". The attack usually makes one run
@@ -165,7 +167,7 @@ def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
 def estimate_signs_and_sizes(
     sources: Sources, layer: InputLayer, knowledge: Knowledge, centers: Tensor
 ) -> tuple[Tensor, Tensor, str]:
-    """Estimate the sign and the size of each source (recovered sample up to a factor).
+    """Estimate the sign and the size of each source (separated candidate).
 
     The separation determines each source only up to its sign and its size. The network, the
     bias and the known value range each suggest a sign. The function uses the sign with the larger total
@@ -181,7 +183,7 @@ def estimate_signs_and_sizes(
     Returns:
         (k,) signs, (k,) sizes, and a note on the evidence for the signs and sizes.
     """
-    group_means = sources.x[centers].double()
+    X = sources.x[centers].double()
     # The sources are in float32, so singular values below SOUND times the largest one are rounding errors.
     C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
     activation_of_neurons = (C.square() * (layer.weight.double() @ X.T)).sum(0)
@@ -189,30 +191,22 @@ def estimate_signs_and_sizes(
     voters = ["the network"] if bool(layer.weight.any()) else []
     sizes = torch.ones(len(X), dtype=torch.float64)
     if layer.bias is not None:
-        bias_column = layer.bias.double()[:, None]
-        inverse_size = torch.linalg.lstsq(
-            mixing_coefficients, bias_column, rcond=SOUND, driver="gelsd"
-        ).solution[:, 0]
-        votes, source_sizes = votes + inverse_size.sign(), 1 / inverse_size.abs().clamp(min=1e-12)
-        source_sizes = source_sizes.clamp(source_sizes.median() / 3, 3 * source_sizes.median())
+        b = layer.bias.double()[:, None]
+        inverse_size = torch.linalg.lstsq(C, b, rcond=SOUND, driver="gelsd").solution[:, 0]
+        votes, sizes = votes + inverse_size.sign(), 1 / inverse_size.abs().clamp(min=1e-12)
+        sizes = sizes.clamp(sizes.median() / 3, 3 * sizes.median())
         voters.append("the bias")
     size_note = (
         "sizes from the bias" if layer.bias is not None else "sizes not known, set to length 1"
     )
-    value_box = (
-        knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
-    )
-    if value_box is not None:
-        up, down = (
-            find_largest_factors(group_means, *value_box),
-            find_largest_factors(-group_means, *value_box),
-        )
-        votes, source_sizes = votes + (up - down).sign(), torch.maximum(up, down)
+    box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
+    if box is not None:
+        up, down = find_largest_factors(X, *box), find_largest_factors(-X, *box)
+        votes, sizes = votes + (up - down).sign(), torch.maximum(up, down)
         voters.append("the value range")
         size_note = "sizes from the value range"
-    source_signs = torch.where(votes < 0, -1.0, 1.0)
-    # The sign of a recovered source is arbitrary. So every source gets the same sign as the first source of
-    # its group.
+    sign = torch.where(votes < 0, -1.0, 1.0)
+    # Every source gets the sign of the first source of its group, times the sign of their inner product.
     sign_to_center = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
     evidence = f"signs from {', '.join(voters) or 'nothing'}; {size_note}"
     return sign_to_center * sign[sources.group], sizes[sources.group], evidence
@@ -239,7 +233,7 @@ def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 class Unmix(UnmixSettings, OneShotAttack):
-    """The attack "unmix": recovers samples from the rows of the first layer, which mix samples."""
+    """An attack that separates the rows of the first layer, which mix training samples, into samples."""
 
     name: ClassVar[str] = "unmix"
     pace: ClassVar[str] = "sized"
@@ -266,7 +260,7 @@ class Unmix(UnmixSettings, OneShotAttack):
         return "the rows of the input layer mix samples, and sparse samples can be separated"
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why an audit does not run the attack: the audit can compare whole samples, but not patches.
+        """Return why an audit skips the attack: an audit can compare whole samples, but not patches.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -284,7 +278,7 @@ class Unmix(UnmixSettings, OneShotAttack):
         )
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Recover candidates for training samples from the rows of the first layer, which mix samples.
+        """Separate the rows of the layer that receives the input into candidates for training samples.
 
         The time limit ``seconds`` of the settings decides the amount of computation.
 
@@ -302,24 +296,22 @@ class Unmix(UnmixSettings, OneShotAttack):
             return self._with_exact(None, exact_samples, knowledge)
         domain = choose_domain(self.domain, layer.shape)
         domain_values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
-        computation_plan = choose_effort(self.seconds, layer.rank, domain_values, self.device)
-        computation_plan = apply_settings(self, computation_plan)
+        effort = choose_effort(self.seconds, layer.rank, domain_values, self.device)
+        effort = apply_settings(self, effort)
         sources = unmix(
-            layer.rows.to(self.device), layer.shape, computation_plan, domain=domain, seed=self.seed
+            layer.rows.to(self.device), layer.shape, effort, domain=domain, seed=self.seed
         )
         centers = sources.centers
         sign, size, evidence = estimate_signs_and_sizes(sources, layer, knowledge, centers)
-        candidates = (sources.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
-        labels = torch.zeros(len(candidates))
+        x = (sources.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
+        labels = torch.zeros(len(x))
         run_count = sources.support * sources.runs[0] + sources.cluster_support * sources.runs[1]
         total_runs = sum(sources.runs)
         run_share = run_count / total_runs
         value_count = math.prod(layer.shape)
         confidence = confidence_by_share(run_share[centers], total_runs, value_count, sources.rank)
-        runs_per_candidate = run_count[centers].round().long()
-        selection = Selection.from_candidates(
-            candidates, labels, centers, confidence, support=runs_per_candidate
-        )
+        support = run_count[centers].round().long()
+        selection = Selection.from_candidates(x, labels, centers, confidence, support=support)
         notes = self._notes(layer, sources, domain, evidence)
         if value_count < CONFIDENT_VALUES:
             notes += (f"{self.name}: {SMALL}",)
@@ -392,7 +384,7 @@ class Unmix(UnmixSettings, OneShotAttack):
 
 
 class UnmixOptimizerState(Unmix):
-    """The attack "unmix" on an optimizer state, whose first-layer rows are mixtures of training samples."""
+    """An attack that separates the optimizer state of the first layer into training samples."""
 
     name: ClassVar[str] = "unmix-moment"
     surface: ClassVar[str] = MOMENT

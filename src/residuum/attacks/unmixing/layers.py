@@ -1,4 +1,4 @@
-"""Find the layer that receives the input, and check that samples can be recovered from its rows.
+"""Find the layer that receives the input, and check that its rows can be unmixed.
 
 The rows of this layer, minus the initial weights, are mixtures of training samples (``ica.py``).
 """
@@ -18,12 +18,11 @@ from residuum.attacks.unmixing.ica import COLUMNS, DOMAINS, ROUNDING, Effort, La
 from residuum.records import Knowledge
 from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
 
-# Maximum memory in bytes; the attack does not run on layers that need more memory.
-MAX_BYTES = 16 * 2**30
+MAX_BYTES = 16 * 2**30  # maximum memory in bytes; the attack rejects layers that need more
 # The largest absolute weight must lie in this range, so that sums of squares stay finite in float32.
 MIN_WEIGHT, MAX_WEIGHT = (1e-12, 1e12)
-# If the initial weights are unknown, their largest singular value must not exceed this share of the layer's
-# largest singular value. Larger initial weights hide the training samples.
+# Maximum singular value of unknown initial weights, as a share of the largest singular value of the layer.
+# Larger initial weights hide the samples.
 VISIBLE = 0.1
 TOO_FEW_DIRECTIONS = "fewer than two directions of the first layer exceed the noise"
 LARGE_INITIALIZATION = "the initial weights are neither small nor known"
@@ -31,7 +30,7 @@ LARGE_INITIALIZATION = "the initial weights are neither small nor known"
 
 @dataclass(frozen=True, eq=False)
 class InputLayer:
-    """The first layer of a network, whose rows are mixtures of training samples.
+    """The layer that receives the input, and whose rows are mixtures of training samples.
 
     Attributes:
         rows: (h, d) rows of the attacked weights or optimizer state, minus the initial weights.
@@ -55,18 +54,18 @@ class InputLayer:
     exact: tuple[Tensor, Tensor] | None = None
 
 
-@lru_cache(maxsize=2)  # the result is cached, because the methods why_not and find both need it
+@lru_cache(maxsize=2)  # why_not and find both read the layer
 def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
     """Read the layer that receives the input and subtract its initial weights.
 
-    The function checks four conditions, the cheapest first. The network has a layer that receives the
-    input. The layer fits into memory. Its initial weights are small or known. At least two singular values
-    of the weight matrix exceed the noise of the initial weights.
+    The function checks four conditions, the cheapest first. The network has a layer that receives the input.
+    The layer fits into memory. Its initial weights are small or known. At least two singular values of the
+    weight matrix exceed the noise of the initial weights.
 
     Args:
         surface: The attack surface: the weights, the weight update or an optimizer state.
         knowledge: What the attacker knows.
-        domain: Name of the transform that makes most values of samples nearly zero.
+        domain: Domain in which samples are sparse.
 
     Returns:
         The layer, or a text that names the first condition that fails.
@@ -82,10 +81,10 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     if name not in surface.equations:
         return f"the optimizer state lacks {name}, the layer that receives the input"
     theta, theta0 = surface.checkpoint.theta, knowledge.theta0
-    weight_rows = surface.target[f"{name}.weight"].flatten(1).float()
+    rows = surface.target[f"{name}.weight"].flatten(1).float()
     bias = surface.target.get(f"{name}.bias")
     domain_values = DOMAINS[choose_domain(domain, shape)](torch.zeros(1, *shape)).shape[1]
-    if (layer_bytes := estimate_layer_bytes(*weight_rows.shape)) > MAX_BYTES:
+    if (layer_bytes := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
         return _describe_excess(layer_bytes)
     initial_share, exact = 1.0, None
     if surface.name == MOMENT and bias is not None:
@@ -101,7 +100,7 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
         if rows.norm() <= 10 * ROUNDING * size:
             return "the first layer equals its initial weights up to a factor and rounding"
         bias = None if bias is None else bias - initial_share * theta0[f"{name}.bias"].to(bias)
-    largest_weight = float(weight_rows.abs().max())
+    largest_weight = float(rows.abs().max())
     if largest_weight and not MIN_WEIGHT <= largest_weight <= MAX_WEIGHT:
         return (
             f"the largest weight of the first layer is {largest_weight:.1g}: its square would overflow or "
@@ -167,9 +166,9 @@ def find_input_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
     shapes: dict[str, tuple[int, ...]] = {}
 
     def compare_input(name: str, layer: nn.Linear | nn.Conv2d, inputs: tuple[Any, ...]) -> None:
-        layer_input = inputs[0]
-        if layer_input.numel() != random_samples.numel() or not torch.equal(
-            layer_input.flatten(), random_samples.flatten()
+        x = inputs[0]
+        if x.numel() != random_samples.numel() or not torch.equal(
+            x.flatten(), random_samples.flatten()
         ):
             return
         if isinstance(layer, nn.Linear):
@@ -198,7 +197,7 @@ def find_input_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
 
 
 def estimate_initial_share(rows: Tensor, initial: Tensor) -> float:
-    """Estimate which share c of the initial weights W0 is left in the weights W = c W0 + (sum of samples).
+    """Estimate the share c of the initial weights W0 in W = c W0 + (sum of samples).
 
     A regression of W on W0 is biased, because W0 has components along the samples. The estimate therefore
     uses only the component of W0 that is orthogonal to the weight update W - c W0. The weight update
@@ -220,6 +219,6 @@ def estimate_initial_share(rows: Tensor, initial: Tensor) -> float:
         if abs(c - last) < 1e-6 or weight_update.norm() <= 10 * ROUNDING * rows.norm():
             break
         layer = Layer.from_rows(weight_update)
-        right_singular_vectors = layer.V[: min(layer.rank, len(layer.V) - 1)]
-        orthogonal_part = initial - (initial @ right_singular_vectors.T) @ right_singular_vectors
+        V = layer.V[: min(layer.rank, len(layer.V) - 1)]
+        orthogonal_part = initial - (initial @ V.T) @ V
     return c
