@@ -313,10 +313,8 @@ def load_case(
     train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
     _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
     held_out = contained if separate is None else separate
-    if isinstance(model, str | Path):
-        model, base = resolve_trained_and_base(
-            model, _text(base) if adapter is not None else base, _text(adapter)
-        )
+    if isinstance(model, str | Path) and adapter is not None:
+        model, base = resolve_trained_and_base(model, _text(base), _text(adapter))
     release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
     if release is None and isinstance(model, str | Path):
         return None
@@ -331,14 +329,19 @@ def load_case(
         content = attempt(reader.replace_update, content, base)
     if content is None:
         return None
-    if content.update is not None:
-        base = None  # the update itself is attacked, so nothing is subtracted from it
     sources = _sources(release, content, model, data, holdout, base_file, (train, held_out))
     if (network := content.network) is None:
         return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
     stored_records = content.stored
     loaded_knowledge = attempt(
-        load_knowledge, knowledge, release, network, train, held_out, _text(base)
+        # The update itself is attacked, so no base is subtracted from it.
+        load_knowledge,
+        knowledge,
+        release,
+        network,
+        train,
+        held_out,
+        _text(base_file) if content.update is None else None,
     )
     if loaded_knowledge is None:
         return None
@@ -641,9 +644,8 @@ class _Reader:
         """
         kind = self.request.update_kind
         base = None if before is None else self._read_base(before)
-        update = read_update(
-            source if self.release is None else self.release, base, kind, self.request.arch
-        )
+        update_source: Any = source if self.release is None else self.release
+        update = read_update(update_source, base, kind, self.request.arch)
         stored_records = None if self.release is None else find_records(self.release)
         return Content(
             update.network,
@@ -779,7 +781,7 @@ def _has_text(knowledge: Mapping[str, Any]) -> bool:
     )
 
 
-def _text(path: str | Path | None) -> str | None:
+def _text(path: Any) -> str | None:
     return None if path is None else str(path)
 
 
