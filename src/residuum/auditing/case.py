@@ -368,10 +368,8 @@ def load_case(
     _, separate = attempt(read_train_and_holdout, None, holdout, **roles) or (None, None)
     held_out = contained if separate is None else separate
     train, held_out = fit_columns(train, held_out, first_layer_inputs(model))
-    if isinstance(model, str | Path):
-        model, base = resolve_trained_and_base(
-            model, _text(base) if adapter is not None else base, _text(adapter)
-        )
+    if isinstance(model, str | Path) and adapter is not None:
+        model, base = resolve_trained_and_base(model, _text(base), _text(adapter))
     release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
     if release is None and isinstance(model, str | Path):
         return None
@@ -393,14 +391,19 @@ def load_case(
         return None
     if content.network is None and content.predictor is None:
         train, held_out = fit_columns(train, held_out, content.input_count)
-    if content.update is not None:
-        base = None  # the update itself is attacked, so nothing is subtracted from it
     sources = _sources(release, content, model, data, holdout, base_file, (train, held_out))
     if (network := content.network) is None:
         return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
     stored_records = content.stored
     loaded_knowledge = attempt(
-        load_knowledge, knowledge, release, network, train, held_out, _text(base)
+        # The update itself is attacked, so no base is subtracted from it.
+        load_knowledge,
+        knowledge,
+        release,
+        network,
+        train,
+        held_out,
+        _text(base_file) if content.update is None else None,
     )
     if loaded_knowledge is None:
         return None
@@ -798,9 +801,8 @@ class _Reader:
         """
         kind = self.request.update_kind
         base = None if before is None else self._read_base(before)
-        update = read_update(
-            source if self.release is None else self.release, base, kind, self.request.arch
-        )
+        update_source: Any = source if self.release is None else self.release
+        update = read_update(update_source, base, kind, self.request.arch)
         stored_records = None
         if self.release is not None:
             stored_records = self._find_records_besides(update.network, self.release)
