@@ -66,7 +66,9 @@ class HiddenLayer(NamedTuple):
 
 
 class Crossings(NamedTuple):
-    """Values at which neurons cross zero, for each of n cells, sorted and padded to K crossings with infinity.
+    """Values at which neurons cross zero, for each of n cells.
+
+    The K values of a cell are sorted. Cells with fewer crossings are padded with infinity.
 
     Attributes:
         value: The values (n, K).
@@ -144,14 +146,14 @@ class RecordLines:
         """Number of neurons, where neurons with the same boundary count as one."""
         return sum(float(layer.share.sum()) for layer in self.layers)
 
-    def infer_values(self, x: Tensor, low: Tensor, high: Tensor, apart: Tensor) -> Evidence:
+    def infer_values(self, x: Tensor, low: Tensor, high: Tensor, tolerance: Tensor) -> Evidence:
         """Infer every value of every record from the other columns of the record.
 
         Args:
             x: Records (n, d). The value of a cell does not influence what is inferred for this cell.
             low: Smallest possible value of each column, (d,).
             high: Largest possible value of each column, (d,).
-            apart: Difference up to which two values of a column count as equal, (d,).
+            tolerance: Difference up to which two values of a column count as equal, (d,).
 
         Returns:
             The inferred values and their evidence, (n d,), with the columns of a record next to each other.
@@ -168,7 +170,7 @@ class RecordLines:
             c = column[index]
             rows = x[index // d].double() if cells is None else cells[index]
             crossings = self._cross(rows, c, low[c], high[c])
-            evidence = self._best_crossing(crossings, apart[c])
+            evidence = self._best_crossing(crossings, tolerance[c])
             values.append(evidence.value)
             statistics.append(evidence.statistic)
         return Evidence(torch.cat(values), torch.cat(statistics))
@@ -236,14 +238,14 @@ class RecordLines:
             for layer in self.layers[1 : depth + 1]:
                 inputs = self._activate(inputs) @ layer.weight.T + layer.bias
             crossings.append(_zeros_between(breakpoints, inputs, self.layers[depth]))
-        merged = Crossings(*(torch.cat(parts, 1) for parts in zip(*crossings, strict=True)))
+        merged = Crossings(*(torch.cat(tensors, 1) for tensors in zip(*crossings, strict=True)))
         order = merged.value.argsort(1)
         count = int((merged.value < torch.inf).sum(1).max())
         return Crossings(*(tensor.gather(1, order[:, :count]) for tensor in merged))
 
-    def _best_crossing(self, crossings: Crossings, apart: Tensor) -> Evidence:
+    def _best_crossing(self, crossings: Crossings, tolerance: Tensor) -> Evidence:
         """Return the crossing with the most evidence for each of n cells, and its statistic T."""
-        value, slope, share = crossings
+        value, _, share = crossings
         null = self.neurons * BACKGROUND
         if not value.shape[1]:
             shape = value.shape[:1]
@@ -254,7 +256,7 @@ class RecordLines:
         total = torch.where(value < torch.inf, total, NO_EVIDENCE)
         best_total, best = total.max(1)
         best_value = value.gather(1, best[:, None])
-        is_other = (value - best_value).abs() > apart[:, None]
+        is_other = (value - best_value).abs() > tolerance[:, None]
         others = torch.where(is_other, total, NO_EVIDENCE).logsumexp(1)
         floor = total.new_full(others.shape, null + math.log(self.neurons))
         statistic = best_total - torch.logaddexp(others, floor)
@@ -310,7 +312,10 @@ def _zeros_between(breakpoints: Tensor, z: Tensor, layer: HiddenLayer) -> Crossi
     changes_sign = ((before > 0) != (after > 0)) & (width > 0) & (layer.share > 0)
     cell, segment, neuron = changes_sign.nonzero(as_tuple=True)
     step = width[cell, segment, 0]
-    start, rise = before[cell, segment, neuron], after[cell, segment, neuron] - before[cell, segment, neuron]
+    start, rise = (
+        before[cell, segment, neuron],
+        after[cell, segment, neuron] - before[cell, segment, neuron],
+    )
     value = breakpoints[cell, segment] - step * start / rise
     slope = (rise / step).abs() * layer.inverse_scale[neuron]
     counts = cell.bincount(minlength=len(z))
