@@ -23,7 +23,7 @@ deeper layer is linear between the crossings of the layers below, so its zeros f
 at these crossings.
 
 For a column with few possible values, such as a binary column or a group of one-hot columns, S is computed
-at every possible value, and T compares the best value with all others.
+at every possible value, and T compares the best value with all other values.
 """
 
 from __future__ import annotations
@@ -194,11 +194,11 @@ class RecordLines:
             for layer, z in zip(self.layers, self._pre_activations(rows), strict=True):
                 distance = z.abs() * layer.inverse_scale
                 record, neuron = ((distance < R) & (layer.share > 0)).nonzero(as_tuple=True)
-                gain = _gain(distance[record, neuron]) * layer.share[neuron]
-                total[:, index].index_add_(0, record, gain)
+                evidence = gain(distance[record, neuron]) * layer.share[neuron]
+                total[:, index].index_add_(0, record, evidence)
         best = total.argmax(1)
-        others = total.scatter(1, best[:, None], NO_EVIDENCE)
-        return Evidence(best, total.amax(1) - others.logsumexp(1))
+        rivals = total.scatter(1, best[:, None], NO_EVIDENCE)
+        return Evidence(best, total.amax(1) - rivals.logsumexp(1))
 
     def _pre_activations(self, x: Tensor) -> list[Tensor]:
         pre_activations, inputs = [], x
@@ -250,16 +250,16 @@ class RecordLines:
         if not value.shape[1]:
             shape = value.shape[:1]
             return Evidence(value.new_full(shape, torch.nan), value.new_full(shape, NO_EVIDENCE))
-        total = null + share * _gain(torch.zeros(1, dtype=torch.float64))
+        total = null + share * gain(torch.zeros(1, dtype=torch.float64))
         for direction in (1, -1):
-            _add_neighbors(total, crossings, direction)
+            add_neighbors(total, crossings, direction)
         total = torch.where(value < torch.inf, total, NO_EVIDENCE)
         best_total, best = total.max(1)
         best_value = value.gather(1, best[:, None])
         is_other = (value - best_value).abs() > tolerance[:, None]
-        others = torch.where(is_other, total, NO_EVIDENCE).logsumexp(1)
-        floor = total.new_full(others.shape, null + math.log(self.neurons))
-        statistic = best_total - torch.logaddexp(others, floor)
+        rivals = torch.where(is_other, total, NO_EVIDENCE).logsumexp(1)
+        floor = total.new_full(rivals.shape, null + math.log(self.neurons))
+        statistic = best_total - torch.logaddexp(rivals, floor)
         has_crossing = best_total > NO_EVIDENCE
         return Evidence(
             torch.where(has_crossing, best_value[:, 0], torch.nan),
@@ -267,7 +267,7 @@ class RecordLines:
         )
 
 
-def _add_neighbors(total: Tensor, crossings: Crossings, direction: int) -> None:
+def add_neighbors(total: Tensor, crossings: Crossings, direction: int) -> None:
     """Add what each crossing says about the values of its neighbors.
 
     Args:
@@ -287,12 +287,19 @@ def _add_neighbors(total: Tensor, crossings: Crossings, direction: int) -> None:
         distance = slope[cell, position] * (value[cell, neighbor] - value[cell, position]).abs()
         is_close = distance < R
         cell, position, neighbor = cell[is_close], position[is_close], neighbor[is_close]
-        gain = _gain(distance[is_close]) * share[cell, position]
-        total.index_put_((cell, neighbor), gain, accumulate=True)
+        evidence = gain(distance[is_close]) * share[cell, position]
+        total.index_put_((cell, neighbor), evidence, accumulate=True)
 
 
-def _gain(distance: Tensor) -> Tensor:
-    """Return how much more evidence a boundary at a small distance adds than a distant boundary."""
+def gain(distance: Tensor) -> Tensor:
+    """Return how much more evidence boundaries at small distances add than distant boundaries.
+
+    Args:
+        distance: Distances of a record from boundaries, in units of the scales of the neurons. Any shape.
+
+    Returns:
+        The log likelihood ratios minus the log likelihood ratio of a distant boundary, in the same shape.
+    """
     return torch.log(1 - PI + A / (distance + R0)) - BACKGROUND
 
 
