@@ -33,7 +33,7 @@ from residuum.records import (
     Uniqueness,
 )
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore
-from residuum.risk.conformal import count_above_tail
+from residuum.conformal import count_above_tail
 from residuum.risk.membership import LossSeparation, MembershipTest, holdout_needed, min_named
 from residuum.surfaces.inspection import Inspection
 

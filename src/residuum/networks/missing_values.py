@@ -146,31 +146,38 @@ class RecordLines:
         """Number of neurons, where neurons with the same boundary count as one."""
         return sum(float(layer.share.sum()) for layer in self.layers)
 
-    def infer_values(self, x: Tensor, low: Tensor, high: Tensor, tolerance: Tensor) -> Evidence:
-        """Infer every value of every record from the other columns of the record.
+    def infer_values(
+        self,
+        x: Tensor,
+        low: Tensor,
+        high: Tensor,
+        tolerance: Tensor,
+        columns: Tensor | None = None,
+    ) -> Evidence:
+        """Infer continuous columns of every record, each from all other columns of the record.
 
         Args:
             x: Records (n, d). The value of a cell does not influence what is inferred for this cell.
             low: Smallest possible value of each column, (d,).
             high: Largest possible value of each column, (d,).
             tolerance: Difference up to which two values of a column count as equal, (d,).
+            columns: Indices of the columns to infer, (c,). By default, all columns.
 
         Returns:
-            The inferred values and their evidence, (n d,), with the columns of a record next to each other.
+            The inferred values and their evidence, (n c,), with the cells of a record next to each other.
         """
-        n, d = x.shape
-        column = torch.arange(d).repeat(n)
-        cells = x.double().repeat_interleave(d, 0) if n * d * d <= MAX_BLOCK else None
+        columns = torch.arange(x.shape[1]) if columns is None else columns
+        cell_count = len(x) * len(columns)
+        widths = [len(layer.bias) for layer in self.layers]
+        breakpoint_count = 1 if len(self.layers) == 1 else sum(widths)
+        block_size = max(1, MAX_BLOCK // (max(widths) * breakpoint_count + x.shape[1]))
         values, statistics = [], []
-        widest = max(len(layer.bias) for layer in self.layers)
-        points = 1 if len(self.layers) == 1 else sum(len(layer.bias) for layer in self.layers)
-        block_size = max(1, MAX_BLOCK // (widest * points + d))
-        for start in range(0, n * d, block_size):
-            index = torch.arange(start, min(start + block_size, n * d))
-            c = column[index]
-            rows = x[index // d].double() if cells is None else cells[index]
-            crossings = self._cross(rows, c, low[c], high[c])
-            evidence = self._best_crossing(crossings, tolerance[c])
+        for start in range(0, cell_count, block_size):
+            cells = torch.arange(start, min(start + block_size, cell_count))
+            column = columns[cells % len(columns)]
+            rows = x[cells // len(columns)].double()
+            crossings = self._cross(rows, column, low[column], high[column])
+            evidence = self._best_crossing(crossings, tolerance[column])
             values.append(evidence.value)
             statistics.append(evidence.statistic)
         return Evidence(torch.cat(values), torch.cat(statistics))

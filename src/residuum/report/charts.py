@@ -21,7 +21,7 @@ import numpy as np
 from markupsafe import Markup
 
 from residuum.report.drawing import Array, mask_nonpositive, new_figure
-from residuum.risk.conformal import TAIL
+from residuum.conformal import TAIL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

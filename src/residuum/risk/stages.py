@@ -26,7 +26,7 @@ from residuum.records.exposure import (
 )
 from residuum.records.rundir import digest
 from residuum.risk.case import Case, Samples
-from residuum.risk.conformal import rank_p_values
+from residuum.conformal import rank_p_values
 from residuum.risk.fit import Fit, compute_informed_ncc
 from residuum.risk.gradients import Counter
 from residuum.similarity import chunks

@@ -28,7 +28,7 @@ from residuum.records.exposure import COLUMNS, Exposure
 from residuum.risk import canaries, gradients
 from residuum.risk.canaries import compute_epsilon_bound, count_guesses, find_best_bound
 from residuum.risk.case import Case, compute_covectors
-from residuum.risk.conformal import rank_p_values
+from residuum.conformal import rank_p_values
 from residuum.risk.fit import compute_informed_estimate
 from residuum.risk.gradients import AnyGradients, ChainGradients, compute_gradients
 from residuum.risk.groups import MAX_GROUPS, mean_interval

@@ -22,7 +22,7 @@ from residuum.networks import MLP
 from residuum.networks.kinks import ActivationBoundaries, make_decoys
 from residuum.networks.network import Network
 from residuum.records import Dataset
-from residuum.risk.conformal import count_above_tail, group_p_value, rank_p_values
+from residuum.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.risk.membership import (
     MembershipTest,
     holdout_needed,

@@ -18,7 +18,7 @@ from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.networks import MLP
 from residuum.networks.network import Network
 from residuum.records import Dataset
-from residuum.risk.conformal import group_p_value
+from residuum.conformal import group_p_value
 from residuum.risk.membership import (
     ABSENT,
     GROUP_LEVEL,
