@@ -37,13 +37,13 @@ import torch
 from scipy.stats import false_discovery_control, norm
 from torch import Tensor
 
+from residuum.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.errors import DataError
 from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.networks.kinks import ActivationBoundaries, make_decoys
 from residuum.networks.network import Network
 from residuum.records import Dataset
 from residuum.records.base import Record
-from residuum.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.risk.stages import margins_and_losses
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
