@@ -1,8 +1,8 @@
 """Test whether the weights reveal a missing value of a training record to an attacker who knows the others.
 
-For every cell of the training table, :mod:`residuum.networks.inferred_cells` infers the value from the other
-columns of the same record and from the weights. It reports cells at a false discovery rate of 5%. The owner of
-the data knows the true values, so this module compares:
+For every cell of the training table, :mod:`residuum.networks.inferred_cells` infers the value from the
+other columns of the same record and from the weights. It reports cells at a false discovery rate of 5%. The
+owner of the data knows the true values, so this module compares:
 
 - A reported cell is right if the inferred value is within 0.02 standard deviations of the true value, or is
   the true value of a column with few values.
@@ -10,9 +10,9 @@ the data knows the true values, so this module compares:
   secret of the training record, because it follows from the other columns in general.
 - A cell is disclosed if it is reported, right and not imputable. Only disclosed cells are a finding.
 
-The same computation with held-out records in the place of training records is the negative control: it should
-report no cell. Cells are inferred only if the test of membership rejects, so this test adds no false leaks to
-an audit: if the network never saw the records, a finding needs a false rejection of the membership test first.
+The same computation with held-out records in the place of training records is the negative control. It should
+report no cell. An audit tests attributes only if its test of membership rejects, so attributes add no false
+leaks. If the network never saw the records, the test of membership must reject falsely first.
 """
 
 from __future__ import annotations
@@ -116,10 +116,10 @@ class AttributeTest(Record):
         cells = self.records * self.variables
         wrong = self.reported - self.right
         return (
-            f"For {len(self.rows)} of {self.records} training records, an attacker who knows the other columns "
-            f"can infer a missing value from the weights ({self.reported} of {cells} cells reported, {wrong} of "
-            f"them wrong; {self.imputable} can be predicted without the network). For held-out records, "
-            f"{self.holdout_reported} of {self.holdout_cells} cells are reported."
+            f"For {len(self.rows)} of {self.records} training records, an attacker who knows the other "
+            f"columns can infer a missing value from the weights ({self.reported} of {cells} cells reported, "
+            f"{wrong} of them wrong, and {self.imputable} can be predicted without the network). For "
+            f"held-out records, {self.holdout_reported} of {self.holdout_cells} cells are reported."
         )
 
 
