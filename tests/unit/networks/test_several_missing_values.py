@@ -92,6 +92,6 @@ def test_unknown_values_do_not_influence_the_result() -> None:
 
 
 def test_a_single_column_is_refused() -> None:
-    lines, one = RecordLines.measure(network(5, 24, 1), records(50, 5)), torch.ones(1).double()
+    lines, bound = RecordLines.measure(network(5, 24, 1), records(50, 5)), torch.ones(1).double()
     with pytest.raises(InputError, match="Two or three"):
-        infer_several(lines, records(2, 5), torch.tensor([1]), -one, one, one)
+        infer_several(lines, records(2, 5), torch.tensor([1]), -bound, bound, bound)
