@@ -80,7 +80,15 @@ class Rows(Protocol):
     def __len__(self) -> int: ...
 
     def take(self, positions: Tensor, columns: Tensor | slice = ALL) -> Tensor:
-        """Return the samples at ``positions`` as a matrix (m, d) in float64, or some columns of it."""
+        """Return samples as the rows of a matrix.
+
+        Args:
+            positions: Numbers of the samples, (m,).
+            columns: The columns to return, by default all.
+
+        Returns:
+            The rows (m, d) in float64.
+        """
         ...
 
 
@@ -111,7 +119,15 @@ class GivenRows:
         return len(self._flat)
 
     def take(self, positions: Tensor, columns: Tensor | slice = ALL) -> Tensor:
-        """Return the samples at ``positions`` as a matrix (m, d) in float64, or some columns of it."""
+        """Return samples as the rows of a matrix.
+
+        Args:
+            positions: Numbers of the samples, (m,).
+            columns: The columns to return, by default all.
+
+        Returns:
+            The rows (m, d) in float64.
+        """
         return self._flat[:, columns][positions].double()
 
 
@@ -150,7 +166,15 @@ class ShuffledRows:
         return len(self._shifts) * len(self._flat)
 
     def take(self, positions: Tensor, columns: Tensor | slice = ALL) -> Tensor:
-        """Return the samples at ``positions`` as a matrix (m, d) in float64, or some columns of it."""
+        """Return samples as the rows of a matrix.
+
+        Args:
+            positions: Numbers of the samples, (m,).
+            columns: The columns to return, by default all.
+
+        Returns:
+            The rows (m, d) in float64.
+        """
         n = len(self._flat)
         if n == 1:
             return self._flat[0][self._shifts[positions][:, columns].long()].double()
