@@ -177,8 +177,8 @@ class ShuffledRows:
         """
         n = len(self._flat)
         if n == 1:
-            return self._flat[0][self._shifts[positions][:, columns].long()].double()
-        rows = (positions[:, None] % n + self._shifts[positions // n][:, columns]) % n
+            return self._flat[0][self._shifts[:, columns][positions].long()].double()
+        rows = (positions[:, None] % n + self._shifts[:, columns][positions // n]) % n
         return self._flat[:, columns].gather(0, rows).double()
 
 
