@@ -67,6 +67,7 @@ from residuum.scanning.value_search import (
 
 # A place is reported if so many matches have at most this probability by chance.
 SIGNIFICANCE = 0.01
+MAX_COMPARED = 256  # number of columns in which samples are compared at first
 TARGETS = "the targets"  # stands for the name of a column
 MAX_SHOWN = 10  # largest number of row numbers in a text
 # Arrays with more numbers than this hold single values of a table by chance, and sorting them takes long.
@@ -507,8 +508,11 @@ class _RowSearch:
         if not matched:
             return set()
         numbers = torch.tensor(sorted(matched))
-        samples = self._distinct.take(numbers)
-        line = torch.randn(self._d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        # Few samples agree in some random columns, and only these are compared in all columns.
+        generator = torch.Generator().manual_seed(1)
+        columns = torch.randperm(self._d, generator=generator)[:MAX_COMPARED].sort().values
+        samples = self._distinct.take(numbers, columns)
+        line = torch.randn(len(columns), dtype=torch.float64, generator=generator)
         keys, order = (samples @ line).sort()
         slack = 1e-9 * float((samples.abs() @ line.abs()).max())
         common: set[int] = set()
@@ -517,14 +521,15 @@ class _RowSearch:
             *([] if self._holdout is None else [self._holdout]),
         ]
         for controls in all_controls:
-            for chunk in split_rows(len(controls), self._d):
-                rows = controls.take(chunk)
+            for chunk in split_rows(len(controls), len(columns)):
+                rows = controls.take(chunk, columns)
                 projections = rows @ line
                 first = torch.searchsorted(keys, projections - slack)
                 last = torch.searchsorted(keys, projections + slack)
                 for i in (first < last).nonzero().flatten().tolist():
                     candidates = order[first[i] : last[i]]
-                    is_same = (samples[candidates] == rows[i]).all(1)
+                    row = controls.take(chunk[i : i + 1])
+                    is_same = (self._distinct.take(numbers[candidates]) == row).all(1)
                     common.update(numbers[candidates[is_same]].tolist())
         return common
 
