@@ -253,7 +253,7 @@ FEWER_EPOCHS = (
     "accuracy. Rounding the weights, mini-batches and weight decay did not help."
 )
 PROTECT_UPDATE = (
-    "Do not send or store this update in the clear, because it reveals training samples to anyone who has it. "
+    "Do not send or store this update in the clear, because it reveals training samples to its readers. "
     "Use secure aggregation, so that nobody sees the update of one client, or differential privacy, which "
     "clips the gradient of every sample and adds noise. Larger batches leave fewer samples to reconstruct, "
     "but they protect no sample for sure. Then audit an update of the new protocol."
