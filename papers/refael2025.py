@@ -589,9 +589,9 @@ def two_layer_weights(model: nn.Module) -> Tensor:
     chain = dense_chain(model)
     if chain is None or len(chain.linears) != 2 or chain.linears[1].out_features != 1:
         raise HypothesisError(
-            "depth",
             "Theorems 5, 8 and 9 need a two-layer network with one output; this network is a different one.",
             "Use compute_exact_budgets, which works for any depth.",
+            hypothesis="depth",
         )
     return chain.linears[1].weight.detach()[0]
 
@@ -659,7 +659,9 @@ def kkt_loss(kkt: KKTSet, power: int = 1, g1: float = 1.0, g2: float = 1.0) -> f
 def _check_binary(kkt: KKTSet) -> Tensor:
     if kkt.task != "binary" or kkt.margins is None:
         raise HypothesisError(
-            "label", "Theorem 9 needs binary labels and their margins.", "Compare KKTSet.delta."
+            "Theorem 9 needs binary labels and their margins.",
+            "Compare KKTSet.delta.",
+            hypothesis="label",
         )
     return kkt.margins
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from residuum.auditing.inputs import Fit
 from residuum.auditing.outcomes import NEAR_COPY, STORED, AttackOutcome, Findings
 from residuum.auditing.power import NETWORKS, ControlSize, PositiveControls
 from residuum.auditing.verdict import Checks
+from residuum.evaluation.adapting import Fit
 from residuum.risk.membership import LossSeparation, MembershipTest
 
 FIT = Fit("accuracy", 1.0, 0.9, 0.5)

@@ -37,7 +37,8 @@ _NAMES = {  # maps every module to the public names that it defines, separated b
     "verbs.identifying": "identify",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
-_MODULES = ("attacks",)  # public modules, which users access as in ``residuum.attacks.X``
+# Public modules of the package, which users access as in ``residuum.attacks.X``.
+_MODULES = ("attacks",)
 __all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605  the names are the keys of _HOME
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ else:
             return getattr(import_module(f"residuum.{_HOME[name]}"), name)
         if name in _MODULES:
             return import_module(f"residuum.{name}")
-        raise AttributeError(f"module 'residuum' has no attribute {name!r}")
+        raise AttributeError(f"The module 'residuum' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -72,7 +72,7 @@ class Table(dict[str, Entry]):
         super().__setitem__(name, entry)
 
     def update(self, *entries: Any, **named: Any) -> None:
-        """Add entries one by one, so that each entry is checked."""
+        """Add entries to the table one by one, so that each entry is checked."""
         for name, entry in dict(*entries, **named).items():
             self[name] = entry
 
@@ -83,7 +83,8 @@ class Table(dict[str, Entry]):
 
 _loaded: tuple[Plugin, ...] | None = None
 _importing: list[str] = []
-# Entries that the plug-in under import has added, each as a table and the name of the entry in the table.
+# The entries that the plug-in added so far, while it is imported: the table, and the name of the entry in
+# the table.
 _added: list[tuple[Table[Any], str]] = []
 
 
@@ -116,18 +117,18 @@ def forget() -> None:
 
 def _import(entry: EntryPoint) -> Plugin:
     name, dist = entry.name, entry.dist
-    version, error = dist.version if dist is not None else "unknown", ""
+    version, error_text = dist.version if dist is not None else "unknown", ""
     _importing.append(name)
     _added.clear()
     try:
         entry.load()
     except (Exception, SystemExit) as problem:  # noqa: BLE001  a plug-in may raise anything
-        error = describe(problem)
+        error_text = describe(problem)
         for table, entry_name in _added:  # remove the entries of a plug-in whose import failed
             del table[entry_name]
     finally:
         _importing.pop()
-    return Plugin(name, version, error)
+    return Plugin(name, version, error_text)
 
 
 def describe(problem: BaseException) -> str:

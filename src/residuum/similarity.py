@@ -90,12 +90,12 @@ def standardize(x: Tensor) -> Tensor:
     """
     channels = x.shape[1] if x.ndim == 4 else 1
     channel_values = x.reshape(len(x), channels, -1)
-    centered = channel_values - channel_values.mean(2, keepdim=True)
+    centered_channels = channel_values - channel_values.mean(2, keepdim=True)
     # After centering, a constant channel consists of rounding errors. Scaling would turn these into a
     # random image.
     rounding = 8 * torch.finfo(x.dtype).eps * channel_values.norm(dim=2, keepdim=True)
-    norm = centered.norm(dim=2, keepdim=True)
-    scaled = torch.where(norm > rounding, centered / norm, 0.0)
+    norm = centered_channels.norm(dim=2, keepdim=True)
+    scaled = torch.where(norm > rounding, centered_channels / norm, 0.0)
     return scaled.flatten(1) / channels**0.5
 
 
@@ -128,8 +128,8 @@ def check_shapes(a: Tensor, b: Tensor) -> None:
     """
     if a.ndim < 2 or a.shape[1:] != b.shape[1:]:
         raise InputError(
-            f"Compared samples must have the same shape, (m, *shape) and (n, *shape); got "
-            f"{tuple(a.shape)} and {tuple(b.shape)}.",
+            f"Two batches of samples can be compared only if their samples have the same shape; got "
+            f"batches of shape {tuple(a.shape)} and {tuple(b.shape)}.",
             "Reshape one of the batches. A single sample needs a leading axis: x[None].",
         )
 
@@ -140,5 +140,5 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Return the inner products of rows of norm at most 1. Clamping to [-1, 1] removes rounding errors."""
+    """Return inner products of rows whose norm is at most 1, clamped to [-1, 1] against rounding errors."""
     return (x @ y.T).clamp_(-1, 1)

@@ -50,7 +50,7 @@ class Rows:
         return len(self.index)
 
     def combine(self, lam: Tensor, samples: int) -> Tensor:
-        """Return the weighted sum of the covectors of each sample.
+        """Compute, for each sample, the weighted sum of its covectors (weights of the outputs).
 
         Args:
             lam: Multipliers of the rows, by which their covectors are weighted, (R,).
@@ -63,7 +63,7 @@ class Rows:
         return weighted_covectors.index_add(0, self.index, lam[:, None] * self.covectors)
 
     def values(self, outputs: Tensor) -> Tensor:
-        """Return the inner product (R,) of each row's covector with the network's outputs for its sample."""
+        """Return for each term of the sum the inner product of its covector with the network's outputs."""
         return (self.covectors * outputs[self.index]).sum(1)
 
 
@@ -94,7 +94,7 @@ def weighted_gradient(model: nn.Module, x: Tensor, u: Tensor) -> Theta:
 
 
 def residual(model: nn.Module, target: Theta, x: Tensor, u: Tensor) -> Theta:
-    """Return the residual, target - sum_i grad_theta <u_i, Phi(theta; x_i)>.
+    """Compute the error of the stationarity equation, target - sum_i grad_theta <u_i, Phi(theta; x_i)>.
 
     Args:
         model: The network Phi, with weights theta.
@@ -110,7 +110,7 @@ def residual(model: nn.Module, target: Theta, x: Tensor, u: Tensor) -> Theta:
 
 
 def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor:
-    """Return the inner product of each row's gradient with a direction, by one forward-mode pass.
+    """Compute the inner product of each term's gradient with a direction, in one forward-mode pass.
 
     Args:
         model: The network.
@@ -121,13 +121,15 @@ def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor
     Returns:
         Inner products, (R,).
     """
-    theta = parameters(model)
-    output_changes = jvp(lambda t: functional_call(model, t, (x,)), (theta,), (direction,))[1]
+    weights_by_name = parameters(model)
+    output_changes = jvp(
+        lambda t: functional_call(model, t, (x,)), (weights_by_name,), (direction,)
+    )[1]
     return rows.values(output_changes)
 
 
 def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor:
-    """Return the gradient of each row with respect to the weights.
+    """Compute the gradient of each term (row) of the sum with respect to the weights.
 
     Args:
         model: The network.
@@ -138,21 +140,21 @@ def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor
     Returns:
         Gradients (R, P), with parameters in the order of ``model.named_parameters()``.
     """
-    theta = parameters(model)
+    weights_by_name = parameters(model)
 
     def row_gradient(sample: Tensor, covector: Tensor) -> Theta:
         def value(t: Theta) -> Tensor:
             return (covector * functional_call(model, t, (sample[None],))[0]).sum()
 
-        return grad(value)(theta)
+        return grad(value)(weights_by_name)
 
     gradients = vmap(row_gradient, chunk_size=chunk)(x[rows.index], rows.covectors)
-    return torch.cat([gradients[name].flatten(1) for name in theta], dim=1)
+    return torch.cat([gradients[name].flatten(1) for name in weights_by_name], dim=1)
 
 
 @torch.no_grad()
 def gram(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
-    """Return the inner products of the gradients of all rows, in closed form for MLPs.
+    """Compute the inner products of the gradients of all terms (rows), in closed form for MLPs.
 
     Args:
         model: The network.
@@ -172,7 +174,7 @@ def gram(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
 
 
 def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> Tensor:
-    """Return the Gram matrix of the gradients of an MLP.
+    """Compute the matrix of inner products (Gram matrix) of the gradients of an MLP.
 
     Args:
         model: The network.
@@ -186,7 +188,8 @@ def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> 
     gram_matrix: Tensor | None = None
     for layer, inputs, signal in zip(model.linears, trace.inputs, signals, strict=True):
         input_products = inputs @ inputs.T
-        if layer.bias is not None:  # A bias counts as a further input of value 1.
+        # The bias is treated as the weight of an additional input with value 1.
+        if layer.bias is not None:
             input_products = input_products + 1
         layer_gram = (signal @ signal.T).mul_(input_products[index][:, index])
         gram_matrix = layer_gram if gram_matrix is None else gram_matrix.add_(layer_gram)
@@ -195,7 +198,7 @@ def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> 
 
 
 def flatten(theta: Theta) -> Tensor:
-    """Concatenate all tensors of a dict, in the order of the dict, into a vector (P,)."""
+    """Concatenate all tensors of a dictionary, in its order, into one vector of P numbers."""
     return torch.cat([t.reshape(-1) for t in theta.values()])
 
 
@@ -256,7 +259,7 @@ def moved_layers(theta: Theta, theta0: Theta) -> tuple[str, ...]:
 
 
 def layer_residuals(r: Theta, theta: Theta) -> dict[str, float]:
-    """Return ||r_l|| / ||theta_l|| of every layer, or ||r_l|| if all weights of the layer are zero.
+    """Return the relative error ||r_l|| / ||theta_l|| of every layer l (||r_l|| if theta_l is zero).
 
     Args:
         r: Residual r by parameter name.

@@ -217,7 +217,7 @@ class Odd(Net):
     [
         ("state", "changes 'calls'", "if self.training"),
         ("random", "draws random numbers", "training=self.training"),
-        ("whole", "must have a gradient in the sample", "rounding"),
+        ("whole", "must be differentiable with respect to the sample", "rounding"),
         ("beside", "change with the other samples of the batch", "track_running_stats"),
         ("infinite", "must be finite", "diverge"),
         ("dict", "returned dict", "logits"),
@@ -614,7 +614,7 @@ def test_a_forward_of_one_type_is_refused_where_its_remedy_is_not() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.flatten(1) @ self.table)
 
-    with pytest.raises(ArchitectureError, match="creates tensors whose type is fixed") as caught:
+    with pytest.raises(ArchitectureError, match="creates tensors of a fixed type") as caught:
         rs.attack(Fixed(F.mish), SHAPE, SHORT)
     assert "register them as buffers" in caught.value.remedy
     assert torch.isfinite(rs.attack(Kept(), SHAPE, SHORT).loss).all()
@@ -670,7 +670,7 @@ def test_a_forward_that_fails_where_the_attack_runs_is_no_internal_error() -> No
     complete_problem.points[0].broken = True  # type: ignore[assignment]
     with pytest.raises(
         ArchitectureError,
-        match=r"must run on the device 'cpu' in the number format float64; the network's forward",
+        match=r"must run on the device 'cpu' with numbers of the type float64; its forward",
     ):
         complete_problem.evaluate(*points(1, 3))
 

@@ -242,7 +242,10 @@ def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> 
             setattr(broken, name, odd)
             file = tmp_path / "m.pkl"
             file.write_bytes(pickle.dumps(broken))
-            assert main(["scan", str(file), "--quiet"]) in (0, 2, 4), (name, odd)
+            assert main(["scan", str(file), "--quiet", "--fail-on", "none"]) in (0, 2, 4), (
+                name,
+                odd,
+            )
             with suppress(rs.ResiduumError):
                 add_stored_knowledge(open_release(file), rs.load_checkpoint(file), rs.Knowledge())
     for place in ("state", "param_groups"):
@@ -250,7 +253,10 @@ def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> 
             inner = {**content["optimizer"], place: odd}
             file = tmp_path / "m.pt"
             torch.save({**content, "optimizer": inner}, file)
-            assert main(["scan", str(file), "--quiet"]) in (0, 2, 4), (place, odd)
+            assert main(["scan", str(file), "--quiet", "--fail-on", "none"]) in (0, 2, 4), (
+                place,
+                odd,
+            )
             with suppress(rs.ResiduumError):
                 add_stored_knowledge(open_release(file), rs.load_checkpoint(file), rs.Knowledge())
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from residuum.auditing.result import AuditResult
+from residuum.notebook import escape_invisible
 from residuum.records import Knowledge
-from residuum.report.html import DETERMINED, escape_invisible, items_of, render
+from residuum.report.html import DETERMINED, items_of, render
 from tests import pages
 from tests.documents import ROOT
 

@@ -104,7 +104,7 @@ def test_a_wrong_command_line_is_refused(
         ([str(tmp_path), out], "claim/cifar10.npz. Make it by python -m experiments.image_data"),
         ([out, "--attacks", "unmixed"], "No attack 'unmixed'. Did you mean"),
         ([out, "--attacks", "trunk-moment"], "trunk-moment is run on none of these rows."),
-        ([out, "--device", "tpu"], "A device must be cpu or cuda; got 'tpu'."),
+        ([out, "--device", "tpu"], "The option --device must be cpu or cuda; got 'tpu'."),
         ([out, "--workers", "0"], "At least one process is needed"),
     ):
         assert field.main(["run", *words]) == 2

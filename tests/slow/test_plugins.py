@@ -209,7 +209,7 @@ def test_a_network_kind_that_cannot_recognize_its_own_is_named(
     assert named.returncode == 0, named.stderr
     unknown = program(tmp_path / "empty", "attack", str(victims / "skip.pt"), *skip, "--dry-run")
     assert unknown.returncode == 2
-    assert "must begin with a known network kind" in unknown.stderr
+    assert "must begin with a known kind of network" in unknown.stderr
 
 
 def test_an_attack_by_name_finds_a_plug_in_unless_plug_ins_are_off(

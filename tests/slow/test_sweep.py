@@ -282,7 +282,7 @@ def test_another_sweep_and_a_second_driver_are_refused(tmp_path: Path) -> None:
     other_knowledge = KNOWLEDGE.replace(sample_count=7)
     with pytest.raises(InputError, match="other settings"):
         sweep(victim(), other_knowledge, out=tmp_path / "s", **dict(plan(2)))
-    with SweepRun.open(tmp_path / "s"), pytest.raises(OutputError, match="Another sweep"):
+    with SweepRun.open(tmp_path / "s"), pytest.raises(OutputError, match="another sweep"):
         sweep_victim(tmp_path / "s", plan(2))
     (tmp_path / "f").mkdir()
     (tmp_path / "f/mine.txt").write_text("x")

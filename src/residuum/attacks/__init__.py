@@ -1,4 +1,7 @@
-"""Attacks on weights. Modules in this package must not import datasets, training or evaluation."""
+"""Attacks that reconstruct training samples from a trained model.
+
+Modules in this package must not import datasets, training or evaluation, so that an attack cannot see data.
+"""
 
 from residuum.attacks.base import Attack, AttackProgress, OneShotAttack
 from residuum.attacks.cost import estimate

@@ -34,8 +34,10 @@ from residuum.surfaces.surface import MOMENT, SURFACES, WEIGHTS, Surface
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_RETURNED = 20_000  # maximum number of candidates that an attack may return
-MIN_CANDIDATES, MAX_CANDIDATES = 20, 1000  # limits of the estimated number of candidates
+# Maximum number of candidates (guesses of training samples) that an attack may return.
+MAX_RETURNED = 20_000
+# Limits of the estimated number of candidates (guesses of training samples).
+MIN_CANDIDATES, MAX_CANDIDATES = 20, 1000
 NOT_ATTACKED = (
     "the optimizer state in this file was not attacked. To attack it, pass --surface moment"
 )
@@ -46,13 +48,14 @@ class AttackProgress:
     """Progress of a running attack. Attacks pass this record to the function ``watch`` of the caller.
 
     Attributes:
-        step: Number of the current step.
+        step: Number of the current optimization step.
         steps: Number of steps that the attack takes.
-        loss: (R,) current loss of each of R restarts.
+        loss: (R,) current loss of each of R restarts (independent runs of the attack).
         layers: (R, L) squared residual of the equations of each layer, divided by the squared norm of their
             target, for R restarts and L layers.
         layer_names: Names of the L layers.
-        current_candidates: Function that returns the current candidates of every restart.
+        current_candidates: Function that returns the current candidates (guesses of samples) of every
+            restart.
     """
 
     step: int
@@ -92,7 +95,7 @@ class Attack(AttackSettings):
 
     @classmethod
     def like(cls, other: AttackSettings, **changes: Any) -> Self:
-        """Return an attack of this class with the settings that another attack has set.
+        """Create an attack of this class that takes its settings from another attack.
 
         Settings that this class does not have are ignored.
 
@@ -108,7 +111,7 @@ class Attack(AttackSettings):
 
     @classmethod
     def select_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the entries of ``settings`` that are settings of this attack."""
+        """Return the entries of the dictionary ``settings`` whose names are settings of this attack."""
         return {name: value for name, value in settings.items() if name in cls.model_fields}
 
     def to_json(self) -> dict[str, Any]:
@@ -159,10 +162,13 @@ class Attack(AttackSettings):
             InputError: If the attack does not apply.
         """
         if reason := self.why_not(surface, knowledge):
-            raise InputError(f"{self.name} does not apply: {reason}.", "Use another attack.")
+            raise InputError(
+                f"The attack '{self.name}' does not apply to this network: {reason}.",
+                "Use another attack.",
+            )
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Fill in the settings that depend on the network, such as the number of candidates.
+        """Set the settings that depend on the network, such as the number of candidates (guesses of samples).
 
         Args:
             network: The network to attack.
@@ -197,7 +203,7 @@ class Attack(AttackSettings):
             state_path: File with the state of the search. If the search is interrupted, the next run
                 continues from this file. Attacks without steps ignore this argument.
             watch: Function that the attack calls with its progress, an :class:`AttackProgress`.
-            per_run: Settings of each restart, if the restarts have different settings.
+            per_run: Settings of each restart (independent run of the attack), if they differ.
 
         Returns:
             The reconstruction.
@@ -248,7 +254,7 @@ class Attack(AttackSettings):
             knowledge: What the attacker knows.
             state_path: File with the state of the search, from which an interrupted search continues.
             watch: Function that the attack calls with its progress, an :class:`AttackProgress`.
-            per_run: Settings of each restart, if the restarts have different settings.
+            per_run: Settings of each restart (independent run of the attack), if they differ.
 
         Returns:
             The candidates.
@@ -274,8 +280,10 @@ class Attack(AttackSettings):
         except ResiduumError:
             raise
         except (Exception, SystemExit) as problem:
-            message = f"The plug-in attack {self.name} failed: {plugins.describe(problem)}."
-            raise PluginError(message, "Correct the plug-in, or use another attack.") from problem
+            raise PluginError(
+                f"The plug-in attack {self.name} failed: {plugins.describe(problem)}.",
+                "Correct the plug-in package that defines this attack, or use another attack.",
+            ) from problem
 
     def _validated(
         self, result: Reconstruction, surface: Surface, knowledge: Knowledge
@@ -294,10 +302,13 @@ class Attack(AttackSettings):
 
 
 class OneShotAttack(Attack):
-    """Base class of attacks that cannot report progress or continue. Subclasses implement ``find``."""
+    """Base class of attacks that run in one piece, without progress reports.
+
+    Subclasses implement ``find``.
+    """
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Find candidates for training samples.
+        """Find candidates for training samples. Subclasses implement this method.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -312,7 +323,7 @@ class OneShotAttack(Attack):
         raise NotImplementedError
 
     def reconstruct(self, surface: Surface, knowledge: Knowledge, **_: Any) -> Reconstruction:
-        """Run ``find``. If ``find`` selects no candidates, select candidates on which several restarts agree.
+        """Run the method ``find``. If it selects no candidates, select those that several restarts found.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -335,7 +346,7 @@ class OneShotAttack(Attack):
 def read_target(
     target: Release | Network | nn.Module | str | Path, knowledge: Knowledge | None
 ) -> tuple[Network, Knowledge]:
-    """Read the network to attack, and what the release tells the attacker.
+    """Read the network to attack, and collect what its file tells the attacker.
 
     Args:
         target: A release, the path of a release, a network or a PyTorch module.

@@ -1,4 +1,4 @@
-"""Estimate the cost of an attack before it runs: unknowns, operations, memory and time."""
+"""Estimate the cost of an attack before it runs: number of unknowns, operations, memory and time."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from residuum.records import Knowledge
 from residuum.settings import FAST_PRECISIONS, RestartSettings, SearchSettings
 from residuum.surfaces.surface import Surface
 
-MEASURING_SECONDS = 2.0  # total duration of the measured steps in seconds
-# If the first step takes longer than this multiple of the planned duration, only one more step is measured.
+MEASURING_SECONDS = 2.0  # seconds for which steps of the attack are run to measure their duration
+# If the first step of an attack takes longer than this multiple of the planned measuring time, only one
+# more step is measured.
 SLOW = 3
-MIN_STEPS = 2  # minimum number of measured steps after the first step, which includes the warm-up
+# Minimum number of steps that are measured after the first step, which is slower than the others.
+MIN_STEPS = 2
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,8 @@ class Estimate:
         device: Device of the attack.
         dtype: Number format of the attack.
         parameters: Number of parameters of the network.
-        restarts: Number of restarts.
-        candidates: Number of candidates of each restart.
+        restarts: Number of restarts (independent runs of the attack).
+        candidates: Number of candidates (guesses of training samples) of each restart.
         dimensions: Number of values of each candidate.
         unknowns: Number of values that all restarts optimize: the values of the candidates and the
             multipliers.
@@ -71,7 +73,7 @@ class Estimate:
 
     @property
     def flops_per_second(self) -> float:
-        """Floating-point operations per second in the measured steps."""
+        """Number of floating-point operations per second in the measured steps of the attack."""
         return self.flops_per_step / self.step_seconds
 
     def to_json(self) -> dict[str, Any]:
@@ -99,8 +101,8 @@ def estimate(
     Args:
         network: The network to attack.
         knowledge: What the attacker knows.
-        attack: The attack, which must solve a stationarity equation. The default is the KKT attack for
-            classifiers, and the weight-decay attack for regressions.
+        attack: The attack, which must solve a stationarity equation. By default, the attack on the KKT
+            equation for classifiers, and the attack on the equation of weight decay for regressions.
         measured: Total duration of the measured steps in seconds. The default is 2 seconds.
 
     Returns:
@@ -113,7 +115,8 @@ def estimate(
     resolved_attack = (attack or Auto()).resolve_settings(network, knowledge)
     if not isinstance(resolved_attack, Stationarity):
         raise InputError(
-            "A dry run can measure only attacks that solve a stationarity equation; got "
+            "A dry run can measure only the cost of attacks that solve a stationarity equation (an "
+            "equation that the weights satisfy after training); got "
             f"'{resolved_attack.name}'.",
             f"Run '{resolved_attack.name}' without --dry-run, or choose an attack such as 'kkt'.",
         )
@@ -123,8 +126,8 @@ def estimate(
     cost, notes = _cost(solver, state.x, state.lam)
     step_seconds = _measure(solver, MEASURING_SECONDS if measured is None else measured)
     layer_names = solver.problem.layer_names
-    # A grower adds candidates during the search. If the settings demand new candidates, but the network does
-    # not allow them, make_grower raises an error.
+    # A grower is an object that adds candidates during the search. If the settings ask for one and the
+    # network does not allow it, make_grower raises an error.
     if make_grower(solver) is not None:
         notes += (
             "the time covers the first candidates only. Candidates that the search adds later take more time",
@@ -175,7 +178,8 @@ def estimate_reference_seconds(
         one_step_attack = attack.changed(
             **attack.select_settings(single_run), steps=1, seconds=math.inf
         )
-        # The first run fills the caches of the network, so that the second run counts only the attack.
+        # The first run fills caches of the network. So only the second run shows the operations of the
+        # attack.
         one_step_attack.run(surface, knowledge)
         step_work = count_work(lambda: one_step_attack.run(surface, knowledge))
         return attack.steps * step_work.seconds(speed)
@@ -190,7 +194,7 @@ def estimate_reference_seconds(
 
 
 def _seconds(solver: Solver, step_seconds: float) -> float:
-    """Return the estimated seconds of a search, at most its time limit.
+    """Return an estimate of how many seconds the search of an attack takes, at most its time limit.
 
     The search takes steps, evaluates the loss and, if the settings say so, fits multipliers in closed form.
     """
@@ -202,7 +206,7 @@ def _seconds(solver: Solver, step_seconds: float) -> float:
 
 
 def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple[str, ...]]:
-    """Return the number of operations and the memory of one step.
+    """Return the number of operations and the memory of one step of an attack.
 
     For dense networks, both numbers come from formulas. For other networks, the function evaluates the loss
     once and counts the operations.
@@ -225,7 +229,7 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple
 
 
 def _measure(solver: Solver, budget: float) -> float:
-    """Return the measured seconds of one step.
+    """Return the measured duration of one step of an attack in seconds.
 
     After a first step as a warm-up, the function takes steps for about ``budget`` seconds in total.
     """

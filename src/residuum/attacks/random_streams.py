@@ -1,4 +1,4 @@
-"""Random number generators of attacks, one generator for each name."""
+"""Random number generators with names: the same names and seeds always give the same random numbers."""
 
 from __future__ import annotations
 

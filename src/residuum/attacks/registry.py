@@ -1,4 +1,4 @@
-"""All attacks by name. A new attack needs one class, and one entry here or in an installed package."""
+"""The table of all attacks by name. A new attack needs a class, and an entry here or in a plug-in package."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ CHOICES = {  # the attacks from which "auto" and "kkt" choose
     "auto": ("binary-kkt", "multiclass-kkt", "weight-decay"),
     "kkt": ("binary-kkt", "multiclass-kkt"),
 }
-# The attack Unmix subtracts known initial weights itself, so this attack also covers the weight update.
+# The class Unmix subtracts known initial weights itself, so it also attacks the weight update (CHANGE).
 UNMIX = {WEIGHTS: Unmix, CHANGE: Unmix, MOMENT: UnmixOptimizerState}
 
 
 def every_attack() -> dict[str, type[Attack]]:
-    """Return all attack classes by name. The attacks that solve a stationarity equation come first."""
+    """Return all attack classes by name, including those of plug-in packages."""
     classes = {attack.name: attack for attack in STATIONARITY}
     stationarity_attacks = {
         name: classes[name] if name in classes else Stationarity.with_objective(objective)
@@ -79,7 +79,7 @@ def every_attack() -> dict[str, type[Attack]]:
 
 
 def attack_class(name: str) -> type[Attack]:
-    """Return the class of the attack with a name. An unknown name raises an ``InputError``.
+    """Look up the class of an attack by its name. An unknown name raises an ``InputError``.
 
     Args:
         name: Name of the attack. The classes "auto" and "kkt" choose an attack that suits the network.
@@ -93,7 +93,7 @@ def attack_class(name: str) -> type[Attack]:
 
 
 def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -> Attack:
-    """Return an attack with the settings of a preset.
+    """Create an attack with the settings of a preset (a named group of settings).
 
     An unknown attack or preset and an invalid setting raise an ``InputError``.
 
@@ -112,7 +112,7 @@ def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -
 
 
 def rebuild_attack(reconstruction: Reconstruction) -> Attack:
-    """Return the attack that produced a reconstruction, with its settings."""
+    """Create the attack, with its settings, that produced a given reconstruction."""
     name = reconstruction.settings.get("attack", reconstruction.attack)
     attack_type = {**AUTOMATIC_ATTACKS, **every_attack()}.get(name, Attack)
     return attack_type.from_json(reconstruction.settings)

@@ -1,4 +1,4 @@
-"""Run an attack on a release, given what the attacker knows. An attack never sees the training data."""
+"""Run an attack on a released model, given what the attacker knows. The attack never sees training data."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attack(
     watch: Watcher | None = None,
     per_run: Sequence[Attack] | None = None,
 ) -> Reconstruction:
-    """Reconstruct training samples from a release.
+    """Reconstruct training samples from a released model.
 
     If the attack does not apply to the release, this function raises an ``InputError``.
 
@@ -38,8 +38,8 @@ def attack(
             "moment" (the optimizer state). The default depends on the attack.
         state_path: File with the state of the search. If the search is interrupted, the next run continues
             from this file.
-        watch: Function that the attack calls with its progress.
-        per_run: Settings of each restart, if the restarts have different settings.
+        watch: Function that the attack calls with its progress after some steps.
+        per_run: Settings of each restart (independent run of the attack), if they differ.
 
     Returns:
         The reconstruction.

@@ -1,4 +1,4 @@
-"""Select candidates on which several restarts agree, without the training data.
+"""Select the candidates that several restarts of an attack found. No training data is used.
 
 Two restarts have nothing in common but the weights. If both restarts arrive at the same image, the weights
 probably store this image. The weight of a candidate is the size of its multipliers. Candidates with the same
@@ -33,7 +33,8 @@ from torch import Tensor
 from residuum.records import Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-SIMILARITY = 0.9  # minimum cosine similarity of a candidate and the center of its group
+# Minimum cosine similarity between a candidate and the center of its group of similar candidates.
+SIMILARITY = 0.9
 FEATURES = (
     "support share",
     "log relative multiplier",
@@ -42,17 +43,17 @@ FEATURES = (
     "agreement x log effective dimension",
 )
 BLOCK = 1024  # number of group centers that are compared at once, to limit the memory
-# Candidates with fewer than FEW_VALUES values are grouped by distance.
-# The maximum distance is DUPLICATE times their median length, as in Haim et al. 2022 on the unit circle.
+# Candidates (reconstructed samples) with fewer than FEW_VALUES values are grouped by distance. Two of them
+# are in one group if their distance is at most DUPLICATE times the median norm, as in Haim et al. 2022.
 FEW_VALUES, DUPLICATE = 8, 0.03
-# Minimum weight of a usable candidate, as a share of the largest weight in its restart.
+# A candidate is dropped if its weight is below this share of the largest weight in the same run.
 WEIGHT_FLOOR = 1e-3
 
 
 def select(
     reconstruction: Reconstruction, similarity: float = SIMILARITY, radius: float | None = None
 ) -> Selection:
-    """Group the candidates of all restarts and sort the groups, best first.
+    """Group similar candidates from all restarts of an attack, and sort the groups, best first.
 
     Args:
         reconstruction: The candidates.
@@ -105,10 +106,10 @@ def _describe_groups(
     descriptions: list[dict[str, Any]] = []
     for label in reconstruction.labels[is_usable].unique():
         candidate_index = (is_usable & (reconstruction.labels == label)).nonzero().flatten()
-        groups = group_candidates(
+        candidate_groups = group_candidates(
             reconstruction.x[candidate_index], weight[candidate_index], similarity, radius
         )
-        for group in groups:
+        for group in candidate_groups:
             descriptions.append(
                 _describe(reconstruction, candidate_index[group], weight[candidate_index[group]])
             )
@@ -116,7 +117,7 @@ def _describe_groups(
 
 
 def find_usable_candidates(reconstruction: Reconstruction) -> Tensor:
-    """Return the mask (N,) of candidates that are finite and nonzero, and whose weight is large enough.
+    """Return a mask (N,) of the candidates that are finite, not zero, and of sufficient weight.
 
     The smallest permitted weight is the share WEIGHT_FLOOR of the largest weight in the same restart.
 
@@ -157,10 +158,11 @@ def group_candidates(
     is_ungrouped = torch.ones(len(x), dtype=torch.bool)
     # The NumPy array shares the memory of the tensor. The loop below is ten times as fast in NumPy.
     ungrouped_mask = is_ungrouped.numpy()
-    groups = []
+    index_groups = []
     order_by_weight = weight.argsort(descending=True)
     for block in order_by_weight.split(BLOCK):
-        block = block[is_ungrouped[block]]  # candidates in an earlier group cannot be centers
+        # Candidates that already belong to a group cannot become centers of groups.
+        block = block[is_ungrouped[block]]
         if not len(block):
             continue
         is_close = (
@@ -171,8 +173,8 @@ def group_candidates(
                 is_member = row & ungrouped_mask
                 is_member[i] = True
                 ungrouped_mask ^= is_member
-                groups.append(torch.from_numpy(is_member.nonzero()[0]))
-    return groups
+                index_groups.append(torch.from_numpy(is_member.nonzero()[0]))
+    return index_groups
 
 
 def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> dict[str, Any]:
@@ -185,10 +187,10 @@ def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> 
     """
     x, support = reconstruction.x[group], len(reconstruction.run[group].unique())
     share, heaviest = weight / weight.sum(), group[weight.argmax()]
-    mean = (share.view(-1, *[1] * (x.ndim - 1)) * x).sum(0)
-    cosines = cosine(mean[None], x)[0]
+    weighted_mean = (share.view(-1, *[1] * (x.ndim - 1)) * x).sum(0)
+    cosines = cosine(weighted_mean[None], x)[0]
     return {
-        "x": mean,
+        "x": weighted_mean,
         "label": reconstruction.labels[heaviest],
         "lam": float(weight.sum()) / support,
         "support": support,
@@ -220,12 +222,12 @@ def effective_dimension(x: Tensor) -> float:
 def compute_features(
     row: dict[str, Any], restarts: int, heaviest: float, spread: float
 ) -> tuple[float, ...]:
-    """Compute the features of a group from which the confidence is estimated.
+    """Compute the features of a group of candidates from which its confidence is estimated.
 
     Args:
         row: Description of the group.
         restarts: Number of restarts.
-        heaviest: Largest weight of all groups.
+        heaviest: Largest weight of any group.
         spread: Logarithm of the effective dimension of all candidates.
 
     Returns:
@@ -256,5 +258,5 @@ def estimate_confidence(features: tuple[float, ...], restarts: int) -> float:
 
 @lru_cache(maxsize=1)
 def load_calibration() -> dict[str, Any]:
-    """Return the fitted constants of the confidence, and the networks on which they were fitted."""
+    """Load the constants of the confidence formula, and the names of the networks that they come from."""
     return json.loads(files("residuum.attacks").joinpath("calibration.json").read_text())

@@ -29,9 +29,8 @@ class Speed(NamedTuple):
     numbers: float
 
 
-# Speeds of the reference machines: about two cores of a server, and one data-center GPU.
-# The values are rounded and fixed.
-# If the values change, the plans of all audits change.
+# Assumed speeds of two reference machines: about two cores of a server, and one data-center GPU. The values
+# are fixed, because an audit that plans its work with them gives the same result on every machine.
 REFERENCE = {"cpu": Speed(5e4, 2e10, 3e8), "cuda": Speed(4e5, 1e13, 5e10)}
 
 
@@ -50,7 +49,7 @@ class Work:
     numbers: int = 0
 
     def seconds(self, speed: Speed) -> float:
-        """Return the seconds that the counted work takes on a machine with the given speed."""
+        """Return how many seconds the counted work takes on a machine of a given speed."""
         return self.calls / speed.calls + self.flops / speed.flops + self.numbers / speed.numbers
 
 

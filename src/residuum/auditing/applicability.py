@@ -1,4 +1,4 @@
-"""The table of an audit that lists measured properties of the network, all attacks, and all other checks.
+"""The table in which an audit lists what it measured of the network, and which attacks and checks it tried.
 
 For each attack and each check, the table says whether it was tried, and why or why not. Terminal, report,
 ``result.json`` and dry run show the same table. Measured properties come first, because they decide which
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from residuum.attacks.unmixing.backbone import find_dense_layer
 from residuum.attacks.unmixing.layers import find_input_layer
-from residuum.auditing.inputs import Fit
 from residuum.auditing.outcomes import AttackOutcome
+from residuum.evaluation.adapting import Fit
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Record
 from residuum.stationarity import by_layer, moved_layers
@@ -32,7 +32,7 @@ class Applies(Record):
     Attributes:
         what: The property, attack or check that the row is about.
         status: "measured", "tried", "not tried" or "to be tried".
-        reason: What was measured, or why the attack or check was tried or not.
+        reason: The measured value, or why the attack or check was tried or not.
     """
 
     what: str
@@ -47,7 +47,7 @@ def describe_network(
 
     Args:
         network: The network.
-        inspection: Facts that were measured from the weights.
+        inspection: Properties of the network that were measured from its weights.
         knowledge: What the attacker knows.
         fit: How well the network fits the samples, None if there are no samples.
 

@@ -1,4 +1,4 @@
-"""Write the files of a finished audit, and read its result back.
+"""Write the files of a finished audit, and read its result again.
 
 ``result.json`` is written last, so a folder with this file holds a complete audit. :mod:`.published` defines
 the content of ``result.json``.
@@ -121,8 +121,8 @@ def read_result(path: Path) -> dict[str, Any]:
     )
     if isinstance(schema_version, str) and schema_version != SCHEMA_VERSION:
         raise InputError(
-            f"{str(path)!r} holds an audit of schema version {schema_version[:20]}; this version of residuum "
-            f"reads {SCHEMA_VERSION}.",
+            f"The files of an audit must have the schema version that this version of residuum reads; "
+            f"{str(path)!r} has schema version {schema_version[:20]}, and {SCHEMA_VERSION} can be read.",
             "Run the audit again.",
         )
     try:
@@ -145,12 +145,14 @@ def load_artifacts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
     for name in (AUDIT, *reconstruction_files):
         if Path(name).name != name or not (path / name).is_file():
             raise InputError(
-                f"The folder of a finished audit must be complete; {str(path)!r} lacks {name[:60]!r}.",
+                f"The folder of a finished audit must have all of its files; {str(path)!r} lacks "
+                f"{name[:60]!r}.",
                 "Run the audit again.",
             )
         if sha256(path / name) != hash_by_file.get(name):
             raise InputError(
-                f"{name!r} in {str(path)!r} has changed since the audit wrote it.",
+                f"The files of a finished audit must not be changed; {name!r} in {str(path)!r} has "
+                f"changed since the audit wrote it.",
                 "Run the audit again.",
             )
     sorted_files = (

@@ -1,4 +1,4 @@
-"""Build the result of an audit, an ``AuditResult``, from the outputs of all stages of the audit."""
+"""Build the result of an audit, an ``AuditResult``, from the outputs of all its stages (steps)."""
 
 from __future__ import annotations
 
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
 MOVED = "layers that moved"  # name of a row in the table of ``describe_network``
 IS_NO_NETWORK = "the model is no network"
 PURPOSE_OF_LOSSES = "whether training samples have smaller losses than held-out samples"
-MAX_RECORDS = 300  # largest number of stored records that the report receives. A page shows fewer
+# Largest number of records stored in the model file that the report receives. A page shows fewer.
+MAX_RECORDS = 300
 
 
 def assemble_result(audit: Audit) -> AuditResult:
-    """Return the result, including the verdict, of an audit whose stages have run."""
+    """Return the result of an audit whose stages (steps) have run, with its verdict."""
     if audit.case.network is not None:
         return _assemble_for_network(audit)
     if audit.case.predictor is None:
@@ -52,7 +53,7 @@ def assemble_result(audit: Audit) -> AuditResult:
 
 
 def describe_case(case: Case) -> tuple[Applies, ...]:
-    """Return the measured properties of the network, one row of the table of the audit per property.
+    """Return the measured properties of the network as rows of the audit's table, one for each property.
 
     If the first layers were frozen in training, only the layers above them are audited. The row "layers that
     moved" (layers whose weights changed in training) still counts all layers of the network in the file.
@@ -157,7 +158,6 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
     records = [array.records for array in case.stored.arrays if array.records is not None]
     record_shape = _record_shape(records[0].shape[1], case.knowledge, case.train) if records else ()
     model_name = case.stored.model or "records"
-    assert case.release is not None
     return AuditResult(
         subject=_subject(audit, model_name),
         created=_now(),
@@ -171,13 +171,14 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
         else (),
         certificate_of=NO_NETWORK,
         uniqueness_reason=NO_NETWORK,
-        settings={**_settings(audit), "file": str(case.release.path.resolve())},
+        settings={**_settings(audit), "file": _release_path(case)},
         environment=environment(audit.request.device),
         hashes=dict(case.sources.hashes),
         limitations=limitations(verdict, None, case.knowledge)[:1],
         applies=list_attacks((row,)),
         suite=SUITE,
-        notes=(*case.stored.notes, case.stored.arrays[0].finding.remedy),
+        warnings=case.train.notes if case.train is not None else (),
+        notes=(*case.stored.notes, case.stored.remedy),
         files=_files(audit),
     )
 
@@ -189,7 +190,7 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
     verdict = audit.verdict()
     model_name, columns = case.predictor.name, case.predictor.columns
     sample_shape = (columns,) if columns else () if case.train is None else case.train.shape
-    stored_record_remedies = () if case.stored is None else (case.stored.arrays[0].finding.remedy,)
+    stored_record_remedies = () if case.stored is None else (case.stored.remedy,)
     scores_of_strongest_attack = None if scores is None else scores.scores
     return AuditResult(
         subject=_subject(audit, model_name),
@@ -216,6 +217,7 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
         controls=audit.negative_controls,
         checks=audit.checks,
         membership=audit.membership,
+        moved_rows=audit.moved_rows,
         table=table,
         targets=audit.targets,
         applies=(
@@ -224,23 +226,26 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
             describe_losses(case),
         ),
         suite=SUITE,
-        warnings=(*case.warnings, *(case.train.notes if case.train is not None else ())),
+        warnings=tuple(dict.fromkeys((*case.warnings, *(case.train.notes if case.train else ())))),
         notes=(
             *audit.negative_controls.notes,
             *(() if scores_of_strongest_attack is None else scores_of_strongest_attack.notes),
             *(() if table is None else (*table.lines, *table.notes)),
             *stored_record_remedies,
+            *(() if audit.moved_rows is None else (audit.moved_rows.line,)),
         ),
         files=_files(audit),
     )
 
 
 def describe_predictor(case: Case) -> tuple[Applies, ...]:
-    """Return the properties of a model that is no network, one row of the table of the audit per property."""
+    """Return the properties of a model that is not a network as rows of the audit's table."""
     assert case.predictor is not None
     source = (
         "the live model" if case.predictor.model is not None else "the file, without running it"
     )
+    if case.tokens is not None and case.release is not None:
+        source = "the folder, with transformers and without code from the folder"
     model_text = (
         f"{case.predictor.name}, which predicts {case.predictor.kind}, evaluated from {source}"
     )
@@ -287,7 +292,7 @@ def _now() -> str:
 
 
 def _subject(audit: Audit, name: str) -> str:
-    """Return the name of the audited model that the result shows.
+    """Return the name of the audited model for the result of the audit.
 
     If the audit has a run directory and read a checkpoint file, return the name of this file. Otherwise
     return ``name``, a description of the model.
@@ -376,7 +381,7 @@ def _record_shape(width: int, knowledge: Knowledge, train: Dataset | None) -> tu
 def _as_reconstruction(
     records: Tensor, shape: tuple[int, ...], knowledge: Knowledge
 ) -> Reconstruction:
-    """Return the first stored records as a ``Reconstruction``, whose candidates the report shows."""
+    """Convert the first stored records to a ``Reconstruction``, so that the report can show them."""
     shaped_records = records[:MAX_RECORDS].double().reshape(-1, *shape)
     ones, index = (
         torch.ones(len(shaped_records), dtype=shaped_records.dtype),

@@ -21,20 +21,31 @@ from torch import Tensor, nn
 from residuum.attacks.trees.forest import why_not as why_not_attacked
 from residuum.auditing.controls import SampleSets, set_aside_repeats
 from residuum.auditing.inputs import (
-    Fit,
-    adapt_samples,
     as_knowledge,
     check_inputs,
     check_scales,
     infer_sample_shape,
-    measure_fit,
     name_source_of_mean,
-    resolve_task,
 )
+from residuum.auditing.questions import NOTHING_STORED
 from residuum.auditing.request import AuditRequest
-from residuum.auditing.stored_records import StoredRecords, find_records
+from residuum.auditing.stored_records import (
+    ONLY_STORED,
+    StoredRecords,
+    find_records,
+    wrap_tensors,
+)
+from residuum.auditing.token_models import (
+    NO_ATTACK,
+    TokenContent,
+    is_token_model,
+    load_token_content,
+    set_aside_repeated_texts,
+)
+from residuum.datasets.columns import check_columns, fit_columns
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
-from residuum.errors import InputError, ResiduumError
+from residuum.errors import DataError, InputError, ResiduumError
+from residuum.evaluation.adapting import Fit, adapt_samples, measure_fit, resolve_task
 from residuum.io.adapters import find_adapter_pairs
 from residuum.io.attacker_knowledge import (
     build_knowledge,
@@ -56,11 +67,15 @@ from residuum.io.predictors import (
 )
 from residuum.io.release import Release, open_release, pickle_in_memory
 from residuum.io.release_knowledge import add_stored_knowledge
+from residuum.io.transformers_folders import find_transformers_folder, is_adapter_folder
 from residuum.io.updates import ALONE, GRADIENT, Update, read_update, recognize_update
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
+from residuum.networks.probing import first_layer_inputs
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
+from residuum.records.tokens import TokenDataset
+from residuum.scanning.findings import STORED, findings
 from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
 from residuum.surfaces.surface import resolve_surface
@@ -70,6 +85,7 @@ P = ParamSpec("P")
 # Facts of the attacker's knowledge that the command line passes as text. All other facts are Python values.
 TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
 FILE_FACTS = ("init", "mean_provenance")
+MAX_SHOWN = 3  # largest number of findings of a scan that an answer names
 # Why the weights of the network say nothing about the samples, by the kind of an update.
 WHY_NO_WEIGHTS = {
     ALONE: "the file holds an update, and the weights are not known",
@@ -132,6 +148,7 @@ class Case:
         head: The trained layers above the frozen layers, None if no layers were cut off.
         warnings: Contradictions between the inputs.
         sources: Files and hashes of the inputs.
+        tokens: What was read of a token model, None for other models.
     """
 
     network: Network | None
@@ -146,6 +163,7 @@ class Case:
     head: Head | None = None
     warnings: tuple[str, ...] = ()
     sources: Sources = Sources()
+    tokens: TokenContent | None = None
 
     @property
     def why_no_weights(self) -> str:
@@ -159,10 +177,18 @@ class Case:
         return self.network
 
     @property
+    def why_not_tested(self) -> str:
+        """Why the model cannot receive the samples, "" if it can. Only stored records were searched then."""
+        notes = () if self.stored is None or self.network is not None else self.stored.notes
+        return next((note for note in notes if note.startswith(ONLY_STORED)), "")
+
+    @property
     def why_no_attack(self) -> str:
         """Why residuum has no attack on a model that is no network, "" if residuum has an attack."""
         if self.predictor is None:
             return ""
+        if self.tokens is not None:
+            return NO_ATTACK
         reason = "" if self.forest is None else why_not_attacked(self.forest.forest)
         if self.forest is not None and not reason:
             return ""
@@ -217,6 +243,24 @@ class Case:
         )
 
     @cached_property
+    def nothing_stored(self) -> str:
+        """What the search for stored records found if it found no record, in sentences."""
+        sentences = [NOTHING_STORED]
+        if self.train is not None:
+            sentences = [f"None of the {len(self.train)} training samples is stored in the file."]
+        if self.forest is not None:
+            sentences.append("Its trees hold values of the training table, see the next question.")
+        elif self.release is not None:
+            # A vocabulary or a list of categories reveals values of records, but no whole records.
+            stored_values = [f.what for f in findings(self.release) if f.kind == STORED]
+            if stored_values:
+                finding_list = "; ".join(stored_values[:MAX_SHOWN])
+                sentences.append(
+                    f"A scan finds values of training records in the file: {finding_list}."
+                )
+        return " ".join(sentences)
+
+    @cached_property
     def inspection(self) -> Inspection:
         """Facts about the network that were measured from its weights, without data."""
         return inspect_network(self.audited)
@@ -231,6 +275,9 @@ class Case:
     @cached_property
     def sample_sets(self) -> SampleSets | None:
         """Training and held-out samples without repeated samples, None if there are no training samples."""
+        if isinstance(self.train, TokenDataset):
+            held_out = self.holdout if isinstance(self.holdout, TokenDataset) else None
+            return set_aside_repeated_texts(self.train, held_out)
         return None if self.train is None else set_aside_repeats(self.train, self.holdout)
 
 
@@ -285,8 +332,9 @@ def load_case(
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
     request: AuditRequest | None = None,
     *,
-    base: Model = None,
-    adapter: str | Path | None = None,
+    base: Any = None,
+    adapter: Any = None,
+    tokenizer: Any = None,
     trust_code: bool = False,
     obstacles: Obstacles | None = None,
 ) -> Case | None:
@@ -302,6 +350,7 @@ def load_case(
         request: Settings of the audit.
         base: File of the weights before fine-tuning. For an update, the network before the update.
         adapter: File of an adapter (LoRA). ``model`` is then the base network.
+        tokenizer: Tokenizer of a token model.
         trust_code: Allow running the code that the setting ``model_code`` of ``request`` names.
         obstacles: Collects the problems in a dry run. By default the first problem is raised as an error.
 
@@ -310,9 +359,15 @@ def load_case(
     """
     request = request or AuditRequest()
     attempt = (obstacles or StopAtFirst()).attempt
-    train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
-    _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
+    if is_adapter_folder(model) and find_transformers_folder(base) is not None:
+        model, base, adapter = base, None, model
+    if request.model_code is None and is_token_model(model, data):
+        return attempt(_token_case, model, data, holdout, tokenizer, base, adapter)
+    roles: dict[str, Any] = {"label": request.label, "drop": request.drop}
+    train, contained = attempt(read_train_and_holdout, data, None, **roles) or (None, None)
+    _, separate = attempt(read_train_and_holdout, None, holdout, **roles) or (None, None)
     held_out = contained if separate is None else separate
+    train, held_out = fit_columns(train, held_out, first_layer_inputs(model))
     if isinstance(model, str | Path) and adapter is not None:
         model, base = resolve_trained_and_base(model, _text(base), _text(adapter))
     release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
@@ -320,7 +375,7 @@ def load_case(
         return None
     sample_shape = _sample_shape(model, train, held_out, knowledge)
     base_file = base if isinstance(base, str | Path) else None
-    reader = _Reader(release, request, sample_shape, _text(base_file), trust_code)
+    reader = _Reader(release, request, sample_shape, _text(base_file), trust_code, train, held_out)
     if request.update_kind in ("auto", "none"):
         content = attempt(reader.read, model)
     else:
@@ -329,6 +384,13 @@ def load_case(
         content = attempt(reader.replace_update, content, base)
     if content is None:
         return None
+    input_names = content.input_names(train)
+    train, held_out = fit_columns(train, held_out, content.input_count, input_names)
+    content = attempt(_check_table, content, train, held_out)
+    if content is None:
+        return None
+    if content.network is None and content.predictor is None:
+        train, held_out = fit_columns(train, held_out, content.input_count)
     sources = _sources(release, content, model, data, holdout, base_file, (train, held_out))
     if (network := content.network) is None:
         return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
@@ -369,6 +431,33 @@ def load_case(
     attempt(_check_surface, request, attacker_knowledge)
     warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
+
+
+def _token_case(
+    model: Any, data: Any, holdout: Any, tokenizer: Any, base: Any, adapter: Any
+) -> Case:
+    """Return the case of a token model, a network whose inputs are token ids."""
+    content = load_token_content(
+        model,
+        data,
+        holdout,
+        tokenizer,
+        base=model if adapter is not None else base,
+        adapter=adapter,
+    )
+    samples = (content.train, content.holdout)
+    notes = tuple(note for texts in samples if texts is not None for note in texts.notes)
+    return Case(
+        None,
+        Knowledge(),
+        content.train,
+        content.holdout,
+        content.release,
+        predictor=content.predictor,
+        warnings=(*content.notes, *notes, *(content.findings or ())),
+        sources=Sources(content.paths, content.hashes, content.digests),
+        tokens=content,
+    )
 
 
 def _case_without_network(
@@ -612,6 +701,61 @@ class Content:
     pickle_hash: str = ""
     update: Update | None = None
 
+    @property
+    def input_count(self) -> int | None:
+        """Number of values of a sample, None if it is unknown."""
+        if self.network is not None:
+            return self.network.architecture.inputs
+        if self.predictor is not None:
+            return self.predictor.columns
+        if self.forest is not None:
+            return self.forest.forest.columns
+        return None if self.stored is None else self.stored.values_per_record
+
+    def input_names(self, train: Dataset | None) -> tuple[str, ...]:
+        """Return the names of the columns that a model in memory takes, () if they are unknown.
+
+        A model without names of columns can take a single text, such as a pipeline with a
+        ``TfidfVectorizer``. If the table of the training samples holds a single column of texts and no
+        numbers, this is the text.
+        """
+        if self.predictor is None or self.predictor.model is None:
+            return ()
+        if self.predictor.column_names or self.predictor.columns is not None:
+            return self.predictor.column_names
+        table = None if train is None else train.table
+        has_one_text = table is not None and not table.inputs and len(table.input_texts) == 1
+        return table.input_texts if table is not None and has_one_text else ()
+
+
+def _check_table(content: Content, train: Dataset | None, holdout: Dataset | None) -> Content:
+    """Check that a model can receive the samples of a table.
+
+    If the model cannot receive them, only the records that its release stores are searched for the samples.
+
+    Args:
+        content: What the model consists of.
+        train: The training samples.
+        holdout: The held-out samples.
+
+    Returns:
+        What the audit can test: ``content``, or its stored records alone.
+
+    Raises:
+        DataError: If the model cannot receive the samples, and the release stores no records.
+    """
+    if content.network is None and content.predictor is None and content.forest is None:
+        return content
+    try:
+        check_columns(train, holdout, content.input_count)
+    except DataError as problem:
+        if content.stored is None:
+            raise
+        return Content(
+            stored=replace(content.stored, notes=(f"{ONLY_STORED}. {problem}".rstrip("."),))
+        )
+    return content
+
 
 @dataclass(frozen=True)
 class _Reader:
@@ -622,6 +766,8 @@ class _Reader:
     shape: tuple[int, ...] | None
     base: str | None
     trust_code: bool
+    train: Dataset | None
+    holdout: Dataset | None
 
     def read(self, model: Model) -> Content:
         """Return what a model consists of.
@@ -633,9 +779,20 @@ class _Reader:
             return self._read_release(self.release)
         if is_live_predictor(model):
             return self._read_live(model)
-        return Content(as_network(model, self.request.arch, self.shape))
+        network = as_network(model, self.request.arch, self.shape)
+        tensors = model if isinstance(model, nn.Module | Mapping) else network.theta
+        release = wrap_tensors(tensors)
+        return Content(network, self._find_records_besides(network, release))
 
-    def read_update(self, source: Model, before: Model) -> Content:
+    def _find_records(self, release: Release) -> StoredRecords | None:
+        return find_records(release, self.train, self.holdout)
+
+    def _find_records_besides(self, network: Network, release: Release) -> StoredRecords | None:
+        """Return the records that a release stores in addition to the parameters of its network."""
+        stored_records = self._find_records(release)
+        return None if stored_records is None else stored_records.without(network)
+
+    def read_update(self, source: Any, before: Any) -> Content:
         """Return the content of a model that is a gradient or a weight difference.
 
         Args:
@@ -646,12 +803,10 @@ class _Reader:
         base = None if before is None else self._read_base(before)
         update_source: Any = source if self.release is None else self.release
         update = read_update(update_source, base, kind, self.request.arch)
-        stored_records = None if self.release is None else find_records(self.release)
-        return Content(
-            update.network,
-            None if stored_records is None else stored_records.without(update.network),
-            update=update,
-        )
+        stored_records = None
+        if self.release is not None:
+            stored_records = self._find_records_besides(update.network, self.release)
+        return Content(update.network, stored_records, update=update)
 
     def replace_update(self, content: Content, before: Model) -> Content:
         """Return the content of a file as an update, if the file was read as weights and holds an update."""
@@ -692,7 +847,7 @@ class _Reader:
             forest_content = _read_forest(release)
         except ResiduumError as problem:
             return Content(predictor=predictor, warnings=(problem.message,))
-        stored_records = find_records(release)
+        stored_records = self._find_records(release)
         if forest_content is None:
             network = _read_fitted_network(release)
             if network is not None:
@@ -706,7 +861,7 @@ class _Reader:
         return replace(forest_content, stored=stored_records, pickle_hash=release.sha256)
 
     def _read_release(self, release: Release) -> Content:
-        stored_records = find_records(release)
+        stored_records = self._find_records(release)
         if self.request.model_code is None:
             if (forest_content := _read_forest(release)) is not None:
                 return replace(forest_content, stored=stored_records)

@@ -1,9 +1,10 @@
-"""The two certificates of an audit: KKT residuals, and the uniqueness of a reconstruction.
+"""The two certificates (proved statements) of an audit: about the training, and about a reconstruction.
 
-The KKT certificate says how close the weights are to a KKT point of some samples. If there are training
-samples, the certificate is computed for them. Otherwise it is computed for candidates: the samples that the
-best restart of an attack reconstructed. Both certificates use the network that was attacked
-(``Case.attacked``), because the KKT multipliers of a reconstruction are valid only for its weights.
+The KKT certificate says how exactly the weights solve the KKT equation of margin maximization for some
+samples. If there are training samples, the certificate is computed for them. Otherwise it is computed for
+candidates: the samples that the best restart of an attack reconstructed. Both certificates use the network
+that was attacked (``Case.attacked``), because the KKT multipliers of a reconstruction are valid only for its
+weights.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from residuum.theory.uniqueness import uniqueness
 
 TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 NOT_CONVERGED = "no restart converged to candidates that could be certified"
-# A KKT certificate solves a problem with one unknown per sample, so it takes at most this many samples.
+# A KKT certificate (a measure of how well training samples explain the weights) solves a problem with one
+# unknown per sample, so the number of samples is limited.
 MAX_SAMPLES = 500
-MAX_BYTES = 2 << 30  # the gradients of a KKT certificate may take 2 GiB of memory
-MAX_SECONDS = 5.0  # time limit of a certificate, which then returns the best bounds so far
-# A uniqueness certificate takes at most MAX_CERTIFIED candidates (reconstructed samples), with at most
-# MAX_UNKNOWNS values in all of them together, so that it is finished in time.
+MAX_BYTES = 2 << 30  # memory limit for the gradients that a KKT certificate needs: 2 GiB
+MAX_SECONDS = 5.0  # time limit in seconds, after which a certificate returns the best bounds so far
+# A uniqueness certificate (a proof of how unique a reconstruction is) takes at most MAX_CERTIFIED
+# reconstructed samples, with at most MAX_UNKNOWNS values in total, to limit its time.
 MAX_CERTIFIED, MAX_UNKNOWNS = 40, 400_000
 
 
@@ -38,7 +40,8 @@ class Certificates(Record):
     """The two certificates of an audit, or the reasons why there are none.
 
     Attributes:
-        certificate: KKT certificate: how close the weights are to a KKT point of the samples.
+        certificate: KKT certificate: how exactly the weights solve the KKT equation (of margin maximization)
+            for the samples.
         certificate_of: The samples of the KKT certificate, or the reason why there is no KKT certificate.
         uniqueness: Uniqueness certificate. Several training sets may fit the weights equally well. The
             certificate says which part of each candidate (reconstructed sample) all these sets share.
@@ -58,7 +61,7 @@ def compute_certificates(
     knowledge: Knowledge,
     seconds: float,
 ) -> Certificates:
-    """Compute the KKT certificate and the uniqueness certificate, which do not enter the verdict.
+    """Compute the KKT certificate and the uniqueness certificate. Both do not affect the verdict.
 
     Training samples that do not fit the network raise a ``ResiduumError``.
 
@@ -87,7 +90,7 @@ def kkt_certificate(
     seconds: float,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[Certificate | None, str]:
-    """Compute the KKT certificate, which says how close the weights are to a KKT point of some samples.
+    """Compute how exactly the weights solve the KKT equation of margin maximization for some samples.
 
     Args:
         network: The attacked network.
@@ -148,7 +151,7 @@ def _uniqueness(
     knowledge: Knowledge,
     seconds: float,
 ) -> tuple[Uniqueness | None, str]:
-    """Compute the uniqueness certificate of the candidates of the best restart.
+    """Compute the uniqueness certificate of the samples that the best run of an attack reconstructed.
 
     Several training sets may fit the weights equally well. The certificate says which part of each candidate
     (reconstructed sample) all these training sets share.

@@ -90,11 +90,11 @@ def setting_options(settings: dict[str, Any]) -> list[str]:
                 if setting_value is None
                 else [_option(name), duration(seconds_of(setting_value))]
             )
-        elif name == "attacks":
-            for attack in setting_value:
+        elif name in ("attacks", "drop"):
+            for value in setting_value:
                 option_words += [
                     _option(name),
-                    attack if isinstance(attack, str) else json.dumps(attack),
+                    value if isinstance(value, str) else json.dumps(value),
                 ]
         elif setting_value == field.default:
             continue

@@ -27,8 +27,8 @@ class Row(Record):
 
     Attributes:
         what: Name of the result, such as "named members".
-        before: The result in the audit before, as text.
-        after: The result in the audit after, as text.
+        before: The result in the earlier audit, as text.
+        after: The result in the later audit, as text.
     """
 
     what: str
@@ -38,16 +38,18 @@ class Row(Record):
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Record):
-    """The comparison of two audits: what changed from the audit before to the audit after.
+    """The comparison of two audits: what changed from the earlier to the later audit.
 
     Attributes:
-        before: Name of the audit before.
-        after: Name of the audit after.
+        before: Name of the earlier audit.
+        after: Name of the later audit.
         change: "better", "worse" or "alike".
         sentence: The change in words.
         rows: Results of both audits, side by side.
-        only_before: Training samples that only the audit before recovered, None if the samples differ.
-        only_after: Training samples that only the audit after recovered, None if the samples differ.
+        only_before: Training samples that only the earlier audit recovered, None if the audits used different
+            samples.
+        only_after: Training samples that only the later audit recovered, None if the audits used different
+            samples.
         unlike: Differences in samples, attacker knowledge, settings or attacks, one sentence each.
     """
 
@@ -67,8 +69,8 @@ def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -
     A folder without a finished audit raises an ``InputError``.
 
     Args:
-        before: The result of the audit before, or its folder.
-        after: The result of the audit after, or its folder.
+        before: The result of the earlier audit, or its folder.
+        after: The result of the later audit, or its folder.
 
     Returns:
         What changed, with the results of both audits.
@@ -100,7 +102,7 @@ def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -
 
 
 def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
-    """Return how the verdict changed from audit ``a`` to audit ``b``, in one word and in a sentence.
+    """Return how the verdict changed from audit ``a`` to audit ``b``, as one word and as a sentence.
 
     The outcomes are compared first. If both audits found a leak, the grades of the leaks are compared. If the
     grades are equal, the numbers of recovered samples are compared.
@@ -134,7 +136,7 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
 
 
 def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
-    """Return one row of the comparison for every result that at least one of the two audits has."""
+    """Return one row of the comparison for every result that one or both of the audits have."""
     attack_names = [row.name for x in (a, b) for row in x.attacks if row.recovered is not None]
     before, after = (_figures(x, tuple(dict.fromkeys(attack_names))) for x in (a, b))
     comparison_rows = [
@@ -144,7 +146,7 @@ def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
 
 
 def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
-    """Return the results of an audit as texts, by name of the result. The text of a missing result is ""."""
+    """Return the results of an audit as texts, by name of the result. A missing result is ""."""
     verdict, fit, membership = result.verdict, result.fit, result.membership
     result_texts = {
         "verdict": verdict.headline,

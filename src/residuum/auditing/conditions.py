@@ -55,7 +55,7 @@ class Comparison:
     bound: float
 
     def holds(self, verdict: Verdict) -> bool:
-        """Return True if the comparison holds for the verdict."""
+        """Return True if the comparison holds for the numbers in the verdict of an audit."""
         audit_value = QUANTITIES[self.name](verdict)
         return audit_value is not None and self.compare(audit_value, self.bound)
 
@@ -88,8 +88,7 @@ def exit_code(verdict: Verdict, comparisons: Sequence[Comparison], only: bool = 
     Args:
         verdict: The verdict of the audit.
         comparisons: Comparisons. If one of them holds, the exit code is 1.
-        only: Whether only the comparisons decide about the exit code of a leak. If ``only`` is True and no
-            comparison holds, the exit code of a leak is 0.
+        only: Whether a leak for which no comparison holds gives the exit code 0.
 
     Returns:
         1 if a comparison holds. Otherwise 0 if ``only`` is True and the verdict is a leak, else the exit code
@@ -101,14 +100,14 @@ def exit_code(verdict: Verdict, comparisons: Sequence[Comparison], only: bool = 
 
 
 def _read_comparison(text: str) -> Comparison:
-    match = _COMPARISON.fullmatch(text)
-    if match is None or not math.isfinite(bound := float(match[3])):
+    comparison_match = _COMPARISON.fullmatch(text)
+    if comparison_match is None or not math.isfinite(bound := float(comparison_match[3])):
         raise InputError(
-            "The value of --fail-on must be a grade or a comparison such as recovered>=5; got "
+            "The value of --fail-on must be a grade of leaks or a comparison such as recovered>=5; got "
             f"{text[:60]!r}.",
-            f"Pass one of the grades {', '.join(GRADES)}, or compare one of the numbers "
+            f"Pass one of the grades {', '.join(GRADES)}, or a comparison with one of the numbers "
             f"{', '.join(QUANTITIES)}.",
         )
-    name, operator_text, _ = match.groups()
+    name, operator_text, _ = comparison_match.groups()
     require_known(name[:40], QUANTITIES, "--fail-on knows no")
     return Comparison(text, name, _COMPARE[operator_text], bound)

@@ -17,16 +17,17 @@ from residuum.auditing.request import AuditRequest
 from residuum.errors import InputError, OutputError
 
 MAX_BYTES = 1 << 20  # largest size of a configuration file, far more than its fields need
-INPUTS = ("checkpoint", "data", "holdout", "base", "adapter", "knowledge")
+INPUTS = ("checkpoint", "data", "holdout", "base", "adapter", "tokenizer", "knowledge")
 FACTS = (
     *("shape", "value_range", "mean", "mean_provenance", "sample_count", "label_balance"),
     *("init", "loss", "weight_decay", "columns", "column_ranges"),
 )
-FILE_FACTS = ("mean", "init")  # known facts whose value in the configuration may be a file name
+# Facts about the training whose value in a configuration may be the name of a file.
+FILE_FACTS = ("mean", "init")
 
 
 class AuditConfig(AuditRequest):
-    """The settings of an audit together with the names of its input files.
+    """A configuration file of an audit: its settings and the names of its input files.
 
     ``knowledge`` names a file with everything that the attacker knows. If ``knowledge`` is set, fields for
     single facts, such as ``mean``, must not be set. ``sha256`` holds the hashes of checkpoint, data and
@@ -38,6 +39,7 @@ class AuditConfig(AuditRequest):
     holdout: str | None = None
     base: str | None = None
     adapter: str | None = None
+    tokenizer: str | None = None
     knowledge: str | None = None
     shape: str | None = None
     value_range: str | None = None
@@ -57,7 +59,7 @@ class AuditConfig(AuditRequest):
         return self.model_dump(exclude_defaults=True, include=set(AuditRequest.model_fields))
 
     def knowledge_or_facts(self) -> str | dict[str, Any]:
-        """Return the path of the knowledge file, or the known facts by name if there is no such file.
+        """Return the path of the file with the attacker's knowledge, or the known facts without such a file.
 
         The knowledge file holds everything that the attacker knows.
 
@@ -70,10 +72,11 @@ class AuditConfig(AuditRequest):
             return single_facts
         if single_facts:
             raise InputError(
-                "If a knowledge file is passed, single facts must not be passed as well; got the facts "
+                "If a file with the attacker's knowledge is passed, single facts about the training must "
+                "not be passed as well; got a file and the facts "
                 f"{', '.join(single_facts)}.",
-                "Remove either the knowledge file (--knowledge, or the line 'knowledge' of the "
-                "configuration), or the options and lines of these facts.",
+                "Remove the file (--knowledge, or the line 'knowledge' of the configuration) or the "
+                "single facts.",
             )
         return self.knowledge
 
@@ -99,9 +102,9 @@ def read_config(path: str | Path) -> AuditConfig:
         config = AuditConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, InputError) as problem:
         raise InputError(
-            f"{str(path)!r} must be a configuration of residuum audit; reading the file failed "
+            f"The file {str(path)!r} must be a configuration of residuum audit; reading the file failed "
             f"({_reason(problem)}).",
-            "Start from the config.toml of a finished run.",
+            "Start from the file config.toml in the folder of a finished audit.",
         ) from problem
     file_fields = (*INPUTS, *FILE_FACTS)
     return config.model_copy(

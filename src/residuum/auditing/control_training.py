@@ -33,12 +33,14 @@ from residuum.theory.rows import choose_task, normalize_labels
 from residuum.training import TrainingConfig, initialize, train
 from residuum.training.methods import LOSSES, choose_loss
 
-STEPS = 5000  # steps of full-batch training, if the recipe names no epochs
-EPOCHS, BATCH = 400, 32  # epochs and batch size of training in batches, if the recipe names none
+# Number of steps of full-batch training, if the training recipe does not name a number of epochs.
+STEPS = 5000
+# Number of epochs and batch size of mini-batch training, if the training recipe does not name them.
+EPOCHS, BATCH = 400, 32
 IN_BATCHES = ("adam", "sgd")  # optimizers that train in batches
 VANISHED = 1e-5  # full-batch training ends when the loss is at most this value
 MIN_SECONDS = 0.1  # shortest time limit of a training, even after the deadline of the audit
-# Learning rates of gradient descent and of Adam, if the recipe names none.
+# Learning rates of gradient descent and of Adam, if the training recipe does not name a learning rate.
 RATE, ADAM_RATE = 0.1, 1e-3
 # Full-batch descent multiplies its learning rate by FASTER if a step lowers the loss, and by SLOWER if a step
 # raises the loss.
@@ -90,7 +92,7 @@ class ControlTraining:
 
     @property
     def initialization(self) -> str:
-        """How the positive control is initialized: "small", "default", "lecun" or "granted".
+        """How the positive control (a network that memorizes its samples) is initialized.
 
         If the recipe names an initialization, the recipe decides. Otherwise, if the attacker knows the
         initial weights, the control begins at them ("granted"). Otherwise the spectrum of the first layer
@@ -103,18 +105,18 @@ class ControlTraining:
 
     @property
     def initial_weights(self) -> Initialization:
-        """The random initialization that is used if the attacker does not know the initial weights."""
+        """Random initialization of the positive control (a network that is trained to memorize)."""
         initialization = "default" if self.initialization == "granted" else self.initialization
         return cast(Initialization, initialization)
 
     @property
     def begins_at_known_weights(self) -> bool:
-        """Whether the control begins at the known initial weights of the audited network."""
+        """Whether the positive control is trained from the same initial weights as the audited network."""
         return self.initialization == "granted" and self.knowledge.theta0 is not None
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Names of the layers that are not trained.
+        """Names of the layers that stay frozen when the positive control is trained.
 
         If the recipe names frozen layers, these layers are returned. Otherwise, if the attacker knows the
         initial weights, the layers whose weights still equal the initial weights are returned.
@@ -140,13 +142,17 @@ class ControlTraining:
         if optimizer == "margin" and may_maximize_margin:
             return self._maximize_margin(data, description)
         model = self._initial_model(dtype_of(optimizer))
-        theta0 = {name: t.clone() for name, t in parameters(model).items()}
-        _freeze(model, frozen_layers, theta0)
+        initial_weights = {name: t.clone() for name, t in parameters(model).items()}
+        _freeze(model, frozen_layers, initial_weights)
         loss = self._descend(model, data, optimizer)
         dtypes = {name: t.dtype for name, t in self.network.theta.items()}
-        theta = {n: t.detach().to(dtypes.get(n, t.dtype)) for n, t in parameters(model).items()}
-        theta0 = {name: t.to(theta[name].dtype) for name, t in theta0.items()}
-        return TrainedControl(theta, theta0, loss, description)
+        trained_weights = {
+            n: t.detach().to(dtypes.get(n, t.dtype)) for n, t in parameters(model).items()
+        }
+        initial_weights = {
+            name: t.to(trained_weights[name].dtype) for name, t in initial_weights.items()
+        }
+        return TrainedControl(trained_weights, initial_weights, loss, description)
 
     def _maximize_margin(self, data: Dataset, description: str) -> TrainedControl:
         config = TrainingConfig(
@@ -164,8 +170,10 @@ class ControlTraining:
         """Return the network with the initial weights that the attacker knows, or with random weights."""
         model = self.network.copy_module(dtype)
         if self.begins_at_known_weights:
-            theta0 = {name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()}
-            model.load_state_dict({**model.state_dict(), **theta0})
+            initial_weights = {
+                name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()
+            }
+            model.load_state_dict({**model.state_dict(), **initial_weights})
         elif self.network.live is None:
             config = TrainingConfig(init=self.initial_weights, seed=self.seed + 1)
             model = initialize(self.network.architecture, config).to(dtype)
@@ -193,7 +201,7 @@ class ControlTraining:
         )
 
     def _complete_recipe(self, optimizer: str) -> TrainingRecipe:
-        """Return the training recipe with ``optimizer`` and without missing settings.
+        """Complete the training recipe: set the optimizer, and replace missing settings by defaults.
 
         If the optimizer trains in batches, missing epochs and a missing batch size are replaced by defaults.
 
@@ -262,9 +270,9 @@ def descend(
         The loss of the trained model on all samples.
     """
     trained_parameters = [p for p in model.parameters() if p.requires_grad]
-    rate = recipe.rate or (ADAM_RATE if recipe.optimizer == "adam" else RATE)
+    learning_rate = recipe.rate or (ADAM_RATE if recipe.optimizer == "adam" else RATE)
     optimizer_class = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.SGD
-    optimizer = optimizer_class(trained_parameters, lr=rate)
+    optimizer = optimizer_class(trained_parameters, lr=learning_rate)
     batch_size = recipe.batch or len(x)
     end, last_loss = time.monotonic() + max(seconds, MIN_SECONDS), math.inf
     # The learning rate adapts only if every step uses all samples. The losses of two batches cannot be

@@ -49,7 +49,8 @@ from residuum.records import Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-# A negative control fails at this p-value, so each control raises a false alarm in 1 of 1000 audits.
+# A negative control is a test that should find nothing. It fails if its p-value is at most this level,
+# which happens by chance in 1 of 1000 audits.
 LEVEL = 0.001
 # Let d be the median distance between a training sample and its nearest held-out sample. A training sample
 # repeats a held-out sample if their distance is at most this share of d.
@@ -60,31 +61,37 @@ REPEAT_DISTANCE = 0.01
 # sample. If d is below 1 - REPEAT_NCC, the limit is d / 100 instead.
 REPEAT_NCC, MIN_NCC_VALUES = 0.99, 30
 MAX_REPEATS = 0.1  # largest share of training or held-out samples that may be set aside as repeats
-CANDIDATE_SHARE = 5  # a control uses at most one of five held-out samples as candidates
-MAX_AUC = 0.8  # the AUC of a classifier at which training and held-out samples are not comparable
+# A negative control uses at most one of five held-out samples as guesses of training samples.
+CANDIDATE_SHARE = 5
+# If a classifier tells training and held-out samples apart with this AUC, they are not comparable.
+MAX_AUC = 0.8
 # The AUC of the classifier counts only if it exceeds 1/2 by this number of standard errors.
 MIN_STANDARD_ERRORS = 3.0
 # The classifier is trained on 10 to 400 training samples and on held-out samples. With fewer than 10 training
 # samples, the AUC of the classifier says nothing.
 MAX_CLASSIFIED, MIN_CLASSIFIED = 400, 10
 ENERGY_LEVEL = 0.01  # the energy test reports different distributions at this p-value
-# Significance level of the tests if training and held-out samples may differ in distribution.
+# Significance level of the tests for a leak if training and held-out samples may have different
+# distributions.
 STRICT_LEVEL = 0.001
-# Candidates made of a known fact have noise of this norm, relative to the norm of the fact.
+# A control uses copies of a fact that the attacker knows (such as the mean image) as guesses. The copies
+# get random noise with this share of the fact's norm.
 NOISE = 0.05
-# If the attacker's knowledge alone recovers this share of the recovered samples, the audit is inconclusive.
+# Some samples may be recovered from the attacker's knowledge alone, without the weights. If they are more
+# than this share of the recovered samples, the audit is inconclusive.
 MAX_KNOWN_SHARE = 1 / 3
-# A control first draws FIRST_DRAWS random subsets of the held-out set. With so few subsets, the smallest
-# possible p-value is above LEVEL, so the control can pass but not fail. If the control reaches this smallest
-# p-value, it draws MAX_DRAWS subsets, with which it can fail.
+# Most negative controls pass, so a control first draws only FIRST_DRAWS random subsets of the held-out
+# samples. With so few subsets, no p-value can be below LEVEL. If the p-value is as small as possible, the
+# control draws MAX_DRAWS subsets.
 FIRST_DRAWS, MAX_DRAWS = MIN_SUBSETS, 1000
-TIME_MARGIN = 1.5  # a control begins only if this multiple of its expected duration is left
+# A negative control begins only if this multiple of its expected duration is left.
+TIME_MARGIN = 1.5
 MIN_CLASSIFIER_SECONDS = 0.3  # the classifier runs only if this many seconds are left
 
 
 @dataclass(frozen=True, eq=False)
 class ControlRow(Record):
-    """The result of one negative control, whose candidates do not depend on the network.
+    """The result of a negative control: a test of guesses (candidates) that do not depend on the network.
 
     Attributes:
         name: Name of the control.
@@ -109,12 +116,12 @@ class ControlRow(Record):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the candidates recover more training samples than expected by chance (p at most 0.001)."""
+        """Whether the control's guesses match more training samples than expected by chance (p <= 0.001)."""
         return self.p_value <= LEVEL
 
     @property
     def is_undecided(self) -> bool:
-        """Whether too few held-out subsets were drawn to decide whether the control fails."""
+        """Whether more random subsets must be drawn to decide if this negative control fails."""
         return not self.has_failed and self.p_value * (self.subsets + 1) < 1.5
 
 
@@ -164,7 +171,7 @@ class SampleSets:
 
     @property
     def repeats(self) -> tuple[int, ...]:
-        """Row numbers of the training samples that were set aside."""
+        """Row numbers of training samples that were removed because they also occur in the held-out set."""
         return () if self.set_aside is None else tuple(self.set_aside.rows)
 
 
@@ -184,7 +191,23 @@ def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
     if holdout is None or holdout.shape != train.shape:
         return SampleSets(train, holdout)
     is_repeat = _find_repeats(train.x.double(), holdout.x.double())
-    in_holdout, in_train = is_repeat.any(1), is_repeat.any(0)
+    return describe_repeats(train, holdout, is_repeat.any(1), is_repeat.any(0))
+
+
+def describe_repeats(
+    train: Dataset, holdout: Dataset, in_holdout: Tensor, in_train: Tensor
+) -> SampleSets:
+    """Remove repeated samples, or explain that there are too many.
+
+    Args:
+        train: The training set under test.
+        holdout: The held-out set.
+        in_holdout: (n,) whether each training sample also occurs in the held-out set.
+        in_train: (N,) whether each held-out sample also occurs in the training set.
+
+    Returns:
+        The samples that remain. If too many are repeats, all samples remain and ``failure`` says so.
+    """
     if not bool(in_holdout.any()):
         return SampleSets(train, holdout)
     repeat_count = int(in_holdout.sum())
@@ -199,7 +222,7 @@ def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
 
 
 def _find_repeats(train: Tensor, holdout: Tensor) -> Tensor:
-    """Return an (n, N) mask that is True if a training sample and a held-out sample are the same sample.
+    """Return a mask (n, N) that says which of n training and N held-out samples are the same.
 
     n is the number of training samples, and N is the number of held-out samples.
     """
@@ -218,7 +241,7 @@ def _find_repeats(train: Tensor, holdout: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Control:
-    """A negative control: candidates that do not depend on the network, and held-out samples.
+    """A negative control: a test of guesses that do not depend on the network, which must find no leak.
 
     Attributes:
         name: Name of the control.
@@ -306,7 +329,8 @@ def run_controls(
         ]
     control_rows = []
     longest_seconds = (
-        0.0  # duration of the slowest control so far, as an estimate for the next control
+        # Duration of the slowest negative control so far, which is the estimate for the next one.
+        0.0
     )
     for control in controls:
         seconds_before = deadline.seconds_left
@@ -314,8 +338,8 @@ def run_controls(
             failures.append(NOT_TRIED.format(name=control.name))
             continue
         try:
-            row = run_control(control, train, seed, subsets, deadline)
-        except InputError as problem:  # too few held-out samples remain for this control
+            control_row = run_control(control, train, seed, subsets, deadline)
+        except InputError as problem:  # too few held-out samples remain for this negative control
             failures.append(problem.message.rstrip("."))
             continue
         longest_seconds = (
@@ -323,10 +347,13 @@ def run_controls(
             if seconds_before < np.inf
             else 0.0
         )
-        control_rows.append(row)
-        # If candidates from the attacker's knowledge recover samples, this is only a note for the reader.
-        # ``explain_by_knowledge`` decides whether the audit is inconclusive because of these samples.
-        (notes if row.granted else failures).extend(_judge(row, len(train), subsets))
+        control_rows.append(control_row)
+        # If the attacker's knowledge alone already recovers samples, the control adds only a note. The
+        # function ``explain_by_knowledge`` decides whether the audit is inconclusive because of these
+        # samples.
+        (notes if control_row.granted else failures).extend(
+            _judge(control_row, len(train), subsets)
+        )
     auc, energy = compare_distributions(train, holdout, rng, deadline)
     if auc is None and len(train) >= MIN_CLASSIFIED:
         failures.append(NOT_CLASSIFIED)
@@ -339,18 +366,24 @@ def run_controls(
     is_shifted = (energy is not None and energy <= ENERGY_LEVEL) or (
         auc is not None and auc.is_significant
     )
-    level = STRICT_LEVEL if is_shifted or len(train) < MIN_CLASSIFIED else SIGNIFICANCE
-    if level < SIGNIFICANCE:
-        notes.append(STRICTER.format(level=level))
+    significance_level = STRICT_LEVEL if is_shifted or len(train) < MIN_CLASSIFIED else SIGNIFICANCE
+    if significance_level < SIGNIFICANCE:
+        notes.append(STRICTER.format(level=significance_level))
     auc_value = None if auc is None else auc.value
     failure_reasons = tuple(dict.fromkeys(failures))
     return Controls(
-        tuple(control_rows), sets.repeats, auc_value, energy, level, failure_reasons, tuple(notes)
+        tuple(control_rows),
+        sets.repeats,
+        auc_value,
+        energy,
+        significance_level,
+        failure_reasons,
+        tuple(notes),
     )
 
 
 def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:
-    """Return a tuple with the reason why the negative control in ``row`` fails, () if the control passes."""
+    """Return the reason why a negative control fails, in a tuple, or () if it passes."""
     if row.is_undecided and not row.granted:
         return (UNDECIDED.format(name=row.name, drawn=row.subsets, subsets=subsets),)
     if not row.has_failed:
@@ -380,8 +413,8 @@ def make_holdout_control(
     Returns:
         A list with the control, or an empty list if there are too few held-out samples.
     """
-    # Held-out samples that become candidates are not compared. At least 100 other held-out samples must
-    # remain for the p-value of the control, and at least as many as there are training samples.
+    # The control uses some held-out samples as guesses. At least 100 other held-out samples must remain for
+    # the p-value, and at least as many as there are training samples.
     max_candidates = len(holdout) - max(len(train), 100)
     candidate_count = min(len(train), len(holdout) // CANDIDATE_SHARE, max_candidates)
     if candidate_count < 1:
@@ -423,8 +456,8 @@ def make_candidates_from_knowledge(
         flat_direction = direction.double().reshape(-1)
         flat_direction = flat_direction - flat_direction.mean()
         flat_direction = flat_direction / max(float(flat_direction.norm()), 1e-12)
-        noise = torch.from_numpy(rng.standard_normal((count, size))) / size**0.5
-        return (flat_direction + NOISE * noise).reshape(-1, *shape)
+        gaussian_noise = torch.from_numpy(rng.standard_normal((count, size))) / size**0.5
+        return (flat_direction + NOISE * gaussian_noise).reshape(-1, *shape)
 
     candidates: list[tuple[str, Tensor]] = []
     if knowledge.mean is not None and knowledge.mean.numel() == size:
@@ -446,7 +479,7 @@ def make_candidates_from_knowledge(
 def run_control(
     control: Control, train: Dataset, seed: int, subsets: int, deadline: Deadline
 ) -> ControlRow:
-    """Test the candidates of a negative control in the same way as the candidates of an attack.
+    """Test the guesses of a negative control in the same way as the reconstructions of an attack.
 
     The number of recovered samples is compared with random subsets of the held-out set. Few subsets are drawn
     first. If they do not decide whether the control passes, and if there is time, all subsets are drawn.
@@ -577,17 +610,17 @@ def compare_distributions(
     is_training = np.repeat([1, 0], [len(chosen_rows), len(holdout_rows)])
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
     distance = as_array(similarity.l2(torch.from_numpy(all_samples), torch.from_numpy(all_samples)))
-    kernel = np.exp(-(distance**2) / max(all_samples.shape[1] * all_samples.var(), 1e-300))
+    rbf_kernel = np.exp(-(distance**2) / max(all_samples.shape[1] * all_samples.var(), 1e-300))
     classifier = svm.SVC(kernel="precomputed", class_weight="balanced")
     fold_aucs = model_selection.cross_val_score(
-        classifier, kernel, is_training, cv=folds, scoring="roc_auc"
+        classifier, rbf_kernel, is_training, cv=folds, scoring="roc_auc"
     )
     auc = Auc(float(fold_aucs.mean()), _auc_error(len(chosen_rows), len(holdout_rows)))
     return auc, _energy_p_value(distance, is_training, rng) if deadline.seconds_left > 0 else None
 
 
 def _auc_error(n: int, held_out: int) -> float:
-    """Return the standard error of the AUC between ``n`` training and ``held_out`` held-out samples.
+    """Return the standard error of a classifier's AUC for ``n`` training and ``held_out`` held-out samples.
 
     The standard error holds if all samples have the same distribution.
     """
@@ -699,22 +732,22 @@ def compute_losses(
 
 
 def _strata(train: Dataset, holdout: Dataset) -> Array | None:
-    """Return the class labels of all samples, so that held-out subsets can have the training label counts.
+    """Return the class labels of all samples, with which random subsets get the labels of the training set.
 
     If the labels are no classes, or if some class has fewer held-out than training samples, return None.
     """
     if not (are_class_labels(train.y) and are_class_labels(holdout.y)):
         return None
     labels = np.concatenate([as_array(train.y), as_array(holdout.y)])
-    n = len(train)
-    values, counts = np.unique(labels[:n], return_counts=True)
+    train_count = len(train)
+    values, counts = np.unique(labels[:train_count], return_counts=True)
     has_enough_held_out = all(
-        (labels[n:] == v).sum() >= k for v, k in zip(values, counts, strict=True)
+        (labels[train_count:] == v).sum() >= k for v, k in zip(values, counts, strict=True)
     )
     return labels if has_enough_held_out else None
 
 
 def _strata_or_one(train: Dataset, holdout: Dataset) -> Array:
-    """Return the labels of all samples, or zeros if ``_strata`` returns None."""
+    """Return the class labels of all samples, or zeros if the samples have no usable class labels."""
     labels = _strata(train, holdout)
     return np.zeros(len(train) + len(holdout), dtype=int) if labels is None else labels

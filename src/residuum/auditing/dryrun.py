@@ -62,8 +62,9 @@ def dry_run(
     data: Any = None,
     holdout: Any = None,
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
-    base: str | Path | None = None,
+    base: Any = None,
     adapter: str | Path | None = None,
+    tokenizer: Any = None,
     update: str | Path | Mapping[str, Tensor] | None = None,
     trust_code: bool = False,
     **options: Unpack[AuditOptions],
@@ -79,6 +80,7 @@ def dry_run(
         knowledge: What the attacker knows.
         base: File of the weights before fine-tuning.
         adapter: File of an adapter (LoRA) of ``model``.
+        tokenizer: Tokenizer of a token model.
         update: A gradient or weight difference, as a file or as tensors by name.
         trust_code: Allow running the code that ``model_code`` names.
         **options: Fields of :class:`~residuum.auditing.request.AuditRequest`.
@@ -99,6 +101,7 @@ def dry_run(
         request,
         base=base,
         adapter=adapter,
+        tokenizer=tokenizer,
         trust_code=trust_code,
         obstacles=obstacles,
     )
@@ -200,7 +203,9 @@ def _plan_without_network(case: Case, request: AuditRequest, obstacles: Obstacle
     reasons_against_leak, reasons_against_no_leak = (
         _conditions(case, request, attack_outcomes) if has_no_obstacle else ([], [])
     )
-    if case.why_no_attack:
+    if case.tokens is not None and case.tokens.touched is not None:
+        reasons_against_no_leak = [case.why_no_attack]
+    elif case.why_no_attack:
         reasons_against_leak.append(f"{case.why_no_attack}, and losses alone do not show a leak")
     elif (reason := why_no_controls(case, request)) and not reasons_against_leak:
         reasons_against_no_leak.append(f"positive controls: {reason}")
@@ -235,12 +240,14 @@ def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
     }
     if not stored_records.is_certain:
         condition = "if samples are stored in the array whose name suggests records"
+        if stored_records.places:
+            condition = f"training samples are stored in {stored_records.places[0].where}"
         verdicts = {**plan.verdicts, LEAK: f"{REACHABLE}: {condition}"}
     return plan.replace(
         doubts=tuple(
             d for d in plan.doubts if not (stored_records.is_certain and d.startswith(NO_DATA))
         ),
-        applies=(*list_attacks((stored_records.outcome(None, None),), PLANNED), *plan.applies),
+        applies=(*list_attacks((stored_records.outcome(),), PLANNED), *plan.applies),
         verdicts=plan.verdicts if plan.obstacles else verdicts,
     )
 
@@ -258,6 +265,8 @@ def _conditions(
     balanced_sets = case.balanced_sets
     assert balanced_sets is not None
     assert balanced_sets.holdout is not None
+    if case.tokens is not None:
+        return [], [case.why_no_attack]
     reasons_against_leak = [*run_controls(balanced_sets, case.knowledge, 0).failures]
     if case.fit is not None and case.fit.is_doubtful:
         reasons_against_leak.append(

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them, such as ``90s``, ``1m30s`` or ``1h``."""
+"""Convert durations such as ``90s``, ``1m30s`` or ``1h`` to seconds and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNITS |= {"h": 3600.0, "hour": 3600.0}
 
 
 def seconds_of(budget: str | float) -> float:
-    """Return the number of seconds in a length of time such as "1m30s".
+    """Convert a duration such as "1m30s" to seconds.
 
     Args:
         budget: Text such as "90s", "1m30s", "1.5h" or "5 minutes", or a number of seconds.
@@ -24,9 +24,9 @@ def seconds_of(budget: str | float) -> float:
     Raises:
         InputError: If the text is not a positive length of time.
     """
-    text = "".join(str(budget).split())
-    numbers_with_units = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
-    is_fully_parsed = "".join(number + unit for number, unit in numbers_with_units) == text
+    compact_text = "".join(str(budget).split())
+    numbers_with_units = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", compact_text)
+    is_fully_parsed = "".join(number + unit for number, unit in numbers_with_units) == compact_text
     # The text "90" without a unit means 90 seconds. If the text has several numbers, each needs a unit.
     unit_seconds = [
         UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan))
@@ -44,14 +44,14 @@ def seconds_of(budget: str | float) -> float:
         or not 0 < total_seconds < math.inf
     ):
         raise InputError(
-            f"A budget must be a time such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
+            f"A time budget must be a duration such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
             "Pass --budget 1min.",
         )
     return total_seconds
 
 
 def duration(seconds: float) -> str:
-    """Return a number of seconds as text such as ``1m30s``, which :func:`seconds_of` can read."""
+    """Convert a number of seconds to a text such as ``1m30s``, which :func:`seconds_of` can read."""
     total_seconds = max(1, round(seconds))
     counts_with_units = (
         (total_seconds // 3600, "h"),

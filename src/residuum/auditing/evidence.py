@@ -11,6 +11,7 @@ from torch import Tensor
 from residuum import similarity
 from residuum.auditing.controls import SampleSets
 from residuum.auditing.result import Evidence
+from residuum.evaluation.embeddings import are_embeddings, match_embeddings
 from residuum.evaluation.matching import match_greedily_in_sets
 from residuum.evaluation.null import draw_sets
 from residuum.evaluation.scoring import label_name, margins
@@ -19,14 +20,19 @@ from residuum.records import Scores
 if TYPE_CHECKING:
     from residuum.auditing.scores import AttackTest
 
-# To show the chance level, the report plots scores of matches with held-out samples. These samples are drawn
-# as 10 to 100 sets. More than 10 sets are drawn only if all sets together have at most 5000 samples.
+# To show what is expected by chance, the report plots scores of matches with random sets of held-out
+# samples. There are 10 to 100 sets, and more than 10 only if they have at most 5000 samples together.
 MAX_SETS, MAX_VALUES = 100, 5000
-MAX_DISPLAYED = 300  # largest number of samples that are stored for display. A page shows fewer
+MAX_DISPLAYED = 300  # largest number of samples that are stored for the report. A page shows fewer
 
 
 def collect_evidence(
-    sets: SampleSets, scores: Scores, outputs: Tensor, test: AttackTest | None, seed: int
+    sets: SampleSets,
+    scores: Scores,
+    candidates: Tensor,
+    outputs: Tensor,
+    test: AttackTest | None,
+    seed: int,
 ) -> Evidence:
     """Collect the training samples with the best matches, and the scores that the report plots.
 
@@ -35,6 +41,7 @@ def collect_evidence(
     Args:
         sets: Training and held-out samples.
         scores: Scores of the strongest attack.
+        candidates: (m, *shape) all candidates of the strongest attack.
         outputs: (n, C) outputs of the network on the training samples.
         test: Test of the strongest attack, None if no attack could be tested.
         seed: Seed of the held-out subsets.
@@ -60,6 +67,13 @@ def collect_evidence(
             flat_samples[displayed_positions], sets.holdout.x.flatten(1).double()
         )
         nearest_holdout = sets.holdout.x[holdout_similarities.argmax(1)]
+    embeddings = None
+    if are_embeddings(train) and len(candidates):
+        matched = [
+            scores.per_sample[i].matches[scores.deciding].candidate
+            for i in displayed_positions.tolist()
+        ]
+        embeddings = match_embeddings(candidates, matched, train, displayed_positions, sets.holdout)
     return Evidence(
         index=displayed_positions,
         x=train.x[displayed_positions],
@@ -78,16 +92,17 @@ def collect_evidence(
         scale=train.scale,
         offset=train.offset,
         spread=value_spread if train.x.ndim == 2 else None,
+        embeddings=embeddings,
     )
 
 
 def count_sets(n: int) -> int:
-    """Return how many random held-out sets of ``n`` samples the report plots as the chance level."""
+    """Return how many random sets of ``n`` held-out samples the report plots, to show matches by chance."""
     return max(10, min(MAX_SETS, MAX_VALUES // n))
 
 
 def held_out_matches(test: AttackTest, seed: int) -> Tensor:
-    """Return the scores of matches between candidates and random held-out sets, which show the chance level.
+    """Return the scores of matches between reconstructions and random held-out samples (matches by chance).
 
     Each held-out set is as large as the training set.
 

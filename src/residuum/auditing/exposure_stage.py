@@ -1,4 +1,4 @@
-"""Rank the training samples of an audit by their risk of a leak. The ranking does not enter the verdict."""
+"""Rank the training samples of an audit by their risk of a leak. The ranking does not change the verdict."""
 
 from __future__ import annotations
 

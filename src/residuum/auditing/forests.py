@@ -91,7 +91,7 @@ CLASSIFIER_ROWS = (
 
 
 def plan_attack(model: NamedForest) -> AttackOutcome:
-    """Return the row of the forest attack in the table of attacks, before the attack runs.
+    """Return the table row of the attack on the forest, before the attack runs.
 
     The row says whether the attack can recover the training table of this forest, and why or why not.
     """
@@ -100,35 +100,37 @@ def plan_attack(model: NamedForest) -> AttackOutcome:
 
 
 def recover_tables(audit: Audit) -> Audit:
-    """Return the audit with the training table that the attack recovers from the trees of the forest.
+    """Return the audit, extended by the training table that the attack recovers from the forest.
 
     The attack reads the trees and the attacker's knowledge. The attack never reads the samples.
     """
-    case = audit.case
-    assert case.forest is not None
-    outcome = plan_attack(case.forest)
+    audit_inputs = audit.case
+    assert audit_inputs.forest is not None
+    outcome = plan_attack(audit_inputs.forest)
     if not outcome.ran:
         return replace(audit, attacks=AttackResults((outcome,)))
     attack = ForestAttack(seed=audit.request.seed, rows=False)
-    table = attack.run(case.forest, case.knowledge, audit.listener.message)
-    outcome = outcome.replace(
-        reason=" ".join(table.lines),
-        restarts=1,
-        candidates=table.records,
-        seconds=table.seconds,
+    recovered_table = attack.run(
+        audit_inputs.forest, audit_inputs.knowledge, audit.listener.message
     )
-    return replace(audit, attacks=AttackResults((outcome,)), table=table)
+    outcome = outcome.replace(
+        reason=" ".join(recovered_table.lines),
+        restarts=1,
+        candidates=recovered_table.records,
+        seconds=recovered_table.seconds,
+    )
+    return replace(audit, attacks=AttackResults((outcome,)), table=recovered_table)
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Run the negative controls that every audit runs, and set the significance level of forests, 0.1%."""
+    """Run the negative controls (tests that must find nothing), and set the significance level to 0.1%."""
     audit = stages.run_negative_controls(audit)
     controls = audit.negative_controls
     return replace(audit, negative_controls=controls.replace(level=STRICT_LEVEL))
 
 
 def score_table(audit: Audit) -> Audit:
-    """Return the audit with tests of the training table that the attack recovered from the forest.
+    """Return the audit, extended by tests whether the recovered table agrees with the training samples.
 
     The tests compare the rows and the targets of the recovered table with training and held-out samples. For
     a boosting model, the values that its trees store are compared instead.
@@ -190,16 +192,16 @@ def compare_with_targets(audit: Audit, table: RecoveredTable) -> TargetTest:
     Returns:
         The test of the recovered targets.
     """
-    case = audit.case
-    assert case.train is not None
+    audit_inputs = audit.case
+    assert audit_inputs.train is not None
     target_name = "labels" if table.is_classifier else "targets"
-    train, holdout = case.train, case.holdout
+    train, holdout = audit_inputs.train, audit_inputs.holdout
     if not table.targets.shape[1] or not has_targets(train):
         return TargetTest(target_name, n=len(train), reason="there are no targets to compare")
     recovered_targets = table.targets[:, 0].numpy()
     train_targets = train.y.double().reshape(len(train), -1)[:, 0].numpy()
-    # The questions reconstruction and membership each use half of the significance level. The test of the
-    # targets and the test of the rows share the half that belongs to reconstruction.
+    # An audit tests reconstruction and membership, each with half of the significance level. For a forest,
+    # two tests share the half of reconstruction: the test of the targets and the test of the rows.
     test_count = 2 * QUESTIONS_OF_TESTS
     if table.is_classifier:
         return compare_labels(recovered_targets, train_targets, test_count, audit.request.seed)
@@ -282,7 +284,7 @@ class RowComparison:
         """Score the recovered rows, and collect everything that the report shows about them.
 
         Args:
-            row: The row of the attack in the table of attacks.
+            row: The row of the attack in the table of all attacks.
             seconds: Time limit of the scoring in seconds.
             level: The largest adjusted p-value that shows a leak.
 
@@ -323,7 +325,7 @@ class RowComparison:
         return AttackScores((row,), row_findings, NAME, row_scores, None, evidence)
 
     def grades(self, test: AttackTest) -> dict[int, str]:
-        """Grade each recovered training sample by the error of its recovered row.
+        """Grade how exactly each training sample was recovered, by the error of its recovered row.
 
         The error of a row is the mean absolute difference to the sample, after each column is scaled by its
         range. The median row holds the median of all held-out samples in each column.
@@ -402,7 +404,7 @@ class RowComparison:
         )
 
     def reconstruction(self, knowledge: Knowledge) -> Reconstruction:
-        """Return the recovered rows as a ``Reconstruction``, the class whose candidates the report shows."""
+        """Convert the recovered rows to a ``Reconstruction``, so that the report can show them."""
         labels = torch.zeros(len(self.candidates))
         return Reconstruction.from_candidates(
             NAME, self.candidates, labels, torch.ones_like(labels), knowledge
@@ -414,7 +416,7 @@ def _flat(samples: Dataset) -> Dataset:
 
 
 def control_samples(train: int, holdout: int) -> int:
-    """Return on how many samples a positive control (a forest that memorizes its samples) is trained.
+    """Return the number of samples on which a positive control (a memorizing forest) is trained.
 
     Args:
         train: Number of training samples of the audit.
@@ -448,7 +450,7 @@ def why_no_controls(case: Case, request: AuditRequest) -> str:
 
 
 def test_positive_controls(audit: Audit) -> Audit:
-    """Return the audit with the results of its positive controls.
+    """Return the audit, extended by the results of its positive controls.
 
     A positive control is a forest that is trained to memorize some held-out samples. The positive controls
     are attacked. The test of rows must detect a leak in them, or the test of labels for a classifier.
@@ -502,30 +504,34 @@ def _test_controls(audit: Audit, holdout: Dataset, samples: int) -> ControlSize:
 def _test_control(
     audit: Audit, members: Dataset, outsiders: Dataset, seed: int
 ) -> tuple[int, bool]:
-    """Return how many members an attack recovers from a forest, and whether this number shows a leak.
+    """Return how many samples an attack recovers from a forest that was trained on ``members``.
+
+    Also return whether this number shows a leak.
 
     The forest is trained on the samples ``members``. It never sees the samples ``outsiders``.
     """
     assert audit.case.forest is not None
     control = train_control(audit.case.forest, members, seed)
     knowledge = _knowledge_of_control(audit.case.knowledge, members)
-    table = ForestAttack(seed=audit.request.seed, rows=False).run(control, knowledge)
-    level = audit.negative_controls.level
-    if table.is_classifier:
+    recovered_table = ForestAttack(seed=audit.request.seed, rows=False).run(control, knowledge)
+    significance_level = audit.negative_controls.level
+    if recovered_table.is_classifier:
         member_targets = members.y.double().numpy()
         label_test = compare_labels(
-            table.targets[:, 0].numpy(), member_targets, 2 * QUESTIONS_OF_TESTS, seed
+            recovered_table.targets[:, 0].numpy(), member_targets, 2 * QUESTIONS_OF_TESTS, seed
         )
-        return label_test.recovered, label_test.is_finding(level)
-    comparison = RowComparison(table, SampleSets(members, outsiders), seed, audit.request.subsets)
-    row_test, _ = comparison.test(audit.deadline.seconds_left, level)
+        return label_test.recovered, label_test.is_finding(significance_level)
+    comparison = RowComparison(
+        recovered_table, SampleSets(members, outsiders), seed, audit.request.subsets
+    )
+    row_test, _ = comparison.test(audit.deadline.seconds_left, significance_level)
     if row_test is None:
         return 0, False
     return int(row_test.control.recovered.sum()), row_test.survives
 
 
 def _knowledge_of_control(knowledge: Knowledge, members: Dataset) -> Knowledge:
-    """Return what the attacker knows about a forest that was trained on the samples ``members``.
+    """Return what an attacker knows about a forest that was trained on the samples ``members``.
 
     If the attacker knows column ranges in the audit, the attacker knows the column ranges of ``members``.
     Otherwise the knowledge stays unchanged.

@@ -6,13 +6,13 @@ from residuum.attacks.base import Watcher
 
 
 class AuditListener:
-    """Receives messages, stage names and attack progress from an audit. This base class ignores them."""
+    """Receives the messages and the progress of an audit. This base class ignores them."""
 
     def message(self, text: str) -> None:
         """Receive a line of text about the audit, such as the accuracy of the network or the planned work."""
 
     def stage(self, name: str) -> None:
-        """Receive the name of a stage of the audit when the stage begins."""
+        """Receive the name of a stage (step) of the audit when the stage begins."""
 
     def watch_attack(self, attack: str, restarts_done: int, restarts: int) -> Watcher | None:
         """Return a function that receives the progress of an attack during its next batch of restarts.

@@ -6,19 +6,22 @@ of a sample depends on what the model predicts (:mod:`residuum.io.predictors`):
 - probabilities of classes: minus the logarithm of the probability of the sample's class.
 - scores of classes: the largest score of another class, minus the score of the sample's class.
 - numbers: the squared error.
+- the next token: the mean of -log p(next token) over the tokens of the text.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from residuum.datasets.given import is_one_hot
 from residuum.errors import InputError
 from residuum.evaluation.matching import Array
-from residuum.io.predictors import SHARES, Predictor
+from residuum.io.predictors import NEXT_TOKENS, SHARES, Predictor
 from residuum.records import Dataset
 from residuum.risk.membership import MembershipTest, separate_by_scores
 
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 SMALLEST_SHARE = (
     1e-6  # a predicted probability of 0 is replaced by this value, so that the loss is finite
 )
+LOSS_BLOCK = 256  # samples whose losses are computed between two reports of the progress
 ONLY_LOSSES = (
     "only networks have activation boundaries that name single samples, so only losses are compared"
 )
@@ -41,14 +45,37 @@ NOT_COMPARED = "the losses cannot be compared, because {}"
 
 def measure_losses(audit: Audit) -> Audit:
     """Return the audit with a test whether losses of training and held-out samples differ."""
-    case = audit.case
-    assert case.predictor is not None
-    assert case.train is not None
-    train, holdout, loss_test, p_value = case.train, case.holdout, None, None
-    reason = why_not_compared(case.predictor, train, holdout)
+    assert audit.case.train is not None
+    return compare_predicted_losses(audit, audit.case.train, audit.case.holdout)
+
+
+def compare_predicted_losses(
+    audit: Audit,
+    train: Dataset,
+    holdout: Dataset | None,
+    progress: Callable[[int, int], None] | None = None,
+    why_only_losses: str = ONLY_LOSSES,
+) -> Audit:
+    """Return the audit with a test whether losses of training and held-out samples differ.
+
+    Args:
+        audit: The audit.
+        train: The training samples.
+        holdout: The held-out samples, None if there are none.
+        progress: Receives the number of samples whose losses were computed, and the number of all samples.
+        why_only_losses: Why no test names single samples.
+
+    Returns:
+        The audit with the result.
+    """
+    predictor, loss_test, p_value = audit.case.predictor, None, None
+    assert predictor is not None
+    reason = why_not_compared(predictor, train, holdout)
     if not reason and holdout is not None:
         try:
-            negative_losses = -np.concatenate([losses(case.predictor, s) for s in (train, holdout)])
+            negative_losses = -np.concatenate(
+                [losses_in_blocks(predictor, s, progress) for s in (train, holdout)]
+            )
         except InputError as problem:
             reason = problem.message.rstrip(".")
         else:
@@ -56,8 +83,31 @@ def measure_losses(audit: Audit) -> Audit:
             loss_test = separate_by_scores(negative_losses, is_member)
             p_value = _rank_p_value(negative_losses, is_member)
             audit.listener.message(loss_test.line)
-    membership = MembershipTest.by_loss_alone(train, holdout, loss_test, reason or ONLY_LOSSES)
+    membership = MembershipTest.by_loss_alone(train, holdout, loss_test, reason or why_only_losses)
     return replace(audit, membership=membership, p_value_of_losses=p_value)
+
+
+def losses_in_blocks(
+    predictor: Predictor, samples: Dataset, progress: Callable[[int, int], None] | None
+) -> Array:
+    """Return the losses of samples, and report the progress after each block of samples.
+
+    Args:
+        predictor: The model.
+        samples: The samples.
+        progress: Receives the number of samples whose losses were computed. If it is None, all samples are
+            one block.
+
+    Returns:
+        (n,) losses.
+    """
+    if progress is None:
+        return losses(predictor, samples)
+    blocks = []
+    for rows in torch.arange(len(samples)).split(LOSS_BLOCK):
+        blocks.append(losses(predictor, samples.take(rows)))
+        progress(int(rows[-1]) + 1, len(samples))
+    return np.concatenate(blocks)
 
 
 def why_not_compared(predictor: Predictor, train: Dataset, holdout: Dataset | None) -> str:
@@ -77,6 +127,8 @@ def why_not_compared(predictor: Predictor, train: Dataset, holdout: Dataset | No
         return NO_HOLDOUT
     if holdout.shape != train.shape or holdout.y.shape[1:] != train.y.shape[1:]:
         return OTHER_SHAPE
+    if predictor.kind == NEXT_TOKENS:
+        return ""
     unlabeled = [
         name
         for name, samples in (("the training samples", train), ("the held-out samples", holdout))
@@ -99,6 +151,9 @@ def losses(predictor: Predictor, samples: Dataset) -> Array:
         InputError: If the model does not predict the targets of the samples.
     """
     outputs = predictor.outputs(samples)
+    if predictor.kind == NEXT_TOKENS:
+        token_losses: Array = outputs[:, 0]
+        return token_losses
     if not predictor.is_classifier:
         targets = samples.y.double().numpy().reshape(len(samples), -1)
         if targets.shape != outputs.shape:

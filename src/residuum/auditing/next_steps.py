@@ -1,4 +1,4 @@
-"""Choose what the user should do after an audit, from one table of conditions, texts and commands.
+"""Choose what the user should do after an audit, from a table of conditions, texts and commands.
 
 The first row whose condition holds gives the next step. The commands name the file that was audited, so the
 user can copy them. A test of residuum runs every command, so that no command is wrong.
@@ -18,17 +18,20 @@ from residuum.auditing.outcomes import MEMBERSHIP
 from residuum.auditing.plan import limit_of
 from residuum.auditing.power import BUDGET
 from residuum.auditing.request import AuditRequest
+from residuum.auditing.stored_records import ONLY_STORED
+from residuum.auditing.token_models import NO_ATTACK
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
 from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.records import Record
-from residuum.risk.membership import SHOWN
+from residuum.risk.membership import MOVED_ROWS, SHOWN
 
 if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 MOMENT = "moment"
-BUDGET_FACTOR = 4  # advise this multiple of the budget if the budget limited the positive controls
-# The largest budget that we advise, in reference seconds (computing time on a fixed machine).
+# If the time budget was too small for large positive controls, we advise this multiple of the budget.
+BUDGET_FACTOR = 4
+# The largest time budget that we advise, in seconds of computing time on a reference machine.
 MAX_BUDGET = 4 * 3600.0
 STRIPPED_SUFFIXES = (
     ".pt",
@@ -57,7 +60,7 @@ class Row(NamedTuple):
     """A row of the table of next steps.
 
     Attributes:
-        applies: Function that returns True if the row is meant for the audit.
+        applies: Function that takes an audit and returns True if this row suits the audit.
         text: What to do, with placeholders for ``str.format``. ``budget`` is a budget that is large enough
             for all planned work. ``larger_budget`` is a budget that allows larger positive controls.
             ``needed`` and ``holdout`` are the required and the actual number of held-out samples.
@@ -71,17 +74,21 @@ class Row(NamedTuple):
 
 
 def next_step(result: AuditResult) -> NextStep:
-    """Return what to do after an audit, by the first row of the table whose condition holds."""
-    row = next(row for row in TABLE[result.verdict.outcome] if row.applies(result))
-    commands = tuple(filter(None, (command(result) for command in row.commands)))
-    advice = row.text.format(
+    """Return the next step after an audit: the first row of the table whose condition holds."""
+    first_matching_row = next(
+        first_matching_row
+        for first_matching_row in TABLE[result.verdict.outcome]
+        if first_matching_row.applies(result)
+    )
+    commands = tuple(filter(None, (command(result) for command in first_matching_row.commands)))
+    advice = first_matching_row.text.format(
         budget=duration(result.checks.budget_needed or 600.0),
         needed=_holdout_needed(result),
         holdout=_holdout_count(result),
         not_covered=_not_covered(result),
         larger_budget=duration(_budget_for_larger_controls(result)),
     )
-    is_shareable = redacted_report in row.commands and redacted_report(result)
+    is_shareable = redacted_report in first_matching_row.commands and redacted_report(result)
     return NextStep(advice + (REDACTED_NOTE if is_shareable else ""), commands)
 
 
@@ -98,7 +105,7 @@ def strip_file(result: AuditResult) -> str:
 
 
 def redacted_report(result: AuditResult) -> str:
-    """Return the command that writes the report without any sample, "" if the audit was not saved."""
+    """Return the command that writes a report without samples, "" if the audit was not saved."""
     run_directory = result.files.get("out", "")
     return shlex.join(["residuum", "report", run_directory, "--redact"]) if run_directory else ""
 
@@ -120,7 +127,7 @@ def audit_again(result: AuditResult) -> str:
 
 
 def audit_with_larger_budget(result: AuditResult) -> str:
-    """Return the command that repeats this audit with a budget that is large enough for all planned work."""
+    """Return the command that repeats this audit with a time budget that suffices for all planned work."""
     return audit_command(result, budget=result.checks.budget_needed or 600.0)
 
 
@@ -135,7 +142,7 @@ def audit_with_standard_plan(result: AuditResult) -> str:
 
 
 def audit_with_controls(result: AuditResult) -> str:
-    """Return the command that repeats this audit with positive controls."""
+    """Return the command that repeats this audit with positive controls (networks that memorize)."""
     return audit_command(result, positive_controls=True)
 
 
@@ -179,7 +186,8 @@ def _needs_few_held_out(result: AuditResult) -> bool:
     """Return True if the tests work with fewer held-out samples than training samples."""
     # The test of losses works with any number of held-out samples. The rows that are recovered from a forest
     # are compared with a subset of the training samples, which is no larger than the held-out set.
-    return result.table is not None or bool(result.checks.why_no_attack)
+    has_only_losses = bool(result.checks.why_no_attack) and result.moved_rows is None
+    return result.table is not None or has_only_losses
 
 
 def _holdout_count(result: AuditResult) -> int:
@@ -206,7 +214,7 @@ def _has_left_out_work(result: AuditResult) -> bool:
 
 
 def _not_covered(result: AuditResult) -> str:
-    """Return which attacks and attackers the audit did not test. They may still find a leak."""
+    """Name the attacks and attackers that the audit did not test, because they may still find a leak."""
     skipped_attacks = [
         row.name for row in result.attacks if row.decides and row.applies and not row.ran
     ]
@@ -253,10 +261,10 @@ FEWER_EPOCHS = (
     "accuracy. Rounding the weights, mini-batches and weight decay did not help."
 )
 PROTECT_UPDATE = (
-    "Do not send or store this update in the clear, because it reveals training samples to its readers. "
-    "Use secure aggregation, so that nobody sees the update of one client, or differential privacy, which "
-    "clips the gradient of every sample and adds noise. Larger batches leave fewer samples to reconstruct, "
-    "but they protect no sample for sure. Then audit an update of the new protocol."
+    "Do not send or store this update in the clear, because anyone who has it can reconstruct training "
+    "samples. Use secure aggregation, so that nobody sees the update of one client, or differential "
+    "privacy, which clips the gradient of every sample and adds noise. Larger batches leave fewer samples"
+    " to reconstruct, but they protect no sample for sure. Then audit an update of the new protocol."
 )
 CHECK_READING = (
     "Check that architecture, preprocessing, labels and samples are those of the training."
@@ -270,6 +278,12 @@ LEAK_ROWS = (
         (strip_file, redacted_report),
     ),
     Row(
+        lambda result: bool(result.verdict.stored) and result.checks.why_no_attack == NO_ATTACK,
+        "Do not release this folder, because its files hold training texts. Delete these files, or remove "
+        "the texts from them. Then audit the folder again.",
+        (scan_file, redacted_report),
+    ),
+    Row(
         lambda result: bool(result.verdict.stored),
         f"{HOLDS_RECORDS} If the model is made of its records, such as nearest neighbors, it cannot work "
         "without them. Train another kind of model, or save the model without the records, and audit it "
@@ -280,6 +294,17 @@ LEAK_ROWS = (
         lambda result: result.verdict.is_below_limit,
         "The findings are weaker than your limit (--fail-on). Decide whether you accept this leak before "
         "you release this file.",
+        (redacted_report,),
+    ),
+    Row(
+        lambda result: (
+            result.membership is not None
+            and result.membership.is_finding
+            and result.membership.signal == MOVED_ROWS
+        ),
+        "Do not release this model if the words of its training texts must stay secret. Everyone with the "
+        "base can read these words from the rows of the embedding that moved. Train again with a frozen "
+        "embedding, or with differential privacy (DP-SGD), which moves all rows. Then audit the new model.",
         (redacted_report,),
     ),
     Row(
@@ -324,6 +349,11 @@ LEAK_ROWS = (
 # Rows about wrong inputs come first. If the inputs are wrong, a larger budget would not help.
 INCONCLUSIVE_ROWS = (
     Row(
+        lambda result: any(note.startswith(ONLY_STORED) for note in result.notes),
+        "Pass samples that the model can receive, with the columns encoded as in the training, or pass the "
+        "model in memory to rs.audit. Until then, only stored records were searched.",
+    ),
+    Row(
         lambda result: result.verdict.n is None and result.membership is None,
         "Pass the training samples (--data) and samples that the network never saw (--holdout). Without "
         "them only stored records can be found.",
@@ -363,6 +393,14 @@ INCONCLUSIVE_ROWS = (
         "with more regularization, so that training and held-out samples have the same losses. Then audit "
         "the new model.",
         (redacted_report,),
+    ),
+    Row(
+        lambda result: result.checks.why_no_attack == NO_ATTACK,
+        "No audit by residuum can rule out a leak of a token model. Pass the weights before fine-tuning "
+        "(--base), because moved rows of the embedding name words of the training texts. If only a head was "
+        "trained on frozen embeddings, audit the head with these embeddings as samples. An attacker with "
+        "shadow models may find more members.",
+        (scan_file, redacted_report),
     ),
     Row(
         lambda result: bool(result.checks.why_no_attack),

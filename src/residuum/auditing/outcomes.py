@@ -1,4 +1,4 @@
-"""The results of the attacks of an audit: one row per attack, and the findings of all attacks together."""
+"""The results of the attacks of an audit, for each attack and for all attacks together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ GRADES = {  # grades of a leak by how much it reveals of a training sample, the 
     "class, so public samples give as good a picture",
     MEMBERSHIP: "training samples can be told from non-members by the weights",
 }
-STORED = "records in the file"  # attack surface (part of the file) of the search for records
+# Name of the part of the file in which the search for stored records looks.
+STORED = "records in the file"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +96,7 @@ class AttackOutcome(Record):
 
     @property
     def status(self) -> str:
-        """The result of the attack in one or two words."""
+        """The result of the attack in one or two words, such as "recovered" or "not run"."""
         if not self.ran:
             return "not run" if self.applies else "not applicable"
         if not self.decides:
@@ -104,7 +105,7 @@ class AttackOutcome(Record):
 
     @property
     def meaning(self) -> str:
-        """What the number of samples that this attack recovers means, in words."""
+        """A sentence that says what the number of samples that this attack recovered means."""
         if self.is_stored:
             return "stored in the file, so no attack is needed"
         if self.survives:

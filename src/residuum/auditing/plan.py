@@ -84,7 +84,7 @@ class Batch(Record):
     seed: int
 
     def apply_to(self, attack: Attack) -> Attack:
-        """Return the attack with the restarts, steps and seed of this batch."""
+        """Return a copy of the attack with this batch's number of restarts (runs), steps and seed."""
         return attack.changed(restarts=self.restarts, steps=self.steps, seed=self.seed)
 
 
@@ -110,7 +110,7 @@ class AttackPlan(Record):
     share: float = 1.0
 
     def batches(self, attack: Attack) -> list[Batch]:
-        """Divide the restarts of an attack into batches, each with its own seed."""
+        """Divide the restarts (independent runs) of an attack into batches with different seeds."""
         assert isinstance(attack, Stationarity)
         batch_sizes = [self.batch_restarts] * (self.restarts // self.batch_restarts)
         if remainder := self.restarts % self.batch_restarts:
@@ -149,7 +149,7 @@ class Deadline:
         return self.seconds_left <= 0
 
     def charge(self, seconds: float) -> None:
-        """Shorten the time limit by the seconds that an earlier, interrupted run of the same audit took."""
+        """Shorten the time limit by the seconds that an earlier, interrupted run of this audit took."""
         self.seconds -= seconds
 
 
@@ -170,7 +170,7 @@ class PlanError(Exception):
 
 
 def effort_of(request: AuditRequest) -> Effort:
-    """Return how much work the setting ``effort`` of an audit asks for."""
+    """Look up how much work an audit plans, by its setting ``effort``."""
     return EFFORTS[request.effort]
 
 
@@ -220,7 +220,7 @@ def plan_attacks(
     total_share = sum(attack.effort_share for attack in attacks_that_share_time.values())
     plans: dict[str, AttackPlan] = {}
     for name, attack in attacks.items():
-        share = attack.effort_share / total_share if name in attacks_that_share_time else 0.0
+        time_share = attack.effort_share / total_share if name in attacks_that_share_time else 0.0
         try:
             if attack.is_baseline:
                 cost = _cost_of_baseline(attack, surfaces[name], network, knowledge)
@@ -233,12 +233,12 @@ def plan_attacks(
                     surfaces[name],
                     network,
                     knowledge,
-                    planned=effort.attack_seconds * share,
-                    allowed=ATTACK_SHARE * limit * share,
+                    planned=effort.attack_seconds * time_share,
+                    allowed=ATTACK_SHARE * limit * time_share,
                     restart_factor=effort.restarts,
                     is_exact="restarts" in requested.get(name, {}),
                 )
-                plans[name] = plan.replace(share=share)
+                plans[name] = plan.replace(share=time_share)
         except Exception as problem:
             raise PlanError(name, problem) from problem
     return plans

@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 RECONSTRUCTION = "reconstruction"
-# Control number k uses the seed of the audit plus k times SEED_STEP. Within a control, batches of restarts
-# have consecutive seeds. The step is so large that two controls never use the same seed.
+# Positive control number k uses the seed of the audit plus k times SEED_STEP. Within a control, consecutive
+# seeds are used. The step is so large that two controls never use the same seed.
 SEED_STEP = 1000
 # A positive control is trained on at least this many samples. A leak that is detected in a network with fewer
 # samples would say little about the audited network.
@@ -62,13 +62,14 @@ MIN_SAMPLES = 10
 # Attacks show a leak in a positive control only if they recover at least this many of its samples. Fewer
 # recovered samples may be due to chance.
 MIN_RECOVERED = 3
-RESTART_DIVISOR = 4  # on a control, an attack runs a quarter of its restarts
+# On a positive control, an attack runs a quarter of its usual number of restarts.
+RESTART_DIVISOR = 4
 MEMORIZED = 0.05  # largest training loss of a network that counts as memorizing its samples
 # Number of random subsets of the held-out set for each test on a control. With 400 subsets, the smallest
 # possible p-value is 1/401, well below the significance level of 1%.
 CONTROL_SUBSETS = 400
 TOO_SMALL_BUDGET = f"the budget is too small to train networks on {MIN_SAMPLES} samples"
-# Of the budget for all positive controls, the controls for the test of membership may use this share.
+# Share of the positive controls' time budget that the controls for the membership test may use.
 MEMBERSHIP_SHARE = 0.6
 
 
@@ -117,7 +118,7 @@ class ControlFactory:
         return holdout.replace(y=predicted_labels)
 
     def make(self, samples: int, number: int) -> Control:
-        """Return a trained positive control. Each control is trained once and then kept.
+        """Return a trained positive control. Each control is trained only once.
 
         Args:
             samples: Number of samples that the control memorizes.
@@ -138,12 +139,12 @@ class ControlFactory:
         return self.controls[samples, number]
 
     def training(self, number: int) -> ControlTraining:
-        """Return the settings with which the control of this number is trained."""
-        case = self.audit.case
+        """Return the settings for training one of the positive controls (networks that memorize)."""
+        audit_inputs = self.audit.case
         return ControlTraining(
-            network=case.audited,
-            knowledge=case.knowledge,
-            inspection=case.inspection,
+            network=audit_inputs.audited,
+            knowledge=audit_inputs.knowledge,
+            inspection=audit_inputs.inspection,
             recipe=self.audit.request.training_recipe,
             seconds=max(self.audit.deadline.seconds_left, 0.0),
             seed=self.audit.request.seed + SEED_STEP * number,
@@ -172,7 +173,7 @@ def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
 
 
 class ControlTest:
-    """Base class of the tests that are run on positive controls.
+    """Base class of tests that are run on positive controls (networks that memorize their samples).
 
     Attributes:
         reason: Why no control can be tested, "" if controls can be tested.
@@ -192,18 +193,21 @@ class ControlTest:
         raise NotImplementedError
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return how many training samples of a control the test detects, and whether it shows a leak."""
+        """Return how many training samples of a positive control the test detects.
+
+        Also return whether the detected samples show a leak.
+        """
         raise NotImplementedError
 
 
 class OutOfBudgetError(Exception):
-    """Raised if the budget or the time limit of the audit is too small to test one more positive control."""
+    """Raised if no time is left to test another positive control (a network that memorizes its samples)."""
 
 
 def _find_detected_size(
     audit: Audit, question: str, factory: ControlFactory, test: ControlTest
 ) -> PositiveControls:
-    """Return the results of positive controls, whose number of samples is halved until a leak is detected."""
+    """Test positive controls on fewer and fewer samples until a leak is detected, and return the results."""
     start_time, results_by_size, training_description = time.monotonic(), list[ControlSize](), ""
     sample_count, reason = test.largest_size(), test.reason
     network_count = NETWORKS[question]
@@ -215,7 +219,7 @@ def _find_detected_size(
         try:
             for number in range(network_count):
                 if audit.deadline.is_over:
-                    raise OutOfBudgetError("the time limit stopped the audit")
+                    raise OutOfBudgetError("the audit stopped because its time limit was reached")
                 control = factory.make(sample_count, number)
                 training_description = control.trained.description
                 training_losses.append(control.trained.loss)
@@ -265,7 +269,7 @@ def _progress(question: str, size: ControlSize) -> str:
 
 
 class MembershipOnControl(ControlTest):
-    """Runs the test of membership on positive controls.
+    """Runs the membership test on positive controls (networks that memorize their samples).
 
     Args:
         factory: Trains the positive controls.
@@ -279,7 +283,7 @@ class MembershipOnControl(ControlTest):
         self.factory, self.allowed = factory, allowed
 
     def largest_size(self) -> int:
-        """Return the largest number of training samples of a control.
+        """Return the largest number of samples on which a positive control can be trained.
 
         Controls are trained on held-out samples, so the held-out file and the budget limit the number.
         """
@@ -302,16 +306,21 @@ class MembershipOnControl(ControlTest):
         return max((m for m in possible_sizes if m <= affordable_size), default=0)
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return how many members the test of membership names, and whether the test shows a leak."""
-        seed, level = self.factory.audit.request.seed, self.factory.audit.negative_controls.level
+        """Return how many training samples of a positive control are identified, and if this shows a leak."""
+        seed, significance_level = (
+            self.factory.audit.request.seed,
+            self.factory.audit.negative_controls.level,
+        )
         membership_test = measure_membership(control.network, control.data, control.holdout, seed)
         return len(
             membership_test.named
-        ), membership_test.is_finding and membership_test.adjusted_p <= level
+        ), membership_test.is_finding and membership_test.adjusted_p <= significance_level
 
 
 class AttacksOnControl(ControlTest):
-    """Runs the attacks of an audit on positive controls, with fewer restarts.
+    """Runs the attacks of an audit on positive controls (networks that memorize their samples).
+
+    The attacks run with fewer restarts than in the audit.
 
     Args:
         factory: Trains the positive controls.
@@ -333,7 +342,7 @@ class AttacksOnControl(ControlTest):
             self.reason = "no attack ran on the audited network"
 
     def largest_size(self) -> int:
-        """Return the largest number of training samples of a control.
+        """Return the largest number of samples on which a positive control can be trained.
 
         Controls are trained on held-out samples, so the held-out file limits the number.
         """
@@ -343,11 +352,14 @@ class AttacksOnControl(ControlTest):
         return largest_sample_count
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return how many of the control's samples the attacks recover, and whether this shows a leak."""
+        """Return how many training samples of a positive control are recovered, and if this shows a leak."""
         audit = self.factory.audit
         self.seconds_left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
         if self.seconds_left < 0:
-            raise OutOfBudgetError("the budget is too small for more attacks on positive controls")
+            raise OutOfBudgetError(
+                "the time budget is too small for more attacks on positive controls "
+                "(networks that are known to memorize their samples)"
+            )
         knowledge = _knowledge_of_control(audit.case.knowledge, control)
         schedule = AttackSchedule(
             network=attacked_form(control.network, knowledge),
@@ -358,18 +370,18 @@ class AttacksOnControl(ControlTest):
         pools: dict[str, CandidatePool] = {}
         for name, plan in self.plans.items():
             try:
-                result = schedule.repeat(name, plan)
+                reconstruction = schedule.repeat(name, plan)
             except Exception as problem:
                 if not (schedule.attacks[name].is_plugin or isinstance(problem, ResiduumError)):
                     raise
                 continue
-            if result is not None:
-                pools[name] = all_candidates(result)
+            if reconstruction is not None:
+                pools[name] = all_candidates(reconstruction)
         sets, seed = SampleSets(control.data, control.holdout), audit.request.seed
-        level = audit.negative_controls.level
-        subset_count = SUBSETS if level < SIGNIFICANCE else CONTROL_SUBSETS
+        significance_level = audit.negative_controls.level
+        subset_count = SUBSETS if significance_level < SIGNIFICANCE else CONTROL_SUBSETS
         tests, _ = run_tests(
-            pools, sets, seed, subset_count, audit.deadline.seconds_left, level=level
+            pools, sets, seed, subset_count, audit.deadline.seconds_left, level=significance_level
         )
         if not tests:
             return 0, False
@@ -380,7 +392,7 @@ class AttacksOnControl(ControlTest):
 
 
 def _with_fewer_restarts(plan: AttackPlan) -> AttackPlan:
-    """Return the plan of an attack with a quarter of its restarts, for an attack on a positive control."""
+    """Return a plan with a quarter of the restarts (runs), for an attack on a positive control."""
     if not plan.restarts:
         return plan
     restarts = max(1, plan.restarts // RESTART_DIVISOR)
@@ -425,8 +437,8 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
     """
     if len(holdout) <= len(like):
         raise InputError(
-            f"To train a positive control on {len(like)} samples, more than {len(like)} held-out samples are "
-            f"needed; got {len(holdout)}.",
+            f"To train a positive control (a network that is known to memorize its samples) on "
+            f"{len(like)} samples, more than {len(like)} held-out samples are needed; got {len(holdout)}.",
             "Pass more held-out samples.",
         )
     rng = np.random.default_rng((seed, 7))

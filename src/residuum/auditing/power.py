@@ -1,4 +1,4 @@
-"""The power of an audit: in how many positive controls its tests detect a leak."""
+"""The power of an audit: how often its tests detect a leak in networks that memorize their samples."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ NETWORKS = {"membership": 10, "reconstruction": 3}
 TESTS = {"membership": "The test of membership", "reconstruction": "The attacks"}
 VERBS = {"membership": "named", "reconstruction": "recovered"}
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-# Reasons why a positive control may have fewer training samples than the audited network.
+# Names of the reasons why a positive control has fewer training samples than the audited network.
 BUDGET, HOLDOUT = "budget", "held-out samples"
 CONFIDENCE = 0.95  # confidence level of the lower confidence limit of the power
-# The lower confidence limit of the power must be at least MIN_POWER. The limit is 37% if three of three
-# networks are detected, 39% for seven of ten, and 30% for six of ten. The limit is not adjusted for larger
-# numbers of samples that were tried before.
+# The power is the probability that the audit detects a leak in a positive control. Its lower confidence
+# limit must be at least MIN_POWER. The limit is 37% if three of three controls are detected, 39% for seven
+# of ten, and 30% for six of ten.
 MIN_POWER = 1 / 3
 
 
@@ -41,7 +41,7 @@ def power_limit(detected: int, networks: int) -> float:
 
 
 def networks_needed(networks: int) -> int:
-    """Return in how many networks a leak must be detected to show a power of at least 1/3.
+    """Return the number of networks with a detected leak that shows a power of at least 1/3.
 
     The power is the share of networks in which the tests detect a leak. ``networks`` networks are tested.
     """
@@ -135,7 +135,7 @@ class PositiveControls(Record):
 
     @property
     def sentence(self) -> str:
-        """The result of the positive controls in one or two sentences."""
+        """The result of the positive controls (networks that memorize their samples), as text."""
         verb, size = VERBS[self.question], self.largest
         if size is not None:
             network_text = f"{NUMBER_WORDS[len(size.counts)]} {self.subject}"
@@ -167,5 +167,5 @@ class PositiveControls(Record):
 
 
 def covered_samples(controls: tuple[PositiveControls, ...]) -> int:
-    """Return the largest number of training samples at which enough positive controls are detected, or 0."""
+    """Return the largest number of samples of positive controls in which leaks are detected, or 0."""
     return max((control.samples for control in controls), default=0)

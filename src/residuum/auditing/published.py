@@ -11,13 +11,13 @@ from typing import Annotated, Any
 
 from residuum.auditing.applicability import Applies
 from residuum.auditing.controls import Controls
-from residuum.auditing.inputs import Fit
 from residuum.auditing.next_steps import NextStep
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.plan import Batch
 from residuum.auditing.power import PositiveControls
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import Verdict
+from residuum.evaluation.adapting import Fit
 from residuum.evaluation.targets import TargetTest
 from residuum.records import Exposure, Record, Scores
 from residuum.records.base import plain
@@ -25,10 +25,11 @@ from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
 from residuum.records.recovered_table import TableSummary
 from residuum.risk.membership import LossSeparation, MembershipTest
+from residuum.risk.moved_rows import MovedRows
 
 # Version of the fields of result.json. If fields are added that older readers may ignore, the minor version
 # grows. After any other change of the fields, the major version grows.
-SCHEMA_VERSION = "6.1"
+SCHEMA_VERSION = "6.2"
 # Largest number of candidates and of exposed samples in result.json. Other files of the run list all of them.
 MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
@@ -132,6 +133,7 @@ class MembershipSummary(Record):
         decoys_named: number of training samples that the test names if noisy copies of the training samples
             (decoys) replace the held-out samples
         reason: why the test of membership is inconclusive; empty if the test is conclusive
+        signal: what distinguishes the named samples: activation boundaries or moved rows of an embedding
         loss: how well losses distinguish training from held-out samples
         named: the named training samples, in order of increasing false discovery rate
     """
@@ -145,6 +147,7 @@ class MembershipSummary(Record):
     group_p: Share | None
     decoys_named: Count
     reason: str
+    signal: str
     loss: LossSeparation | None
     named: tuple[NamedMember, ...]
 
@@ -189,6 +192,8 @@ class PublishedAudit(Record):
         table: what was recovered of the training table of a forest; null if the release holds no forest
         targets: the test whether recovered values are those of the training samples; null if not run
         membership: the test whether training samples can be told from non-members; null if not run
+        moved_rows: the embedding rows that training moved, compared with the tokens of the texts; null
+            without a base or without an embedding
         applies: measured properties of the network, and for each attack and check, whether it was tried and
             why
         certificate_of: the samples for which the KKT certificate was computed, or why there is no certificate
@@ -209,6 +214,7 @@ class PublishedAudit(Record):
     controls: Controls
     checks: ChecksSummary
     membership: MembershipSummary | None
+    moved_rows: MovedRows | None
     table: TableSummary | None
     targets: TargetTest | None
     exposure: Annotated[

@@ -17,18 +17,31 @@ from residuum.auditing.power import PositiveControls
 from residuum.evaluation.null import format_p
 from residuum.evaluation.targets import TargetTest
 from residuum.records import Record
-from residuum.risk.membership import MIN_SHARE, SHOWN, MembershipTest, min_named
+from residuum.risk.membership import (
+    BOUNDARIES,
+    MIN_SHARE,
+    MOVED_ROWS,
+    SHOWN,
+    MembershipTest,
+    min_named,
+)
+from residuum.risk.moved_rows import MovedRows
 
 STORED, RECONSTRUCTION, MEMBERSHIP = "stored", "reconstruction", "membership"
+NOTHING_STORED = "No array in the file is known to hold training records."
 QUESTIONS = {
     STORED: "Are training records stored in the file?",
     RECONSTRUCTION: "Can attacks reconstruct training samples?",
     MEMBERSHIP: "Can training samples be told from non-members?",
 }
-# Attack surface (part of the release) of the attack on a forest. The answer says what this attack recovered,
-# even if there are no samples to compare with.
+# Name of the part of a model that an attack on a forest reads. The report says what this attack recovered,
+# even if there are no training samples to compare with.
 TREES = "trees"
 YES, NO, UNKNOWN = "yes", "no", "unknown"
+WHY_NAMED = {
+    BOUNDARIES: "activation boundaries pass through them",
+    MOVED_ROWS: "training moved the embedding rows of all their tokens",
+}
 # Statistical tests answer two of the questions: reconstruction and membership. Each test uses half of the
 # significance level (Bonferroni).
 QUESTIONS_OF_TESTS = 2
@@ -73,6 +86,9 @@ def answer_questions(
     why_no_attack: str = "",
     targets: TargetTest | None = None,
     is_target_finding: bool = False,
+    nothing_stored: str = NOTHING_STORED,
+    moved_rows: MovedRows | None = None,
+    why_not_searched: str = "",
 ) -> tuple[Answer, ...]:
     """Answer the three questions of an audit: stored records, reconstruction and membership.
 
@@ -88,6 +104,9 @@ def answer_questions(
         why_no_attack: Why residuum has no attack on this kind of model, "" if it has one.
         targets: The test of recovered targets, None if the release holds no forest.
         is_target_finding: Whether more targets were recovered than expected by chance.
+        nothing_stored: The evidence for the first question if ``stored`` is None.
+        moved_rows: The embedding rows that training moved, None without a base.
+        why_not_searched: Why stored records were not searched for, "" if they were.
 
     Returns:
         Three answers, in the order of ``QUESTIONS``.
@@ -97,15 +116,20 @@ def answer_questions(
     if targets is not None and not why_not_compared:
         reconstruction_answer = _with_targets(reconstruction_answer, targets, is_target_finding)
     membership_answer = _membership(membership, is_member_finding, why_not_compared)
+    if moved_rows is not None:
+        evidence = f"{membership_answer.evidence} {moved_rows.line}"
+        membership_answer = membership_answer.replace(evidence=evidence)
     return (
-        _stored(stored),
+        _answer(STORED, UNKNOWN, why_not_searched)
+        if why_not_searched
+        else _stored(stored, nothing_stored),
         _judged(reconstruction_answer, controls_by_question.get(RECONSTRUCTION), has_failures),
         _judged(membership_answer, controls_by_question.get(MEMBERSHIP), has_failures),
     )
 
 
 def _judged(answer: Answer, controls: PositiveControls | None, has_failures: bool) -> Answer:
-    """Return the answer to a question, or "unknown" if a control shows that the tests are not reliable.
+    """Change an answer to "unknown" if a control shows that the tests are not reliable.
 
     "yes" becomes "unknown" if a negative control fails, because the samples then cannot be compared. "no"
     becomes "unknown" if the tests do not detect a leak in the positive controls.
@@ -131,9 +155,9 @@ def _answer(key: str, answer: str, evidence: str, **values: object) -> Answer:
     return Answer(key, QUESTIONS[key], answer, evidence, **values)  # type: ignore[arg-type]
 
 
-def _stored(row: AttackOutcome | None) -> Answer:
+def _stored(row: AttackOutcome | None, nothing_stored: str) -> Answer:
     if row is None:
-        return _answer(STORED, NO, "The file stores no records.")
+        return _answer(STORED, NO, nothing_stored)
     if row.recovered is None:
         answer = YES if row.is_stored else UNKNOWN
         evidence = f"The file stores {row.candidates or 'some'} records ({row.reason})."
@@ -204,7 +228,7 @@ def _reconstruction(
 
 
 def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answer:
-    """Return the answer about reconstruction, with the test of recovered targets as further evidence.
+    """Return the answer about reconstruction with further evidence: the test of recovered targets.
 
     If the test of the recovered targets shows a leak, the answer becomes "yes".
     """
@@ -230,7 +254,7 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
     if is_finding:
         evidence = (
             f"{len(test.named)} of {test.records} training samples are named, at a false discovery rate of "
-            f"5%, because activation boundaries pass through them ({format_p(test.adjusted_p)})."
+            f"5%, because {WHY_NAMED[test.signal]} ({format_p(test.adjusted_p)})."
         )
         return _answer(MEMBERSHIP, YES, evidence + loss_text, **count_fields)
     if test.reason:
@@ -260,7 +284,7 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
 
 
 def grade_split(findings: Findings) -> str:
-    """Return how many recovered samples have each grade, such as "2 near-copies, 4 resemblances"."""
+    """Describe how exactly samples were recovered, such as "2 near-copies, 4 resemblances"."""
     return ", ".join(plural(count, grade) for grade, count in findings.grades.items() if count)
 
 

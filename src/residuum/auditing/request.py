@@ -17,14 +17,14 @@ from pydantic import Field, InstanceOf, field_validator
 from residuum.auditing.durations import seconds_of
 from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.errors import require_known
-from residuum.settings import EXPERT, AttackSettings, Settings
+from residuum.settings import EXPERT, AttackSettings, TableSettings
 from residuum.settings.presets import PRESETS
 
 MAX_COUNT = 10**9  # largest number of steps or restarts, because more would take years
 MAX_SEED = 2**31 - 1  # largest seed that all random generators accept
 
 
-class AuditRequest(Settings):
+class AuditRequest(TableSettings):
     """The settings of an audit, as the user chooses them.
 
     The inputs (model, samples, attacker knowledge) and the output folder are not part of the request.
@@ -32,19 +32,19 @@ class AuditRequest(Settings):
 
     effort: Literal["quick", "standard", "thorough"] = Field(
         default="standard",
-        description="How much work the audit plans. An audit with the effort 'quick' can show a leak, "
-        "but cannot rule one out.",
+        description="How much work the audit plans: quick, standard or thorough. A quick audit can show a "
+        "leak, but cannot rule out a leak.",
     )
     budget: str | float | None = Field(
         default=None,
         description="Limit of the work, such as 90s, 10min or 1h. The default is 1min, 10min or 2h, "
-        "depending on the effort. Work is counted in operations, so the plan does not depend on the speed "
-        "of this machine. If the budget is too small, the audit leaves work out, says which, and cannot "
-        "rule out a leak.",
+        "depending on the effort. The audit counts its work in operations, so its plan does not depend on "
+        "the speed of this machine. If the limit is too low, the audit skips some tests, names them, and "
+        "cannot rule out a leak.",
     )
     fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"] = Field(
         default="membership",
-        description="The weakest grade of a leak that ends in exit code 1.",
+        description="The weakest grade of a leak for which the audit ends with exit code 1.",
     )
     positive_controls: bool = Field(
         default=True,
@@ -53,7 +53,7 @@ class AuditRequest(Settings):
     )
     preset: str = Field(
         default="residuum",
-        description=f"Named group of settings for the attacks. One of: {', '.join(PRESETS)}.",
+        description=f"Name of a group of attack settings. One of: {', '.join(PRESETS)}.",
         json_schema_extra=EXPERT,
     )
     attacks: Sequence[str | InstanceOf[AttackSettings] | dict[str, Any]] = Field(
@@ -67,7 +67,8 @@ class AuditRequest(Settings):
         default=None,
         ge=1,
         le=MAX_COUNT,
-        description="Number of optimization steps of every restart. By default the number in --preset.",
+        description="Number of optimization steps in each restart of an attack. A restart is a run from a "
+        "new random start. By default, --preset sets the number.",
         json_schema_extra=EXPERT,
     )
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of all random numbers.")
@@ -75,36 +76,40 @@ class AuditRequest(Settings):
         default=2000,
         ge=200,
         le=100_000,
-        description="Number of random subsets of the held-out samples, which measure how many samples are "
-        "recovered by chance.",
+        description="Number of random subsets of the held-out samples. They are used to measure how many "
+        "samples an attack seems to recover by chance.",
         json_schema_extra=EXPERT,
     )
     device: str = Field(default="cpu", description="Where the attacks run: cpu or cuda.")
     task: Literal["auto", "binary", "multiclass", "regression"] = Field(
-        default="auto", description="Task for which the network was trained."
+        default="auto",
+        description="Task for which the network was trained: binary, multiclass, "
+        "regression or auto.",
     )
     arch: str | None = Field(
         default=None,
-        description="Architecture, if it cannot be read from the file, such as "
+        description="Architecture of the network, if it cannot be read from the file, such as "
         "convnet:1x28x28-8-16-10,bias=all.",
         json_schema_extra=EXPERT,
     )
     model_code: str | None = Field(
         default=None,
-        description="Code that makes the network, as package.module:factory, if --arch cannot "
-        "describe it. The code is run, so it needs --trust-code.",
+        description="Python function that returns the network, as package.module:function, if --arch "
+        "cannot describe the network. The function is run, so --trust-code is needed.",
         json_schema_extra=EXPERT,
     )
     baselines: bool = Field(
         default=True,
-        description="Also run simple attacks for comparison (baselines), which do not enter the verdict.",
+        description="Also run simple attacks for comparison (baselines). Their results do not change the "
+        "verdict.",
         json_schema_extra=EXPERT,
     )
     recipe: str = Field(
         default="",
         description="How the network was trained, so that the positive controls are trained in the same "
-        "way. Pass any of the settings optimizer, rate, epochs, batch, start and frozen, separated by "
-        "commas, such as optimizer=sgd,rate=0.01,frozen=LAYER1+LAYER2.",
+        "way. A positive control is a network that the audit trains to memorize its samples. Pass any of "
+        "the settings optimizer, rate, epochs, batch, start and frozen, separated by commas, such as "
+        "optimizer=sgd,rate=0.01,frozen=LAYER1+LAYER2.",
         json_schema_extra=EXPERT,
     )
     surface: Literal["all", "weights", "change", "moment"] = Field(
@@ -148,7 +153,7 @@ class AuditRequest(Settings):
 
     @property
     def seconds(self) -> float | None:
-        """The budget in seconds, None if the default budget of the effort applies."""
+        """The time budget of the audit in seconds, None for the default of the chosen effort."""
         return None if self.budget is None else seconds_of(self.budget)
 
     @property
@@ -184,6 +189,8 @@ class AuditRequest(Settings):
 class AuditOptions(TypedDict, total=False):
     """The fields of :class:`AuditRequest`, for editors and type checkers."""
 
+    label: str
+    drop: Sequence[str]
     effort: Literal["quick", "standard", "thorough"]
     budget: str | float | None
     fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"]

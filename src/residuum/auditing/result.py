@@ -13,11 +13,12 @@ from torch import Tensor
 from residuum.attacks import every_attack
 from residuum.auditing.applicability import Applies
 from residuum.auditing.controls import Controls
-from residuum.auditing.inputs import Fit
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.plan import Batch
 from residuum.auditing.summary import Screen, summarize
 from residuum.auditing.verdict import Checks, Verdict
+from residuum.evaluation.adapting import Fit
+from residuum.evaluation.embeddings import EmbeddingMatches
 from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
 from residuum.records import (
@@ -33,9 +34,10 @@ from residuum.records import (
 )
 from residuum.records.scores import MetricScore
 from residuum.risk.membership import MembershipTest
+from residuum.risk.moved_rows import MovedRows
 from residuum.surfaces.inspection import Inspection
 
-# Version of the set of attacks. If an attack becomes stronger or is added, the version grows.
+# Version of the set of attacks that an audit runs. It grows if an attack is added or becomes stronger.
 SUITE = 1
 
 
@@ -61,6 +63,7 @@ class Evidence(Record):
         scale: Factor by which each column of a table was divided.
         offset: Number that was subtracted from each column of a table.
         spread: (*shape) difference between the 95th and the 5th percentile of each column of a table.
+        embeddings: The cosines of the displayed samples if these are embeddings.
     """
 
     index: Tensor
@@ -78,11 +81,12 @@ class Evidence(Record):
     scale: Tensor | None = None
     offset: Tensor | None = None
     spread: Tensor | None = None
+    embeddings: EmbeddingMatches | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class AuditResult(Record):
-    """The outcome of :func:`audit`.
+    """The result of an audit, which the function :func:`audit` returns.
 
     Attributes:
         subject: Name of the audited file or network.
@@ -116,6 +120,7 @@ class AuditResult(Record):
         controls: The negative controls.
         checks: Checks that decide whether an audit without a finding can rule out a leak.
         membership: The test of membership, None if it was not run.
+        moved_rows: The embedding rows that training moved, compared with the tokens of the texts.
         table: The training table that the attack on a forest recovered.
         targets: The test whether recovered targets are those of the training samples.
         exposure: The ranking of the samples by risk. It does not enter the verdict.
@@ -155,6 +160,7 @@ class AuditResult(Record):
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
     membership: MembershipTest | None = None
+    moved_rows: MovedRows | None = None
     table: RecoveredTable | None = None
     targets: TargetTest | None = None
     exposure: Exposure | None = None
@@ -177,7 +183,7 @@ class AuditResult(Record):
 
     @property
     def fit(self) -> Fit | None:
-        """How well the network fits the samples."""
+        """How well the network predicts the training and held-out samples."""
         return self.checks.fit
 
     @cached_property
@@ -203,7 +209,7 @@ class AuditResult(Record):
 
     @property
     def ranked(self) -> list[tuple[Reconstruction, Selection, int]]:
-        """Candidates that the attacks selected as likely training samples, without seeing the data.
+        """Reconstructions that the attacks selected as likely training samples, without seeing the data.
 
         Each candidate is given as (reconstruction, selection, position). Candidates that several restarts
         found come first. Candidates with larger confidence come before candidates with smaller confidence.
@@ -236,7 +242,7 @@ class AuditResult(Record):
 
     @property
     def directions(self) -> tuple[int | None, str]:
-        """Number of singular directions of the first layer's weights that come from training samples.
+        """Number of directions in the first layer's weights that come from training samples.
 
         These are the directions whose singular values exceed those of a random initialization. The second
         value names the threshold above which singular values were counted. If the number is unknown, the
@@ -286,7 +292,7 @@ class AuditResult(Record):
         super(AuditResult, self.replace(reconstructions=())).save(path)
 
     def summary(self) -> str:
-        """Return the summary of the audit as plain text."""
+        """Return the summary of the audit as plain text for a terminal."""
         return self.screen.text()
 
     def show(self) -> None:

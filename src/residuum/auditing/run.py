@@ -36,7 +36,7 @@ from typing import Any, Unpack
 from torch import Tensor
 
 from residuum import plugins
-from residuum.auditing import forests, losses, stages
+from residuum.auditing import forests, losses, stages, token_models
 from residuum.auditing.assembling import assemble_result
 from residuum.auditing.case import Case, Model, check_hashes, load_case
 from residuum.auditing.certificates import Certificates
@@ -58,6 +58,7 @@ from residuum.evaluation.targets import TargetTest
 from residuum.io.updates import resolve_update
 from residuum.records import Exposure, Knowledge, RecoveredTable
 from residuum.risk.membership import MembershipTest
+from residuum.risk.moved_rows import MovedRows
 
 STOPPED = "the time limit stopped the audit after {} before all planned work was done"
 QUICK = "the effort quick can show a leak and cannot rule one out"
@@ -79,12 +80,16 @@ class Audit:
     )
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
+    # whether the files of a folder were searched for training texts
+    are_texts_searched: bool = False
     membership: MembershipTest | None = None
     table: RecoveredTable | None = None  # the training table that the attack on a forest recovered
     # test whether the targets that an attack recovered from a forest are those of the training samples
     targets: TargetTest | None = None
     # p-value of the test whether the losses of training and held-out samples differ
     p_value_of_losses: float | None = None
+    # comparison of the embedding rows that training moved with the tokens of the texts
+    moved_rows: MovedRows | None = None
     attacks: AttackResults = field(default_factory=AttackResults)
     negative_controls: Controls = field(default_factory=Controls)
     scores: AttackScores | None = None
@@ -146,6 +151,8 @@ class Audit:
     @property
     def why_not_compared(self) -> str:
         """The reason why training and held-out samples cannot be compared, "" if they can."""
+        if self.case.why_not_tested:
+            return self.case.why_not_tested
         sample_sets = self.case.sample_sets
         if sample_sets is None:
             return NO_SAMPLES
@@ -176,6 +183,11 @@ class Audit:
             limit=self.request.fail_on,
             assumed=(*assumed, *unconfirmed_notes),
             targets=self.targets,
+            nothing_stored=self.case.nothing_stored,
+            moved_rows=self.moved_rows,
+            why_not_searched=""
+            if self.case.tokens is None or self.are_texts_searched
+            else self.case.tokens.why_not_searched,
         )
 
 
@@ -195,7 +207,9 @@ class Stage:
     skip_reason: Callable[[Audit], str]
 
 
-STAGES = (  # for each stage: name, function to run, function that returns the reason to skip the stage
+STAGES: tuple[
+    Stage, ...
+] = (  # for each stage: name, function to run, function that returns the reason to skip the stage
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", stages.test_membership, stages.skip_without_weights),
     Stage("attacks", run_attacks, stages.skip_without_network),
@@ -207,13 +221,20 @@ STAGES = (  # for each stage: name, function to run, function that returns the r
 )
 
 # The stages of an audit of a forest or of any other model that is no network.
-PREDICTOR_STAGES = (
+PREDICTOR_STAGES: tuple[Stage, ...] = (
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", losses.measure_losses, stages.skip_without_predictions),
     Stage("attacks", forests.recover_tables, stages.skip_without_forest),
     Stage("negative controls", forests.run_negative_controls, stages.skip_without_predictions),
     Stage("scores", forests.score_table, stages.skip_without_table),
     Stage("positive controls", forests.test_positive_controls, stages.skip_if_decided),
+)
+
+# The stages of an audit of a token model, a network whose inputs are token ids.
+TOKEN_STAGES: tuple[Stage, ...] = (
+    Stage("stored records", token_models.find_stored_texts, token_models.skip_without_folder),
+    Stage("membership", token_models.test_membership, stages.skip_without_texts_and_base),
+    Stage("negative controls", token_models.run_negative_controls, stages.skip_without_predictions),
 )
 
 
@@ -224,8 +245,9 @@ def audit(
     holdout: Any = None,
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None = None,
     out: str | Path | None = None,
-    base: str | Path | None = None,
+    base: Any = None,
     adapter: str | Path | None = None,
+    tokenizer: Any = None,
     update: str | Path | Mapping[str, Tensor] | None = None,
     trust_code: bool = False,
     blur: bool = False,
@@ -243,7 +265,8 @@ def audit(
             (``docs/networks.md``). MLPs and trees of scikit-learn are attacked. For other models, stored
             records are searched and losses are compared.
         data: The training samples: (x, y), a Dataset, a DataFrame, a DataLoader, a map-style dataset of
-            PyTorch, or the path of an .npz, a .csv or a folder. The attacks never see them.
+            PyTorch, or the path of an .npz, a table (.csv, .tsv, .jsonl or .parquet) or a folder. The attacks
+            never see them. A pipeline in memory receives the columns of a table that it was fitted to.
         holdout: At least 100 samples that the network never saw, in the same forms as ``data``. One
             file can hold training and held-out samples. If either is missing, the verdict is at best
             inconclusive.
@@ -251,8 +274,10 @@ def audit(
             as ``{"value_range": (0, 1)}``, or the path of a saved Knowledge.
         out: Folder for the report and all other files. If the folder holds an unfinished audit, this audit
             continues. If it holds a finished audit, its result is returned.
-        base: File of the weights before fine-tuning.
+        base: File of the weights before fine-tuning. For a token model also a folder or a live module.
         adapter: File of an adapter (LoRA). ``model`` is then the network on which the adapter was trained.
+        tokenizer: Tokenizer of a token model, as in transformers, or its folder. Then ``data`` and
+            ``holdout`` are texts with labels. Without a tokenizer they are token ids.
         update: A gradient or weight difference, as a file or as tensors by name. ``model`` or ``base`` is
             then the network before the update, or None if it is not known.
         trust_code: Allow running the code that the setting ``model_code`` names.
@@ -260,7 +285,8 @@ def audit(
         expected_hashes: SHA-256 of checkpoint, data and holdout. Files with other hashes are refused.
         listener: Receives messages, stage names and the progress of attacks.
         **options: Fields of :class:`~residuum.auditing.request.AuditRequest`, such as
-            ``effort="quick"``, ``budget="10min"``, ``seed`` or ``attacks``.
+            ``effort="quick"``, ``budget="10min"``, ``seed``, ``attacks``, or ``label`` and ``drop`` for
+            the columns of a table.
 
     Returns:
         AuditResult: The verdict and the evidence for it.
@@ -278,7 +304,15 @@ def audit(
         request = request.model_copy(update={"update_kind": kind})
     deadline = Deadline.for_request(request)
     case = load_case(
-        model, data, holdout, knowledge, request, base=base, adapter=adapter, trust_code=trust_code
+        model,
+        data,
+        holdout,
+        knowledge,
+        request,
+        base=base,
+        adapter=adapter,
+        tokenizer=tokenizer,
+        trust_code=trust_code,
     )
     assert case is not None
     check_hashes(case, expected_hashes or {})
@@ -290,6 +324,7 @@ def audit(
         for line in opening_lines[bool(case.why_no_weights) :]:
             listener.message(line)
         stage_list = PREDICTOR_STAGES if case.network is None else STAGES
+        stage_list = stage_list if case.tokens is None else TOKEN_STAGES
         finished_audit = run_stages(Audit(case, request, deadline, store, listener), stage_list)
         result = assemble_result(finished_audit)
         store.write(result, blur=blur)

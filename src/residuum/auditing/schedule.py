@@ -77,7 +77,7 @@ class AttackResults(Record):
 
 
 def run_attacks(audit: Audit) -> Audit:
-    """Return the audit with the outputs of all attacks.
+    """Return the audit, extended by the outputs of all attacks.
 
     The attacks read the network and the attacker's knowledge. They never read the samples.
     """
@@ -148,7 +148,7 @@ def read_requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
 def configure_attack(
     kind: type[Attack], request: AuditRequest, settings: Mapping[str, Any]
 ) -> Attack:
-    """Create an attack with settings from the user, the audit and the preset.
+    """Create an attack with the settings of the user, of the audit and of the preset.
 
     Values in ``settings`` replace values in ``request``, and values in ``request`` replace values in the
     preset. Baselines ignore the preset and ``request.steps``.
@@ -176,7 +176,7 @@ def list_skipped_attacks(
     knowledge: Knowledge,
     requested: Collection[str],
 ) -> dict[str, AttackOutcome]:
-    """Return one table row for every attack that will not run, with the reason why.
+    """Return a table row with the reason for every attack that will not run.
 
     Args:
         attacks: The attacks, by name.
@@ -226,7 +226,7 @@ def find_surfaces(
 
 @dataclass(frozen=True)
 class AttackSchedule:
-    """The attacks of an audit on one network.
+    """The attacks of an audit on one network, with the plan of their work.
 
     Attributes:
         network: The network that is attacked.
@@ -246,7 +246,7 @@ class AttackSchedule:
 
     @classmethod
     def for_audit(cls, audit: Audit) -> AttackSchedule:
-        """Return the schedule that runs the attacks of an audit on the attacked network of the audit."""
+        """Create the schedule that runs the attacks of an audit on its network."""
         return cls(
             network=audit.case.attacked,
             knowledge=audit.case.knowledge,
@@ -263,16 +263,16 @@ class AttackSchedule:
 
     @cached_property
     def surfaces(self) -> dict[str, Surface]:
-        """The attack surface of every attack, by name of the attack."""
+        """The attack surface (part of the model that is attacked) of every attack, by name of the attack."""
         return find_surfaces(self.attacks, self.network, self.knowledge)
 
     def skipped(self) -> dict[str, AttackOutcome]:
-        """Return one table row, with the reason, for every attack that does not apply or is left out."""
+        """Return a table row with the reason for every attack that does not run."""
         requested = read_requested_settings(self.request)
         return list_skipped_attacks(self.attacks, self.surfaces, self.knowledge, requested)
 
     def plan(self, rows: dict[str, AttackOutcome]) -> dict[str, AttackPlan]:
-        """Return the plans of all attacks that are not skipped.
+        """Return the plans of the work of all attacks that are not skipped.
 
         ``rows`` holds the table rows of the skipped attacks, by name of the attack. If an attack raises an
         error while it is planned, a row with the error is added to ``rows``.
@@ -310,13 +310,14 @@ class AttackSchedule:
                 continue
             with _record_error(name, attack, row_by_attack):
                 result, batches = self._reconstruct(name, plan)
-                row = make_outcome(attack, self.surfaces[name], result)
-                row_by_attack[name] = row.replace(unfinished=plan.left_out)
+                outcome_row = make_outcome(attack, self.surfaces[name], result)
+                row_by_attack[name] = outcome_row.replace(unfinished=plan.left_out)
                 reconstructions[name] = result
                 finished_batches.extend(batches)
         deciding_attacks = [name for name, attack in self.attacks.items() if not attack.is_baseline]
         return AttackResults(
-            # A baseline that does not apply has no row. A baseline that failed has a row with its error.
+            # A baseline (a simple attack for comparison) that does not apply gets no row in the table. A
+            # baseline that failed gets a row with its error.
             tuple(
                 row_by_attack[n]
                 for n in self.attacks
@@ -363,7 +364,7 @@ class AttackSchedule:
         return f"left out: {plan.left_out}"
 
     def _reconstruct(self, name: str, plan: AttackPlan) -> tuple[Reconstruction, list[Batch]]:
-        """Run one attack. Return its candidates, and the batches of restarts that ran."""
+        """Return the reconstruction of one attack, and the batches of restarts (runs) that were computed."""
         attack, surface = self.attacks[name], self.surfaces[name]
         seconds_left = max(self.deadline.seconds_left, MIN_SECONDS)
         if attack.pace != "batches":
@@ -403,10 +404,10 @@ class AttackSchedule:
         )
         watch = self.listener.watch_attack(batch.attack, done, total)
         state_path = self.store.state(batch) if self.store else None
-        result = attack.run(surface, self.knowledge, state_path=state_path, watch=watch)
+        reconstruction = attack.run(surface, self.knowledge, state_path=state_path, watch=watch)
         if self.store:
-            self.store.save(batch, result)
-        return result
+            self.store.save(batch, reconstruction)
+        return reconstruction
 
 
 @contextmanager
@@ -425,7 +426,7 @@ def _record_error(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> 
         if attack.pace == "batches" and not attack.is_plugin:
             raise
         record(attack.is_plugin, problem.message)
-    except Exception as problem:  # only an error in a plug-in lets the audit continue
+    except Exception as problem:  # the audit continues only after errors of plug-ins
         if not attack.is_plugin:
             raise
         record(True, f"failed: {type(problem).__name__}: {problem}")
@@ -455,7 +456,7 @@ def merge_batches(batches: list[Reconstruction]) -> Reconstruction:
 
 
 def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> AttackOutcome:
-    """Return the table row of an attack that ran, with the residuals of its best restart.
+    """Return the table row of an attack that ran, with the errors of its best restart (run).
 
     A residual is the share of the weights of a layer that the reconstruction does not fit.
 
@@ -468,7 +469,7 @@ def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> At
         The row of the attack.
     """
     has_residuals = attack.has_residual and (attack.pace == "batches" or not attack.is_plugin)
-    fit = measure_fit(surface, result) if has_residuals else WeightFit()
+    weight_fit = measure_fit(surface, result) if has_residuals else WeightFit()
     return AttackOutcome(
         result.attack,
         not attack.is_baseline,
@@ -480,8 +481,8 @@ def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> At
         steps=int(result.steps[-1]) if len(result.steps) else 0,
         candidates=len(result.x),
         diverged=sum(status == "diverged" for status in result.status),
-        residual=fit.worst,
-        **vars(fit),
+        residual=weight_fit.worst,
+        **vars(weight_fit),
         seconds=result.seconds,
     )
 

@@ -45,16 +45,15 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Record, Scores
 from residuum.theory.kkt import evaluate
 
-# The distance of two images is 1 - NCC. A reconstruction counts as closer to a sample than another image if
-# the distance of the reconstruction is at most this share of the distance of the other image. We chose the
-# share on images of digits: of two means of one class, one is closer to a sample by this share in 1% of the
-# cases, by chance.
+# The distance of two images is 1 - NCC (normalized cross-correlation). A reconstruction counts as closer to
+# a sample than another image only if its distance is at most this share of the other image's distance. For
+# two mean images of a class of digits, this happens by chance in 1% of the cases.
 MAX_DISTANCE_RATIO = 0.75
 
 
 @dataclass(frozen=True)
 class AttackTest:
-    """The candidates of one attack, compared with the training set.
+    """The test of one attack: its reconstructions, compared with training and held-out samples.
 
     Attributes:
         field: The training samples, the held-out samples and the candidates (reconstructed samples).
@@ -75,7 +74,7 @@ class AttackTest:
 
     @property
     def survives(self) -> bool:
-        """Whether the test shows a leak, after its p-value is adjusted for all tests of the audit."""
+        """Whether the test shows a leak, with a p-value that is adjusted for all tests of the audit."""
         return self.adjusted <= self.level
 
     @property
@@ -116,7 +115,7 @@ def run_tests(
     level: float = SIGNIFICANCE,
     metric: Metric = METRICS[DECIDING],
 ) -> tuple[dict[str, AttackTest], list[str]]:
-    """Test the candidates of every attack, with the same random subsets of the held-out set for all attacks.
+    """Test the reconstructions of every attack, with the same random subsets of held-out samples.
 
     Args:
         pools: Candidates (reconstructed samples) of each attack, by name of the attack.
@@ -140,15 +139,17 @@ def run_tests(
     for name, pool in pools.items():
         messages: list[str] = []
         try:
-            data = prepare_scoring_data(pool.x, sets.train, sets.holdout, messages, seed=seed)
+            scoring_data = prepare_scoring_data(
+                pool.x, sets.train, sets.holdout, messages, seed=seed
+            )
         except InconclusiveError as problem:
             if len(pools) == 1:
                 raise
             notes.append(f"{name}: {problem.message}")
             continue
         notes += [message for message in messages if message not in notes]
-        if data.holdout_size:
-            data_and_similarity[name] = data, data.gain(metric)
+        if scoring_data.holdout_size:
+            data_and_similarity[name] = scoring_data, scoring_data.gain(metric)
     calibration_inputs = [(metric, *pair) for pair in data_and_similarity.values()]
     subset_count = count_affordable_subsets(calibration_inputs, seed, subsets, seconds)
     if data_and_similarity and subset_count < subsets:
@@ -207,10 +208,10 @@ def findings(
         int(recovered.sum()),
     )
     test_statistics = np.stack([test.control.excess for test in tests.values()])
-    level = next((test.level for test in tests.values()), SIGNIFICANCE)
+    significance_level = next((test.level for test in tests.values()), SIGNIFICANCE)
     lower_limits = [
         fewest_beyond_chance(
-            test_statistics, test.control.own_excess, i, level / QUESTIONS_OF_TESTS
+            test_statistics, test.control.own_excess, i, significance_level / QUESTIONS_OF_TESTS
         )
         for i, (name, test) in enumerate(tests.items())
         if name in significant_tests
@@ -222,7 +223,7 @@ def findings(
         expected_by_chance=expected,
         interval=(float(min(max(lower_limits, default=0), count)), float(count)),
         p_value=min(test.adjusted for test in tests.values()),
-        level=level,
+        level=significance_level,
         metric=DECIDING,
         rule=", ".join(dict.fromkeys(test.rule for test in (significant_tests or tests).values())),
         tests=len(tests),
@@ -286,7 +287,7 @@ def score_attacks(
     seconds: float,
     level: float = SIGNIFICANCE,
 ) -> AttackScores:
-    """Score the candidates of all attacks against training and held-out samples.
+    """Compare the reconstructions of all attacks with training and held-out samples.
 
     The tests are run first, because they decide the verdict. Then baselines and self-selected candidates
     (candidates that an attack selected as likely training samples) are scored. The metrics of published
@@ -322,7 +323,7 @@ def score_attacks(
         return score(pool.x, train, sets.holdout, seed=seed, subsets=subsets, **options)
 
     def score_if_time(name: str, pool: CandidatePool) -> Scores | None:
-        """Return the scores of candidates that do not decide the verdict, None if too little time is left."""
+        """Score reconstructions that do not decide the verdict. Return None if too little time is left."""
         candidate_count = sum(len(tested_pool.x) for tested_pool in pools.values())
         if len(pool.x) and test_seconds * len(pool.x) / candidate_count <= remaining():
             return scored(pool, metrics=[DECIDING], seconds=remaining())
@@ -340,7 +341,9 @@ def score_attacks(
         scores = scored(pools[reconstructions[0].attack], seconds=remaining())
         scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
         untested_findings = Findings(len(train), reason=scores.reason, metric=DECIDING)
-        evidence = collect_evidence(sets, scores, outputs, None, seed)
+        evidence = collect_evidence(
+            sets, scores, pools[reconstructions[0].attack].x, outputs, None, seed
+        )
         return AttackScores(
             outcomes_with_counts,
             untested_findings,
@@ -354,7 +357,9 @@ def score_attacks(
         pools[strongest_attack], calibration=tests[strongest_attack].control, seconds=remaining()
     )
     scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
-    evidence = collect_evidence(sets, scores, outputs, tests[strongest_attack], seed)
+    evidence = collect_evidence(
+        sets, scores, pools[strongest_attack].x, outputs, tests[strongest_attack], seed
+    )
     combined_findings = findings(tests, len(train), _strongest_grades(tests), train.rows)
     set_aside_matches = match_set_aside(sets.set_aside, pools, tests)
     combined_findings = combined_findings.replace(set_aside_matches=set_aside_matches)
@@ -427,7 +432,7 @@ def strongest_test(tests: dict[str, AttackTest]) -> str:
 def _with_counts(
     row: AttackOutcome, test: AttackTest | None, baseline: Scores | None
 ) -> AttackOutcome:
-    """Return the table row of an attack, with the number of samples that the attack recovers.
+    """Return the table row of an attack, extended by the number of samples that it recovers.
 
     The number comes from ``test``, or from the scores ``baseline`` if the attack is a baseline.
     """

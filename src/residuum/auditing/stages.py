@@ -42,13 +42,9 @@ def skip_without_records(audit: Audit) -> str:
 
 
 def find_stored_records(audit: Audit) -> Audit:
-    """Return the audit with the result of a search for the samples in the records that the release stores."""
+    """Return the audit with the result of the search for the samples in the release."""
     assert audit.case.stored is not None
-    unchanged_inputs = audit.case.full_inputs or audit.case
-    return replace(
-        audit,
-        stored_records=audit.case.stored.outcome(unchanged_inputs.train, unchanged_inputs.holdout),
-    )
+    return replace(audit, stored_records=audit.case.stored.outcome())
 
 
 def skip_without_network(audit: Audit) -> str:
@@ -74,6 +70,13 @@ def skip_without_train(audit: Audit) -> str:
 def skip_without_predictions(audit: Audit) -> str:
     """Return the reason to skip a stage if the model cannot be evaluated or there are no training samples."""
     return NO_PREDICTIONS if audit.case.predictor is None else skip_without_train(audit)
+
+
+def skip_without_texts_and_base(audit: Audit) -> str:
+    """Return the reason to skip a stage if there are no training texts and no moved rows, "" otherwise."""
+    tokens = audit.case.tokens
+    has_moved_rows = tokens is not None and tokens.touched is not None
+    return "" if has_moved_rows else skip_without_train(audit)
 
 
 def skip_without_forest(audit: Audit) -> str:

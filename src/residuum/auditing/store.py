@@ -31,7 +31,7 @@ WORK, STATE = "work", "state"
 
 @dataclass(frozen=True, eq=False)
 class StageOutput(Record):
-    """The outputs of a stage, as fields of the audit, and the duration of the stage in seconds."""
+    """The saved outputs of one stage (step) of an audit, and its duration in seconds."""
 
     values: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
@@ -63,7 +63,7 @@ class AuditStore:
         return run(audit)
 
     def load(self, batch: Batch) -> Reconstruction | None:
-        """Return the saved output of a batch of restarts. If the output was not saved, return None."""
+        """Return the saved output of a batch of restarts (runs of an attack), None if there is none."""
         return None
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
@@ -75,7 +75,7 @@ class AuditStore:
         """
 
     def state(self, batch: Batch) -> Path | None:
-        """Return the file for the state of a batch that is running, None if the store saves nothing."""
+        """Return the path of the file for the state of a running batch, None if nothing is saved."""
         return None
 
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
@@ -111,7 +111,7 @@ class AuditRun(RunDir, AuditStore):
 
     @property
     def has_work(self) -> bool:
-        """Whether the folder holds outputs of a stage, or of a finished or running batch."""
+        """Whether the folder holds saved results of an unfinished audit."""
         return any(self.work.glob("*.safetensors"))
 
     def refuse_other_results(self) -> None:
@@ -121,16 +121,15 @@ class AuditRun(RunDir, AuditStore):
             OutputError: If the folder holds a finished or an unfinished audit.
         """
         if self.is_complete or self.work.exists():
-            message = (
-                "The folder of a new result must not hold another audit; "
-                f"{str(self.path)!r} holds an audit already."
-            )
             raise OutputError(
-                message, "Pass another folder, or remove the folder of the other audit."
+                "The folder of a new result must not hold another audit; "
+                f"{str(self.path)!r} holds an audit already.",
+                "Pass a new folder for the result, or remove the folder that holds the other "
+                "audit.",
             )
 
     def finished(self) -> AuditResult | None:
-        """Return the result if the audit in this folder has ended, otherwise None."""
+        """Return the result of the audit in this folder, None if it has not ended."""
         if not self.is_complete:
             return None
         self.finish()
@@ -173,7 +172,7 @@ class AuditRun(RunDir, AuditStore):
         self.state(batch).unlink(missing_ok=True)
 
     def state(self, batch: Batch) -> Path:
-        """Return the file for the state of a batch that is running. Each batch has its own file."""
+        """Return the path of the file for the state of a running batch. Each batch has its own file."""
         return self.work / f"{STATE}-{self._file(batch).name}"
 
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
@@ -198,7 +197,7 @@ class AuditRun(RunDir, AuditStore):
         self.finish()
 
     def finish(self) -> None:
-        """Remove ``work/``, which only an unfinished audit needs."""
+        """Remove the folder ``work/``, which only an unfinished audit needs."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _file(self, batch: Batch) -> Path:
@@ -230,7 +229,7 @@ def open_run(out: str | Path | None, case: Case, request: AuditRequest) -> Itera
 
 
 def _changed(before: Audit, after: Audit) -> dict[str, Any]:
-    """Return the fields of the audit that a stage changed, by name, with their values after the stage."""
+    """Return the fields of the audit that a stage (step) changed, with their new values."""
     field_names = [f.name for f in fields(before) if f.name not in ("case", "store", "listener")]
     return {
         name: getattr(after, name)

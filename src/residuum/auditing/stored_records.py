@@ -1,38 +1,34 @@
 """Search for training records that a release stores. Such records decide the verdict without any attack.
 
 A nearest-neighbor model, a support vector machine or a Gaussian process consists of its training records. A
-checkpoint may hold the arrays that it was trained on. If the user passes samples, we search for each
-sample in the release. If the release has scalers, we also search for the scaled sample. A record matches a
-sample if all values are equal, except for rounding errors. We search for held-out samples in the same way, as
-a negative control.
+checkpoint may hold the arrays that it was trained on. If the user passes samples, we search for each sample
+in every array of the release (:mod:`residuum.scanning.content`), whatever the array is called. We search for
+held-out samples and shuffled samples in the same way, as a negative control.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-import torch
 from scipy.stats import hypergeom
-from torch import Tensor
+from torch import Tensor, nn
 
 from residuum.auditing.outcomes import STORED, AttackOutcome
 from residuum.errors import ResiduumError
 from residuum.evaluation.null import SIGNIFICANCE
-from residuum.io.estimators import read_scalings
-from residuum.io.inert import InertObject
+from residuum.io.inert import Block, InertObject
 from residuum.io.release import Release
 from residuum.networks.network import Network
 from residuum.records import Dataset
+from residuum.scanning.content import REMOVE_ROWS, ContentSearch, Queries, RowPlace, search_content
 from residuum.scanning.findings import RecordArray, records_in
+from residuum.scanning.number_sources import read_tensor
 
+# Start of the note that says why the other tests did not run.
+ONLY_STORED = "only stored records were searched, because the model cannot receive the samples"
 NAME = "stored outright"  # name of this search in the table of attacks
-# A sample and a record match if their values differ by at most this share of the largest value of the sample.
-ROUNDING = 16 * torch.finfo(torch.float32).eps
-# To find close records fast, samples and records are projected on a random line. Each sample is compared with
-# at most this many records on either side of its projection.
-MAX_NEIGHBORS = 64
-CHUNK = 4096  # number of records that are converted to float64 together, to limit the memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,15 +37,16 @@ class StoredRecords:
 
     Attributes:
         model: Class of the estimator that stores the records, "" if the records are not part of an estimator.
-        arrays: The arrays that hold records.
-        scalings: Factor and shift of every scaler in the release.
+        arrays: The arrays that hold records, which are known from their names or from their library.
+        search: The search for the user's samples in all arrays, None without samples.
         inputs: Number of inputs of the network in the same release.
-        notes: Why the network cannot be read, () if the release holds a network.
+        notes: Why nothing else was tested: why the network cannot be read, or why it cannot receive the
+            samples. () if the network was tested.
     """
 
     model: str
     arrays: tuple[RecordArray, ...]
-    scalings: tuple[tuple[Tensor, Tensor], ...] = ()
+    search: ContentSearch | None = None
     inputs: int | None = None
     notes: tuple[str, ...] = ()
 
@@ -71,6 +68,12 @@ class StoredRecords:
         return self.is_certain or self.inputs in values_per_record
 
     @property
+    def values_per_record(self) -> int | None:
+        """Number of values of a record in the first array of records, None if no array holds numbers."""
+        sizes = (a.records.shape[1] for a in self.arrays if a.records is not None)
+        return next(sizes, None)
+
+    @property
     def count(self) -> int:
         """Number of stored records. If two arrays hold the same records, these records count once.
 
@@ -82,10 +85,25 @@ class StoredRecords:
             else float(array.records.double().sum()): array
             for array in self.arrays
         }
-        return sum(array.finding.count or 0 for array in array_by_content.values())
+        named_count = sum(array.finding.count or 0 for array in array_by_content.values())
+        found_count = 0 if self.search is None else len(self.search.samples)
+        return max(named_count, found_count)
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the records before the release."""
+        return self.arrays[0].finding.remedy if self.arrays else REMOVE_ROWS
+
+    @property
+    def places(self) -> tuple[RowPlace, ...]:
+        """The arrays that hold samples of the user."""
+        return () if self.search is None else self.search.rows
 
     def without(self, network: Network) -> StoredRecords | None:
-        """Return the records without arrays that are parameters of the network, None if no array remains."""
+        """Return the records without arrays that are parameters of the network, None if nothing remains.
+
+        An array that holds samples of the user remains, even if it is a parameter.
+        """
         parameter_names = tuple(network.source_names.values())
         arrays = tuple(
             array
@@ -93,72 +111,59 @@ class StoredRecords:
             if array.certain or not array.finding.where.endswith(parameter_names)
         )
         input_count = network.architecture.inputs
-        return replace(self, arrays=arrays, inputs=input_count) if arrays else None
+        return replace(self, arrays=arrays, inputs=input_count) if arrays or self.places else None
 
-    def distances(self, samples: Tensor) -> Tensor:
-        """Return the distance of each sample to its nearest stored record.
-
-        The distance is divided by the largest absolute value of the sample.
-
-        Args:
-            samples: (n, *shape) samples as the user gives them.
-
-        Returns:
-            (n,) distances. The distance is 0 if all values are equal, at most ``ROUNDING`` for a match, and
-            infinity if no record matches. It is the smallest distance over all arrays, without scalers and
-            after each scaler of the release.
-        """
-        flat_samples = samples.flatten(1).double()
-        nearest_distances = torch.full((len(flat_samples),), torch.inf, dtype=torch.float64)
-        for array in self.arrays:
-            for scaled_samples in _after_each_scaler(flat_samples, self.scalings):
-                if array.records is not None and array.records.shape[1] == scaled_samples.shape[1]:
-                    nearest_distances = torch.minimum(
-                        nearest_distances, distance_to_records(scaled_samples, array.records)
-                    )
-        return nearest_distances
-
-    def outcome(self, train: Dataset | None, holdout: Dataset | None) -> AttackOutcome:
+    def outcome(self) -> AttackOutcome:
         """Return the row of the table of attacks that shows the search for stored records.
 
         The row decides the verdict in three cases. First, the program that wrote the file is known to store
-        records in one of the arrays. Second, the name of an array suggests records, and more training samples
-        are stored in it than held-out samples explain. Third, there are no training samples to search for,
-        and the rows of an array have as many values as an input of the network.
-
-        Args:
-            train: The training samples, None if there are none.
-            holdout: The held-out samples, None if there are none.
+        records in one of the arrays. Second, more training samples are stored in the file than held-out
+        samples explain, or than shuffled samples explain if there are no held-out samples. Third, there are
+        no training samples to search for, and the rows of an array have as many values as an input of the
+        network.
 
         Returns:
             The row of the table of attacks.
         """
-        record_locations = "; ".join(
+        named_locations = [
             f"{a.finding.what}{f' ({count})' if (count := a.finding.count) else ''}, at {a.finding.where}"
             for a in self.arrays
+        ]
+        train = None if self.search is None else self.search.queries.samples
+        if self.search is None or train is None:
+            row = AttackOutcome(
+                NAME, self.is_likely, True, True, "; ".join(named_locations), surface=STORED
+            )
+            return row.replace(candidates=self.count)
+        search, holdout = self.search, self.search.queries.holdout
+        named_places = [array.finding.where for array in self.arrays]
+        locations = named_locations + [
+            f"{len(place.samples)} training samples in {place.where} ({place.storage_form})"
+            for place in self.places
+            if not any(place.where.startswith(named) for named in named_places if named)
+        ]
+        train_count, match_count = len(train), len(search.samples)
+        equal_count = len(search.equal)
+        shuffled_matches = max((place.shuffled for place in self.places), default=0)
+        reason = (
+            f"{'; '.join(locations)}; {equal_count} of {train_count} training samples are stored there "
+            f"bit for bit, {match_count - equal_count} more within rounding"
         )
-        row = AttackOutcome(NAME, self.is_likely, True, True, record_locations, surface=STORED)
-        row = row.replace(candidates=self.count)
-        if train is None:
-            return row
-        record_distances = self.distances(train.x)
-        equal_count, match_count = (
-            int((record_distances == 0).sum()),
-            int(record_distances.isfinite().sum()),
-        )
-        train_count = len(train)
-        row = row.replace(
-            decides=self.is_certain or match_count > 0,
+        row = AttackOutcome(
+            NAME,
+            self.is_certain or match_count > 0,
+            True,
+            True,
+            f"{reason}; {shuffled_matches} of {search.shuffled_count} shuffled samples are stored there",
+            surface=STORED,
+            candidates=self.count,
             recovered=match_count,
-            sample_count=train_count,
             rule="stored in the file",
-            reason=f"{record_locations}; {equal_count} of {train_count} training samples are stored there "
-            "bit for bit, "
-            f"{match_count - equal_count} more within rounding",
+            sample_count=train_count,
         )
         if holdout is None or holdout.shape != train.shape:
-            return row.replace(expected_by_chance=None)
-        holdout_matches = int(self.distances(holdout.x).isfinite().sum())
+            return row
+        holdout_matches = len(search.holdout_samples)
         p_value = float(
             hypergeom.sf(
                 match_count - 1,
@@ -169,23 +174,58 @@ class StoredRecords:
         )
         return row.replace(
             decides=self.is_certain or p_value <= SIGNIFICANCE,
-            reason=f"{row.reason}; {holdout_matches} of {len(holdout)} held-out samples are stored there",
+            reason=f"{row.reason}, and {holdout_matches} of {len(holdout)} held-out samples are stored there",
             expected_by_chance=train_count * holdout_matches / len(holdout),
             p_value=p_value,
         )
 
 
-def find_records(release: Release) -> StoredRecords | None:
-    """Return the data records that a release stores, or None if the release stores no records."""
+def find_records(
+    release: Release, train: Dataset | None = None, holdout: Dataset | None = None
+) -> StoredRecords | None:
+    """Return the data records that a release stores, or None if the release stores no records.
+
+    Args:
+        release: The release.
+        train: Samples that are searched in every array of the release, as the user gives them.
+        holdout: Samples that the model never saw, which are searched in the same way.
+
+    Returns:
+        The records.
+    """
     try:
         arrays = tuple(records_in(release))
-        scalings = tuple(read_scalings(release)) if arrays else ()
+        queries = Queries(train, holdout)
+        search = None if train is None else search_content(release, queries, include_values=False)
     except ResiduumError:
         return None
-    if not arrays:
+    if not arrays and (search is None or not search.rows):
         return None
     estimator_class = release.content.class_name if isinstance(release.content, InertObject) else ""
-    return StoredRecords(estimator_class, arrays, scalings)
+    return StoredRecords(estimator_class, arrays, search)
+
+
+def wrap_tensors(tensors: Mapping[str, Tensor] | nn.Module) -> Release:
+    """Return the tensors of a live model as a release, so that they can be searched like a file.
+
+    Args:
+        tensors: The tensors by name, or a module, whose state dict is used.
+
+    Returns:
+        The release. Its path is the name of the class.
+    """
+    state = tensors.state_dict() if isinstance(tensors, nn.Module) else tensors
+    blocks = {
+        name: Block(
+            tuple(tensor.shape),
+            str(tensor.dtype).removeprefix("torch."),
+            tensor.detach().cpu,
+            part_reader=read_tensor(tensor),
+        )
+        for name, tensor in state.items()
+        if isinstance(tensor, Tensor) and not tensor.is_sparse and not tensor.is_quantized
+    }
+    return Release(Path(type(tensors).__name__), "torch", blocks)
 
 
 def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
@@ -194,50 +234,3 @@ def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
     In such a search, the name of an array suggests records, but the array does not hold the training samples.
     """
     return tuple(f"not confirmed: {row.reason}" for row in rows if not row.is_stored)
-
-
-def _after_each_scaler(x: Tensor, scalings: tuple[tuple[Tensor, Tensor], ...]) -> Iterator[Tensor]:
-    """Yield the samples as passed, then after the first scaler, then after the first two, and so on."""
-    yield x
-    for factor, shift in scalings:
-        if factor.numel() in (1, x.shape[1]) and shift.numel() in (1, x.shape[1]):
-            x = x * factor + shift
-            yield x
-
-
-def distance_to_records(x: Tensor, records: Tensor) -> Tensor:
-    """Return the distance of each sample to its nearest stored record.
-
-    The distance is the largest difference between a value of the sample and the same value of the record. It
-    is divided by the largest absolute value of the sample. To save time, samples and records are projected on
-    a random line, and only neighbors on this line are compared. Equal samples and records have equal
-    projections. If values differ by rounding errors, positive and negative errors partly cancel. The
-    projections then differ at most by about the rounding error times the length of the vector that defines
-    the line.
-
-    Args:
-        x: (n, d) samples in float64.
-        records: (m, d) records.
-
-    Returns:
-        (n,) distances, infinity for samples without a record within ``ROUNDING``.
-    """
-    line_vector = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
-    projected_records = torch.cat([chunk.to(x) @ line_vector for chunk in records.split(CHUNK)])
-    sorted_projections, sorted_records = projected_records.sort()
-    largest_values = x.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    tolerance, projected_samples = (
-        4 * ROUNDING * largest_values * line_vector.norm(),
-        x @ line_vector,
-    )
-    search_bounds = torch.stack(
-        [projected_samples - tolerance, projected_samples, projected_samples + tolerance]
-    )
-    first, middle, last = torch.searchsorted(sorted_projections, search_bounds)
-    first, last = first.clamp(min=middle - MAX_NEIGHBORS), last.clamp(max=middle + MAX_NEIGHBORS)
-    distances = torch.full((len(x),), torch.inf, dtype=x.dtype)
-    for i in (first < last).nonzero().flatten().tolist():
-        neighbors = records[sorted_records[first[i] : last[i]]].to(x)
-        distance = (neighbors - x[i]).abs().amax(1).nan_to_num(torch.inf).min() / largest_values[i]
-        distances[i] = distance if distance <= ROUNDING else torch.inf
-    return distances

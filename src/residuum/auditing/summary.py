@@ -81,20 +81,20 @@ class Screen:
             The summary, with line breaks.
         """
         indent = max(map(len, TITLES)) + 2
-        lines = [self.headline.upper(), *_wrap(self.sentence, width)]
+        text_lines = [self.headline.upper(), *_wrap(self.sentence, width)]
         for answer in self.answers:
-            lines += [answer.question]
+            text_lines += [answer.question]
             power = "" if answer.power in self.sentence else answer.power
             evidence_and_power = " ".join(filter(None, (answer.evidence, power)))
-            lines += _wrap(
+            text_lines += _wrap(
                 f"{answer.answer.capitalize()}. {evidence_and_power}", width, "    ", "    "
             )
         printed_lines = (line for line in self.lines if line.title not in without)
         for title, text in (*printed_lines, ScreenLine("next step", self.next.text)):
-            lines += _wrap(text, width, f"{title:<{indent}}", " " * indent)
+            text_lines += _wrap(text, width, f"{title:<{indent}}", " " * indent)
         for command in self.next.commands:
-            lines += _fold_command(command, width)
-        return "\n".join(lines)
+            text_lines += _fold_command(command, width)
+        return "\n".join(text_lines)
 
 
 def _fold_command(command: str, width: int) -> list[str]:
@@ -102,11 +102,11 @@ def _fold_command(command: str, width: int) -> list[str]:
     command_with_joined_options = re.sub(
         r"( --[\w-]+) (?!-)", "\\1\x00", command
     )  # lines break only at spaces
-    lines = [
+    folded_lines = [
         line.replace("\x00", " ")
         for line in _wrap(command_with_joined_options, width - 4, "", "    ")
     ]
-    return [f"  {line} \\" for line in lines[:-1]] + [f"  {lines[-1]}"]
+    return [f"  {line} \\" for line in folded_lines[:-1]] + [f"  {folded_lines[-1]}"]
 
 
 def _wrap(text: str, width: int, first: str = "", following: str = "") -> list[str]:
@@ -123,17 +123,18 @@ def summarize(result: AuditResult) -> Screen:
     release_text = "model" if result.checks.why_no_attack else "weights"
     release_text = "update" if result.knowledge.update is not None else release_text
     no_knowledge_text = f"nothing but the {'file' if verdict.stored else release_text}"
+    known_base_text = "" if result.moved_rows is None else "the weights before fine-tuning"
     line_texts = (
-        _knowledge(result.knowledge) or no_knowledge_text,
+        _knowledge(result.knowledge) or known_base_text or no_knowledge_text,
         _attacked_surfaces(result),
         "" if result.fit is None else result.fit.line,
         _unproven_assumption(result),
     )
-    lines = tuple(
+    screen_lines = tuple(
         ScreenLine(title, text) for title, text in zip(TITLES, line_texts, strict=True) if text
     )
     sentence = verdict.not_judged_note if verdict.outcome == LEAK else verdict.sentence
-    return Screen(verdict.headline, sentence, verdict.answers, lines, next_step(result))
+    return Screen(verdict.headline, sentence, verdict.answers, screen_lines, next_step(result))
 
 
 def _unproven_assumption(result: AuditResult) -> str:
@@ -160,7 +161,7 @@ def _knowledge(knowledge: Knowledge) -> str:
 
 
 def _attacked_surfaces(result: AuditResult) -> str:
-    """Return the parts of the release that were attacked, each with its number of attacks."""
+    """Return the parts of the model file that were attacked, each with its number of attacks."""
     attack_counts = Counter(
         SURFACE_WORDS.get(row.surface, row.surface or "the weights")
         for row in result.attacks

@@ -61,7 +61,8 @@ class TrainingRecipe:
                 setting_values[name] = setting_types[name](value)
             except ValueError as problem:
                 raise InputError(
-                    f"The setting {name!r} of a training recipe must be a number; got {value[:40]!r}.",
+                    f"The setting {name!r} in a training recipe (--recipe) must be a number; got "
+                    f"{value[:40]!r}.",
                     f"Pass --recipe {EXAMPLE}.",
                 ) from problem
         for name, choices in (("optimizer", OPTIMIZERS), ("start", INITIALIZATIONS)):

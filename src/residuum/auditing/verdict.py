@@ -23,7 +23,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from residuum.auditing.inputs import Fit
 from residuum.auditing.outcomes import (
     ATTRIBUTE,
     GRADES,
@@ -33,7 +32,8 @@ from residuum.auditing.outcomes import (
     Findings,
 )
 from residuum.auditing.power import PositiveControls, covered_samples
-from residuum.auditing.questions import Answer, answer_questions, plural
+from residuum.auditing.questions import NOTHING_STORED, Answer, answer_questions, plural
+from residuum.evaluation.adapting import Fit
 from residuum.evaluation.null import SIGNIFICANCE, format_p
 from residuum.evaluation.targets import TargetTest
 from residuum.io.metadata import METADATA_SAYS
@@ -41,6 +41,7 @@ from residuum.networks.network import Network
 from residuum.records import Knowledge, Record, Scores
 from residuum.records.published import SchemaRule, Share
 from residuum.risk.membership import ABSENT, SHOWN, MembershipTest
+from residuum.risk.moved_rows import MovedRows
 from residuum.surfaces.inspection import Inspection
 
 LEAK, NO_LEAK_FOUND, INCONCLUSIVE = "leak", "no-leak-found", "inconclusive"
@@ -100,7 +101,7 @@ class Checks(Record):
 
     @property
     def covered(self) -> int:
-        """Largest number of training samples at which the tests detect a leak in enough positive controls."""
+        """Largest size of positive controls (networks that memorize) whose leaks are detected."""
         return covered_samples(self.positive_controls)
 
     @property
@@ -134,7 +135,7 @@ class Verdict(Record):
             reconstruct training samples? Can training samples be told from non-members?
         grade: The strongest grade of the findings, "" without a finding.
         grades: Number of samples of each grade, the strongest first.
-        limit: The weakest grade that ends in exit code 1.
+        limit: The weakest grade of a leak that ends in exit code 1.
         n: Number of training samples that were judged.
         recovered: Number of training samples that attacks recovered or that are stored in the file.
         expected_by_chance: Number of recovered samples expected by chance.
@@ -182,7 +183,7 @@ class Verdict(Record):
 
     @property
     def exit_code(self) -> Annotated[int, SchemaRule(enum=[*EXIT_CODES.values()])]:
-        """The exit code of ``residuum audit``."""
+        """The exit code with which the command ``residuum audit`` ends."""
         if self.outcome == LEAK and self.is_below_limit:
             return EXIT_CODES[NO_LEAK_FOUND]
         return EXIT_CODES[self.outcome]
@@ -209,7 +210,7 @@ class Verdict(Record):
 
     @property
     def coverage(self) -> str:
-        """How many training samples were not judged, in words. "" if all samples were judged."""
+        """A text that says how many training samples were not judged, "" if all were judged."""
         if not self.not_judged or self.n is None:
             return ""
         verb = "was" if self.not_judged == 1 else "were"
@@ -246,11 +247,11 @@ class Verdict(Record):
 
 
 def reaches(grade: str, limit: str) -> bool:
-    """Return True if the grade of a finding is at least as strong as the limit set by ``--fail-on``.
+    """Return True if a leak is at least as strong as the limit that the user set by ``--fail-on``.
 
     Args:
         grade: The grade of the finding.
-        limit: The weakest grade that ends in exit code 1.
+        limit: The weakest grade of a leak that ends in exit code 1.
 
     Returns:
         Whether the grade reaches the limit.
@@ -269,6 +270,9 @@ def decide(
     limit: str = MEMBERSHIP,
     assumed: tuple[str, ...] = (),
     targets: TargetTest | None = None,
+    nothing_stored: str = NOTHING_STORED,
+    moved_rows: MovedRows | None = None,
+    why_not_searched: str = "",
 ) -> Verdict:
     """Decide the outcome of an audit by the table at the top of this file.
 
@@ -280,9 +284,12 @@ def decide(
         checks: Checks that decide whether an audit without a finding can rule out a leak.
         membership: The test of membership, None if it was not run.
         why_not_compared: Why training and held-out samples could not be compared, "" if they could.
-        limit: The weakest grade that ends in exit code 1.
+        limit: The weakest grade of a leak that ends in exit code 1.
         assumed: Assumptions about network and samples, which are added to the reasons.
         targets: The test of recovered targets, None if the release holds no forest.
+        nothing_stored: What the search for stored records found if ``attacks`` has no row about it.
+        moved_rows: The embedding rows that training moved, None without a base.
+        why_not_searched: Why stored records were not searched for, "" if they were.
 
     Returns:
         The verdict with its reasons.
@@ -303,6 +310,9 @@ def decide(
         why_no_attack=checks.why_no_attack,
         targets=targets,
         is_target_finding=target_finding is not None,
+        nothing_stored=nothing_stored,
+        moved_rows=moved_rows,
+        why_not_searched=why_not_searched,
     )
     significant_membership = membership if is_member_finding else None
     grades = _grades(stored_row, findings, significant_membership, target_finding)
@@ -360,8 +370,8 @@ def _grades(
     if findings is not None and findings.survivors:
         strongest_index = [*GRADES].index(findings.grade)
         for grade, count in findings.grades.items():
-            # A single sample may have a strong grade by chance. If the grade of a sample is stronger than the
-            # grade of all findings together, the sample counts with the grade of all findings.
+            # A single recovered sample may look more like the original than the others by chance. So no
+            # sample counts with a stronger grade than all findings together.
             counted_grade = grade if [*GRADES].index(grade) >= strongest_index else findings.grade
             count_by_grade[counted_grade] = count_by_grade.get(counted_grade, 0) + count
         if not findings.grades:
@@ -388,7 +398,7 @@ def _row(
     why_not_compared: str,
     limit: str,
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the outcome of an audit and its reasons.
+    """Return the outcome of an audit, and the reasons for it.
 
     They come from the first row whose case is true, in the table at the top of this file.
     """
@@ -472,7 +482,7 @@ def reasons_to_stay_open(
 
 
 def unfinished(attacks: tuple[AttackOutcome, ...]) -> list[str]:
-    """Return one sentence for each attack whose planned work the budget cut short, except baselines."""
+    """Describe, in one sentence each, the attacks that could not run as planned within the budget."""
     return [
         f"the budget was too small for all work of {attack.name}: {attack.unfinished}"
         for attack in attacks
@@ -496,7 +506,7 @@ def _evidence(
     checks: Checks,
     membership: MembershipTest | None,
 ) -> tuple[str, ...]:
-    """Return one sentence for every test that shows a leak."""
+    """Describe every test that shows a leak, in one sentence each."""
     sentences = [
         f"{attack.name} recovers {attack.recovered} of {findings.n} training samples ({attack.rule}; "
         f"{attack.expected_by_chance:.2g} expected by chance), adjusted {format_p(attack.adjusted or 0.0)} "
@@ -554,7 +564,7 @@ def _without_effect(attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
 
 
 def opening(network: Network, fit: Fit | None) -> tuple[str, ...]:
-    """Return the lines that an audit prints before it attacks.
+    """Return the lines of text that an audit prints before its attacks run.
 
     Args:
         network: The network.

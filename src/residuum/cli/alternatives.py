@@ -18,7 +18,8 @@ from cyclopts import Parameter
 from residuum.cli import options
 from residuum.cli.output import format_number, print_line, print_table, split_progress
 
-# Default distance by which samples move, as a share of the largest distance that keeps activation patterns.
+# Default distance by which samples move, as a share of the largest distance at which the same neurons stay
+# active.
 SHARE = 0.9
 MAX_BLOCKED = 5  # maximal number of printed lines about samples that cannot move
 
@@ -32,7 +33,11 @@ def _command(
     /,
     *,
     out: Annotated[
-        Path, Parameter(help="Folder for the alternative training set and its picture.")
+        Path,
+        Parameter(
+            help="Folder to write: the alternative training set (other samples that fit the "
+            "same weights) and a picture of it."
+        ),
     ],
     data: options.OwnData = None,
     distance: Annotated[
@@ -45,13 +50,14 @@ def _command(
     budget_frac: Annotated[
         float | None,
         Parameter(
-            help="Split every sample into two samples that move in opposite directions. The value is the "
-            "distance of the move, as a share of the largest distance that keeps the activation pattern. By "
-            f"default, samples are split with the value {SHARE}."
+            help="Split every sample into two samples that move in opposite directions. The value is a "
+            "share of the largest distance at which the same neurons stay active. By default, samples are "
+            f"split with the value {SHARE}."
         ),
     ] = None,
     merge: Annotated[
-        bool, Parameter(help="Merge samples that have the same label and activation pattern.")
+        bool,
+        Parameter(help="Merge samples that have the same label and activate the same neurons."),
     ] = False,
     task: options.TaskOption = "auto",
     output: options.Output = options.OUTPUT,
@@ -65,7 +71,7 @@ def _command(
     ] = "softest",
     arch: options.Arch = None,
 ) -> None:
-    """Write another training set that an attack on the weights cannot tell from the true one."""
+    """Write another training set that gives the same weights, so no attack can tell it from the true one."""
     from residuum.errors import InputError
     from residuum.records import Dataset
     from residuum.records.inputs import find_training_samples
@@ -75,7 +81,8 @@ def _command(
     passed_options = [name for name, value in kind_options.items() if value is not None]
     if len(passed_options) > 1:
         raise InputError(
-            f"Only one kind of alternative training set can be chosen; got {' and '.join(passed_options)}.",
+            f"Only one kind of alternative training set (another set that fits the same weights) can be "
+            f"chosen; got {' and '.join(passed_options)}.",
             f"Pass only {passed_options[0]}.",
         )
     samples = Dataset.from_npz(find_training_samples(checkpoint, data))

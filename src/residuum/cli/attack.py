@@ -88,11 +88,11 @@ app = options.command_app("attack", __doc__)
 
 
 def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..., None]:
-    """Return the function that runs the command ``residuum attack NAME``.
+    """Create the function that runs the command ``residuum attack NAME``.
 
     Args:
         name: Name of the attack, "auto" for the attack that suits the network.
-        settings_model: The settings model of the attack. Its fields become options of the command.
+        settings_model: The pydantic model of the attack's settings. Its fields become options of the command.
 
     Returns:
         The command function.
@@ -106,16 +106,16 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         out: Annotated[
             Path | None,
             Parameter(
-                help="Folder to write. An unfinished attack in this folder is continued. Required without "
-                "--dry-run."
+                help="Folder for the results. If the folder holds an unfinished attack, this attack is "
+                "continued. Required unless you pass --dry-run."
             ),
         ] = None,
         preset: options.PresetName = "residuum",
         dry_run: Annotated[
             bool,
             Parameter(
-                help="Print what the attack will cost, and do not attack. The cost of a step is measured for "
-                "two seconds."
+                help="Print how much time and memory the attack will need, and do not run the attack. For "
+                "this, steps of the attack are run for two seconds."
             ),
         ] = False,
         output: options.Output = options.OUTPUT,
@@ -126,7 +126,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         arch: options.Arch = None,
         model: options.ModelCode = None,
         trust_code: options.TrustCode = False,
-        # This function ignores the option. ``main`` reads it earlier. It is listed here only for the help.
+        # The function ``main`` reads this option before it calls this function. The option is listed here
+        # only for the help text.
         no_plugins: options.NoPlugins = False,
     ) -> None:
         from residuum.attacks import Attack, estimate, make_attack
@@ -190,7 +191,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
             return
         if out is None:
             raise InputError(
-                "An attack needs a folder to write.", "Pass --out runs/a, or --dry-run."
+                "An attack needs a folder for its results.",
+                "Pass --out runs/a, or --dry-run to print only the cost.",
             )
         attack_identity = make_request(release, network, attack)
         with AttackRun.open(out) as run:
@@ -208,7 +210,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
                 else f"All {reconstruction.restarts} restarts"
             )
             raise InconclusiveError(
-                f"{sentence_subject} diverged; the unfinished result is in {str(out)!r}.",
+                f"An attack must stay finite. {sentence_subject} diverged (reached infinite or undefined "
+                f"values); the unfinished result is in {str(out)!r}.",
                 "Lower --lr-x or --lr-lam.",
             )
         if is_reused and output.visible:
@@ -235,7 +238,8 @@ def check_preset(name: str, preset: str) -> None:
     preset_attack = PRESETS[preset].attack
     if name != AUTO and preset_attack not in (AUTO, name, *CHOICES.get(name, ())):
         raise InputError(
-            f"--preset {preset} has settings of {preset_attack}, not of {name}.",
+            f"The option --preset {preset} holds settings of the attack {preset_attack}, not of the "
+            f"attack {name}.",
             f"Run residuum attack {preset_attack}, or leave --preset out.",
         )
 
@@ -268,7 +272,7 @@ def add_command_of_plugin(arguments: list[str]) -> None:
         app.command(attack_app(name, attacks[name]))
     elif following and not following[0].startswith("-"):
         raise InputError(
-            f"There is no attack {name!r}.", did_you_mean(name, [*{**MODELS, **attacks}])
+            f"No attack has the name {name!r}.", did_you_mean(name, [*{**MODELS, **attacks}])
         )
 
 
@@ -277,7 +281,7 @@ def attack_app(name: str, settings_model: type[AttackSettings]) -> App:
 
     Args:
         name: Name of the attack.
-        settings_model: The settings model of the attack.
+        settings_model: The pydantic model of the attack's settings.
 
     Returns:
         The cyclopts application.
@@ -299,7 +303,7 @@ for attack_name, model in MODELS.items():
 
 
 def show(reconstruction: Reconstruction, out: Path) -> None:
-    """Print the result of an attack, with the loss and the relative residuals of every restart.
+    """Print the result of an attack, with the loss and the errors of every restart (run).
 
     Args:
         reconstruction: The result of the attack.
@@ -331,12 +335,12 @@ def show(reconstruction: Reconstruction, out: Path) -> None:
 
 
 def _preview_forest(release: Release, output: options.Output) -> None:
-    """Print the size of a random forest and what prevents an attack on it. The forest is not attacked."""
+    """Print the size of a random forest, and why it cannot be attacked if so. Do not attack it."""
     from residuum.attacks.trees.forest import read_forest, why_not
 
     forest_model = read_forest(release)
     trees = forest_model.forest.trees
-    preview = {
+    forest_facts = {
         "model": forest_model.name,
         "trees": len(trees),
         "nodes": sum(len(tree.left) for tree in trees),
@@ -344,9 +348,11 @@ def _preview_forest(release: Release, output: options.Output) -> None:
         "records": forest_model.forest.records,
         "obstacle": why_not(forest_model.forest),
     }
-    preview_rows = [(name, "-" if value is None else str(value)) for name, value in preview.items()]
+    preview_rows = [
+        (name, "-" if value is None else str(value)) for name, value in forest_facts.items()
+    ]
     output.print_result(
-        preview,
+        forest_facts,
         lambda: print_table("dry run: nothing was attacked", ("figure", "value"), preview_rows),
     )
 
@@ -365,7 +371,7 @@ def _attack_forest(
     from residuum.verbs.forests import SUMMARY, TABLE, attack_forest
 
     if out is None:
-        raise InputError("An attack needs a folder to write.", "Pass --out runs/a.")
+        raise InputError("An attack needs a folder for its results.", "Pass --out runs/a.")
     knowledge = known_by_attacker(knowledge_values, Knowledge(), None, None)
     forest_attack = ForestAttack.from_json(
         {k: v for k, v in attack.to_json().items() if k in ForestAttack.model_fields}
@@ -387,7 +393,7 @@ def _attack_forest(
 
 
 def _show_added_candidates(reconstruction: Reconstruction) -> None:
-    """Print how often an attack changed the number of candidates by splitting, merging or dropping some.
+    """Print how often an attack split, merged or removed candidates (guesses of samples).
 
     Also print whether each restart ended at a minimum of the loss.
     """
@@ -405,7 +411,7 @@ def _show_added_candidates(reconstruction: Reconstruction) -> None:
 
 
 def _show_cost(cost: Estimate) -> None:
-    """Print the expected cost of an attack. The cost follows from the measured time of one step."""
+    """Print the expected cost of an attack, which is computed from the measured time of one step."""
     memory_by_use = ", ".join(f"{name} {size / 2**20:.4g}" for name, size in cost.memory.items())
     flops_by_layer = ", ".join(
         f"{name} {flops / 1e9:.4g}" for name, flops in cost.flops_by_layer.items()

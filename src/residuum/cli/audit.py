@@ -15,6 +15,7 @@ residuum audit --config a/config.toml --out again
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -49,6 +50,13 @@ if TYPE_CHECKING:
 
 # Names of the lines of the summary that are printed before the attacks begin. They are not printed again.
 ALREADY_PRINTED = ("network",)
+INPUTS = (
+    "data",
+    "holdout",
+    "base",
+    "adapter",
+    "tokenizer",
+)  # inputs of an audit other than the model
 STAGE_MESSAGES = {
     "negative controls": "running negative controls",
     "scores": "scoring against held-out samples",
@@ -72,6 +80,8 @@ app = options.command_app("audit", __doc__)
             "attacks": Annotated[
                 list[str], Parameter(metavar="NAME", completer=lambda _: tuple(MODELS))
             ],
+            "label": Annotated[str, Parameter(metavar="COLUMN")],
+            "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
             "arch": Annotated[str, Parameter(metavar="ARCH")],
             "model_code": Annotated[str, Parameter(metavar="CODE")],
             "recipe": Annotated[str, Parameter(metavar="KEY=VALUE,...")],
@@ -85,8 +95,9 @@ def _command(
     data: Annotated[
         str | None,
         Parameter(
-            help="Training samples: an .npz, a .csv with a header, a folder of images or a training "
-            "directory.",
+            help="Training samples: an .npz, a table with a header (.csv, .tsv, .jsonl or .parquet), a "
+            "folder of images or a training directory. For a token model: texts as .csv, .jsonl or .txt, or "
+            "token ids as .npz.",
             metavar="DATA",
         ),
     ] = None,
@@ -154,6 +165,13 @@ def _command(
             group=options.EXPERT,
         ),
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        Parameter(
+            help="Folder of the tokenizer of a token model. By default the folder of the model.",
+            metavar="DIR",
+        ),
+    ] = None,
     trust_code: options.TrustCode = False,
     # This function ignores the option. ``main`` reads it earlier. It is listed here only for the help text.
     no_plugins: options.NoPlugins = False,
@@ -168,6 +186,7 @@ def _command(
     grade, comparisons = read_conditions(fail_on or [])
     passed_settings: dict[str, Any] = {
         **{"checkpoint": checkpoint and str(checkpoint), "data": data, "holdout": holdout},
+        "tokenizer": tokenizer,
         **{
             **vars(knowledge_options),
             **vars(fine_tuning),
@@ -199,7 +218,7 @@ def _command(
     if audit_request.checkpoint is None:
         raise InputError("An audit needs a checkpoint.", "Run residuum audit model.safetensors.")
     inputs: dict[str, Any] = {
-        **{name: getattr(audit_request, name) for name in ("data", "holdout", "base", "adapter")},
+        **{name: getattr(audit_request, name) for name in INPUTS},
         "knowledge": audit_request.knowledge_or_facts(),
         "trust_code": trust_code,
     }
@@ -210,6 +229,8 @@ def _command(
     if out is None:
         raise InputError("An audit needs a folder to write.", "Pass --out runs/a.")
     options.check_device(audit_request.device)
+    # The hub of Hugging Face reads this variable when it is imported. An audit needs no network.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with listener_for(output.visible) as listener:
         audit_result = audit(
             audit_request.checkpoint,

@@ -1,4 +1,4 @@
-"""``residuum certify``: measure how close a network is to a KKT point, or certify a reconstruction.
+"""``residuum certify``: check how training samples explain a network, or certify a reconstruction.
 
 A certificate of a reconstruction bounds what the reconstruction must share with every other training set that
 fits the same weights.
@@ -56,32 +56,35 @@ def _command(
     reconstruction: Annotated[
         Path | None,
         Parameter(
-            help="Folder of an attack. The certificate then says how much every other training set that fits "
-            "the same weights must share with the reconstructions of this attack. Without this option, the "
-            "KKT residuals of samples are measured.",
+            help="Folder of a finished attack. The certificate then proves how much every other training "
+            "set that fits the same weights must share with the images that this attack reconstructed. "
+            "Without this option, the command measures how well the samples in --data satisfy the KKT "
+            "equation (the equation of a network with maximal margin).",
             metavar="RUN",
         ),
     ] = None,
     candidates: Annotated[
         Literal["selected", "best"],
         Parameter(
-            help="With --reconstruction: which candidates to certify, selected (those that several restarts "
-            "found) or best (all candidates of the best restart).",
+            help="With --reconstruction: which candidates (reconstructed images) to certify. selected: "
+            "the candidates that several restarts of the attack found. best: all candidates of the best "
+            "restart.",
             show_default=True,
         ),
     ] = "selected",
     samples: Annotated[
         int | None,
         Parameter(
-            help="With --reconstruction: number of candidates to certify, counted from the first."
+            help="With --reconstruction: number of candidates (reconstructed images) to certify, starting "
+            "from the first."
         ),
     ] = None,
     device: options.Device = "cpu",
     out: Annotated[
         Path | None,
         Parameter(
-            help="Folder for certificate.json. With --reconstruction, for uniqueness.json, "
-            "uniqueness.safetensors and ambiguity.png."
+            help="Folder for the file certificate.json. With --reconstruction, folder for the files "
+            "uniqueness.json, uniqueness.safetensors and ambiguity.png."
         ),
     ] = None,
     output: options.Output = options.OUTPUT,
@@ -89,9 +92,9 @@ def _command(
     rivals: Annotated[
         Literal["tied", "best"],
         Parameter(
-            help="With several classes: which wrong classes of a sample get a multiplier in the KKT "
-            "equation. tied: every wrong class whose output equals the largest output of a wrong class. "
-            "best: only one wrong class with the largest output.",
+            help="For networks with several classes: which wrong classes of a sample get a multiplier (a "
+            "term) in the KKT equation. best: only the wrong class with the largest output. tied: every "
+            "wrong class that shares the largest output.",
             group=options.EXPERT,
             show_default=True,
         ),
@@ -99,7 +102,7 @@ def _command(
     kink_tolerance: Annotated[
         float,
         Parameter(
-            help="A kink is a sample at which the pre-activation of a neuron is zero. A pre-activation "
+            help="Tolerance for kinks. A kink is a sample at which the input of a ReLU is zero. The input "
             "counts as zero if its relative size is below this number.",
             group=options.EXPERT,
             show_default=True,
@@ -108,15 +111,15 @@ def _command(
     share: Annotated[
         float,
         Parameter(
-            help="With --reconstruction: smallest share of a candidate's multiplier that an image of another "
-            "training set must have to replace the candidate. The certificate bounds how far every such "
-            "image can be from the candidate.",
+            help="With --reconstruction: the certificate bounds how far an image of another training set "
+            "can be from a candidate (a reconstructed image). It considers only images whose multiplier "
+            "(weight) is at least this share of the candidate's multiplier.",
             group=options.EXPERT,
             show_default=True,
         ),
     ] = 0.1,
 ) -> None:
-    """Measure how close a network is to a KKT point, or how unique a reconstruction is."""
+    """Measure how well samples explain the weights of a network, or how unique a reconstruction is."""
     from residuum.verbs.certifying import certify_kkt, certify_reconstruction
 
     if reconstruction is None:
@@ -138,7 +141,7 @@ def _command(
         )
     if data is not None:
         raise InputError(
-            "--data and --reconstruction ask for two different certificates; got both.",
+            "The options --data and --reconstruction ask for two different certificates; got both options.",
             "Pass --data or --reconstruction.",
         )
     options.check_device(device)
@@ -162,7 +165,7 @@ def _command(
 
 
 def show(certificate: Certificate, title: str) -> None:
-    """Print how close a network is to a KKT point as a table.
+    """Print a table that shows how well samples explain the weights of a network (KKT equation).
 
     Args:
         certificate: The KKT certificate: residuals, margins and multipliers of the network at samples.

@@ -44,7 +44,7 @@ def _command(
     data: Annotated[
         str | None,
         Parameter(
-            help="Name of a dataset, an .npz or a folder.",
+            help="Training samples: the name of a dataset, an .npz file or a folder.",
             metavar="DATA",
             completer=lambda _: options.DATASETS,
         ),
@@ -52,18 +52,22 @@ def _command(
     defenses: Annotated[
         str | None,
         Parameter(
-            help="Defenses with their strengths, separated by commas. --list prints all defenses.",
+            help="Defenses to test, with their strengths, separated by commas, such as noise:0.5,sgd:10. "
+            "The option --list prints all defenses.",
             metavar="NAME:STRENGTH,...",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         Parameter(
-            help="Folder to write. Defenses that are finished in this folder do not run again."
+            help="Folder for the results. Defenses whose results are already in this folder do not run "
+            "again."
         ),
     ] = None,
     settings: dict[str, Any] | None = None,
-    listing: Annotated[bool, Parameter(name="--list", help="List the defenses and stop.")] = False,
+    listing: Annotated[
+        bool, Parameter(name="--list", help="Print the names of all defenses and stop.")
+    ] = False,
     output: options.Output = options.OUTPUT,
 ) -> None:
     """Train a network on your data with and without defenses, and compare the recovered samples."""
@@ -74,7 +78,7 @@ def _command(
         required = {"--data": data, "--defenses": defenses, "--out": out}
         missing = ", ".join(name for name, value in required.items() if value is None)
         raise InputError(
-            f"residuum defend needs {missing}.",
+            f"The command residuum defend needs the options {missing}.",
             "Example: residuum defend --data digits --n 100 --defenses noise:0.5 --out runs/d.",
         )
     from residuum.io.attacker_knowledge import parse_value_range

@@ -33,11 +33,12 @@ if TYPE_CHECKING:
     from residuum.networks.network import Network
     from residuum.records import Split
 
-# The network trained on digits, its number of training samples, and its number of training steps.
+# The network trained on digits: its architecture, number of training samples, and number of training steps.
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
 RESTARTS, ATTACK_STEPS = 4, 2000
 PICTURE = "reconstructions.png"
-# The network trained on photographs, its numbers of samples and steps, and the time limit of the attack (s).
+# The network trained on photographs: architecture, numbers of samples and of training steps, and the time
+# limit of the attack in seconds.
 PHOTO_ARCH, PHOTOS, PHOTO_STEPS, PHOTO_SECONDS = "mlp:3072-300-300-1", 40, 600, 2.0
 PHOTO_PICTURE = "photos.png"
 CERTIFICATE_ROWS = {
@@ -45,7 +46,7 @@ CERTIFICATE_ROWS = {
     "KKT residual, Clarke": "residual_clarke",
     "margin": "margin",
 }
-# For each audit, the name of its folder and the name of the folder with the weights.
+# The demo runs two audits. For each: the name of its folder, and the name of the folder with the weights.
 NETWORKS = {"trained": "network", "untrained": "untrained-network"}
 
 
@@ -57,7 +58,11 @@ def _command(
     *,
     out: Annotated[
         Path,
-        Parameter(help="Folder for the audits, the pictures and demo.json.", show_default=True),
+        Parameter(
+            help="Folder for the results of the demo: the audits, the pictures and the file "
+            "demo.json.",
+            show_default=True,
+        ),
     ] = Path("runs/demo"),
     output: options.Output = options.OUTPUT,
 ) -> None:
@@ -77,15 +82,15 @@ def _command(
                 _audit(out, name, watch)
         photo_results = _unmix_photos(out, output.visible)
     result_of_audit = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
-    summary = _write_summary(out, split, trained_network, result_of_audit, photo_results)
-    output.print_result(summary, lambda: _show(result_of_audit, summary))
+    demo_summary = _write_summary(out, split, trained_network, result_of_audit, photo_results)
+    output.print_result(demo_summary, lambda: _show(result_of_audit, demo_summary))
     _check_verdicts(result_of_audit)
     if output.visible:
         print_line(f"report: {out / 'trained' / 'report.html'}")
 
 
 def _write_networks(out: Path, split: Split, visible: bool) -> Network:
-    """Write a trained network and an untrained network of the same architecture. Return the trained one."""
+    """Write a trained and an untrained network of the same architecture. Return the trained network."""
     from residuum.io.checkpoints import save_checkpoint
     from residuum.networks import Architecture
     from residuum.stationarity import parameters
@@ -128,8 +133,8 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
     mean, shape = split.train.mean, split.train.shape
     knowledge = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
     reconstruction = Unmix(seconds=PHOTO_SECONDS).run(trained_network, knowledge)
-    # The class Unmix refuses an untrained layer, because all directions of the layer look like noise.
-    # The function unmix does not refuse it. The argument ``rank`` is the number of images to separate.
+    # The class Unmix raises an error for an untrained layer, whose weights look like noise. The function
+    # unmix does not. Its argument ``rank`` is the number of images to recover.
     untrained_model = initialize(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
     untrained_layer = first_layer(parameters(untrained_model)).float()
     untrained_images = unmix(
@@ -210,7 +215,7 @@ def _write_summary(
 
 
 def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
-    """Print the results of both audits, the KKT residuals at the digits, and the result for photographs."""
+    """Print the results of the demo: both audits, and how many photographs were reconstructed."""
     scores = [result.scores for result in results.values() if result.scores is not None]
     verdicts = [result.verdict for result in results.values()]
     residuals = [result.attacks[0].residual for result in results.values()]
@@ -260,7 +265,7 @@ def _check_verdicts(results: dict[str, AuditResult]) -> None:
     verdict_of_audit = {audit: result.verdict.outcome for audit, result in results.items()}
     if verdict_of_audit["trained"] != LEAK or verdict_of_audit["untrained"] == LEAK:
         raise InconclusiveError(
-            f"The demo must find a leak in the trained network, not in the untrained one; "
-            f"got {verdict_of_audit}.",
+            f"The demo must find a leak in the trained network and no leak in the untrained network; got "
+            f"{verdict_of_audit}.",
             "Report this error with the output of residuum --version --verbose.",
         )

@@ -21,7 +21,6 @@ from residuum.cli import options
 from residuum.cli.options import options_from, with_options
 from residuum.cli.output import (
     exposure_progress,
-    format_number,
     print_line,
     print_notes,
     print_table,
@@ -30,33 +29,41 @@ from residuum.errors import InputError
 from residuum.settings import ExposureRequest
 
 if TYPE_CHECKING:
-    from residuum.records import Exposure
-    from residuum.records.exposure import GroupExposure
     from residuum.risk.forests import ForestExposure
-
-MAX_GROUPS = 20  # maximal number of groups in the printed table
-
 
 app = options.command_app("exposure", __doc__)
 
 
 @app.default
-@with_options(settings=options_from(ExposureRequest, skip=("grouped_by",)))
+@with_options(
+    settings=options_from(
+        ExposureRequest,
+        skip=("grouped_by",),
+        changes={
+            "label": Annotated[str, Parameter(metavar="COLUMN")],
+            "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
+            "model_code": Annotated[str, Parameter(metavar="CODE")],
+        },
+    )
+)
 def _command(
     checkpoint: options.CheckpointPath,
     /,
     *,
     data: Annotated[
-        Path,
+        str,
         Parameter(
-            help="Training records: an .npz with x and y, a .csv with a header, or a training directory."
+            help="Training records: an .npz with x and y, a table with a header (.csv, .tsv, .jsonl or "
+            ".parquet), a folder of images or a training directory.",
+            metavar="DATA",
         ),
     ],
     holdout: Annotated[
-        Path | None,
+        str | None,
         Parameter(
             help="At least 100 records that the network never saw, in a form that --data takes. The "
-            "p-values of the tests need these records."
+            "p-values of the tests need these records.",
+            metavar="DATA",
         ),
     ] = None,
     out: Annotated[
@@ -67,8 +74,8 @@ def _command(
     group_by: Annotated[
         str | None,
         Parameter(
-            help="Name of the array in the data file that holds the group of each record. By default the "
-            "group of a record is its class.",
+            help="Name of the array or column in the data file that holds the group of each record. By "
+            "default the group of a record is its class.",
             metavar="NAME",
         ),
     ] = None,
@@ -109,14 +116,20 @@ def _command(
     weight_decay: Annotated[
         float | None, Parameter(help="Weight decay that the training used.", group=options.ATTACKER)
     ] = None,
+    base: Annotated[
+        Path | None,
+        Parameter(
+            help="File of the weights before fine-tuning. CKPT can be an adapter (LoRA) of these weights.",
+            metavar="FILE",
+            group=options.ATTACKER,
+        ),
+    ] = None,
+    trust_code: options.TrustCode = False,
 ) -> int:
     """Rank training records by their risk of being recovered from the weights, without an attack."""
-    from residuum.datasets.given import locate_samples, read_samples
-    from residuum.io.attacker_knowledge import build_knowledge
-    from residuum.io.checkpoints import load_checkpoint
     from residuum.io.forests import read_forests
     from residuum.io.release import open_release
-    from residuum.verbs.exposing import exposure, read_groups
+    from residuum.verbs.exposing import exposure
     from residuum.verbs.forests import forest_exposure
 
     settings = settings or {}
@@ -132,25 +145,22 @@ def _command(
         )
     release = open_release(checkpoint)
     if read_forests(release):
-        ranking = forest_exposure(release, data, out)
+        ranking = forest_exposure(release, data, out, request.label, request.drop)
         output.print_result(ranking.to_json(), lambda: show_forest(ranking, request.top, out))
         return 0
-    network = load_checkpoint(release, request.arch)
-    data_file = locate_samples(data, "data")
-    records, _ = read_samples(data_file)
-    held_out = read_samples(locate_samples(holdout, "holdout"))[0] if holdout else None
-    knowledge = build_knowledge(release, network, init=init, weight_decay=weight_decay)
+    attacker_facts = {"init": init, "weight_decay": weight_decay}
     with exposure_progress(output.visible) as watch:
         record_risks = exposure(
-            network,
-            records,
-            held_out,
-            knowledge=knowledge,
-            groups=read_groups(data_file, group_by, len(records)) if group_by else (),
+            release,
+            data,
+            holdout,
+            knowledge={name: value for name, value in attacker_facts.items() if value is not None},
             grouped_by=group_by or "",
             reconstruction=attack,
             canaries=canaries,
             out=out,
+            base=None if base is None else str(base),
+            trust_code=trust_code,
             watch=watch,
             **settings,
         )
@@ -165,7 +175,9 @@ def _command(
     )
 
     def show_all() -> None:
-        show(record_risks, out)
+        record_risks.show()
+        if out is not None:
+            print_line(f"written to {out}")
         if count_above_limit:
             print_line(
                 f"exit code 1: {count_above_limit} of {len(record_risks)} records are above --fail-above "
@@ -200,61 +212,3 @@ def show_forest(ranking: ForestExposure, top: int, out: Path | None) -> None:
     print_notes(ranking.lines)
     if out is not None:
         print_line(f"written to {out}")
-
-
-def show(result: Exposure, out: Path | None) -> None:
-    """Print the risk of the records as tables.
-
-    Args:
-        result: The risk of every record.
-        out: Folder that was written, None if no folder was written.
-    """
-    has_candidates = not bool(result.found_ncc.isnan().all())
-    field_of_column = {  # headers of the columns, and the fields of a record that they show
-        **({"score": "score"} if result.uncalibrated else {"prob.": "probability"}),
-        **({"found": "found_ncc"} if has_candidates else {"heard": "heard"}),
-        "own": "own_over_misfit",
-        "informed": "informed_ncc",
-        "kinks": "kinks",
-        "q": "kink_q",
-        "margin": "margin",
-    }
-    headers = ("record", result.grouped_by or "group", *field_of_column)
-    record_rows = []
-    for row in result.rows(len(result.top)):
-        record_values = map(row.get, field_of_column.values())
-        cells = [str(v) if isinstance(v, int) else format_number(v, 2) for v in record_values]
-        record_rows.append((str(row["index"]), row["group"] or "-", *cells))
-    if record_rows:
-        print_table(
-            f"{result.arch}: the most exposed of {len(result)} records", headers, record_rows
-        )
-    group_rows = [_group_row(group) for group in result.by_group[:MAX_GROUPS]]
-    if group_rows:
-        probability_headers = ("expected", "mean prob.", "95% interval")
-        mean_headers = ("mean score",) if result.uncalibrated else probability_headers
-        print_table("groups", (result.grouped_by, "records", *mean_headers, "flagged"), group_rows)
-    for line in result.lines:
-        print_line(line)
-    print_notes(result.notes)
-    if out is not None:
-        print_line(f"written to {out}")
-
-
-def _group_row(group: GroupExposure) -> tuple[str, ...]:
-    """Return the table row of a group of records.
-
-    The row has the expected number of recovered records. If the records have no probabilities of being
-    recovered, the row has the mean score of the records instead.
-    """
-    flagged_count = "-" if group.called is None else str(group.called)
-    if group.interval is None:
-        return group.name, str(group.records), format_number(group.score, 2), flagged_count
-    low, high = group.interval
-    interval_text = f"{low:.2f} to {high:.2f}"
-    mean_cells = (
-        format_number(group.expected, 3),
-        format_number(group.probability, 2),
-        interval_text,
-    )
-    return (group.name, str(group.records), *mean_cells, flagged_count)

@@ -40,31 +40,39 @@ def _command(
         ),
     ] = None,
     rank: Annotated[
-        int | None, Parameter(help="Dimension of the linear span of the samples, if known.")
+        int | None,
+        Parameter(help="Dimension of the linear span of the training samples, if known."),
     ] = None,
     norm: Annotated[
         float | None,
         Parameter(
-            help="Norm of every sample, if known. The norm determines the scale of the samples."
+            help="Norm of every training sample, if known. The norm determines the scale of recovered "
+            "samples."
         ),
     ] = None,
     augmented: Annotated[
         bool,
         Parameter(
-            help="Every sample ends in a constant 1. The constant determines the scale and sign of samples."
+            help="The last coordinate of every sample is the constant 1. This constant determines the "
+            "scale and the sign of recovered samples."
         ),
     ] = False,
     data: Annotated[
         Path | None,
         Parameter(
-            help="The training samples, an .npz with x and y, to report their smallest margin."
+            help="Training samples, an .npz file with the arrays x and y. The command then also reports "
+            "their smallest margin."
         ),
     ] = None,
     seed: Annotated[
-        int, Parameter(help="Seed of the random numbers of the search.", show_default=True)
+        int,
+        Parameter(
+            help="Seed of the random numbers that the recovery of samples uses.", show_default=True
+        ),
     ] = 0,
     out: Annotated[
-        Path | None, Parameter(help="Folder for the recovered samples, a summary and a picture.")
+        Path | None,
+        Parameter(help="Folder for the results: the recovered samples, a summary and a picture."),
     ] = None,
     output: options.Output = options.OUTPUT,
     arch: options.Arch = None,

@@ -2,7 +2,7 @@
 
 Exit codes:
     0: The command succeeded. In an audit: no leak was found.
-    1: There is a finding. In an audit: a leak. In a scan: a finding of a kind in --fail-on. In an
+    1: There is a finding. In an audit: a leak. In a scan: a finding that --fail-on names. In an
         exposure: a record whose probability of being recovered is above --fail-above.
     2: The usage or an input is wrong.
     3: The result is inconclusive.
@@ -26,11 +26,12 @@ from residuum.cli.output import print_json, print_line
 from residuum.cli.usage import usage_message
 from residuum.errors import InputError, ResiduumError
 
-USAGE, INTERNAL, INTERRUPTED = 2, 70, 130  # exit codes of errors that have no class of their own
+# Exit codes for wrong usage, internal errors, and interruption by the user.
+USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 COMMANDS = {  # each help text fits on one line of a terminal with 80 columns
     "audit": "Attack a checkpoint and give a verdict on leaks.",
     "scan": "List what in a release can reveal training data.",
-    "strip": "Write only the weights of a checkpoint.",
+    "strip": "Write a copy of a release with only what its users need.",
     "attack": "Reconstruct training samples from weights.",
     "score": "Count recovered samples, compared with chance.",
     "exposure": "Rank your records by their risk of being recovered.",
@@ -48,7 +49,7 @@ USE_PLUGINS = ("scan", "attack", "score", "exposure", "certify", "defend", "audi
 
 app = App(
     name="residuum",
-    help="What remains of the training data in a trained network's weights?",
+    help="Find out what the weights of a trained network reveal about its training data.",
     help_format="plaintext",
     version_flags=[],
     group_commands=Group("Commands", sort_key=0),
@@ -64,7 +65,7 @@ app = App(
 for index, (name, help_text) in enumerate(COMMANDS.items()):
     app.command(f"residuum.cli.{name}:app", name=name, help=help_text, sort_key=index)
 app.register_install_completion_command(
-    help="Install the completion of your shell.", sort_key=len(COMMANDS)
+    help="Install the tab completion of commands and options in your shell.", sort_key=len(COMMANDS)
 )
 
 
@@ -84,7 +85,8 @@ def _show_version(
     if not version:
         if verbose:
             raise InputError(
-                "--verbose can only be used with --version.", "Run residuum --version --verbose."
+                "The option --verbose can only be used with --version.",
+                "Run residuum --version --verbose.",
             )
         raise InputError("A command is missing.", "Run residuum --help, which lists the commands.")
     from importlib.metadata import version as installed
@@ -124,8 +126,10 @@ def main(arguments: list[str] | None = None) -> int:
     except Exception as problem:
         if os.environ.get("RESIDUUM_DEBUG"):
             raise
-        error = f"{type(problem).__name__}: {problem}"
-        _report(f"Internal error ({error}). Set RESIDUUM_DEBUG=1 to see more.", INTERNAL, arguments)
+        error_text = f"{type(problem).__name__}: {problem}"
+        _report(
+            f"Internal error ({error_text}). Set RESIDUUM_DEBUG=1 to see more.", INTERNAL, arguments
+        )
         exit_code = INTERNAL
     return exit_code
 

@@ -36,13 +36,17 @@ def _command(
     against: Annotated[
         Path | None,
         Parameter(
-            help="Compare RUN with the finished audit in this folder. OTHER is the audit before a change, "
-            "RUN is the audit after the change.",
+            help="Folder of an earlier audit. The report then compares the earlier audit with the audit "
+            "in RUN.",
             metavar="OTHER",
         ),
     ] = None,
     fail_if_worse: Annotated[
-        bool, Parameter(help="With --against: exit with code 1 if RUN is worse than OTHER.")
+        bool,
+        Parameter(
+            help="With --against: end with exit code 1 if the audit in RUN shows a worse leak "
+            "than the earlier audit."
+        ),
     ] = False,
     redact: Annotated[bool, Parameter(help="Leave all images out of the report.")] = False,
     blur: Annotated[
@@ -51,8 +55,9 @@ def _command(
     out: Annotated[
         Path | None,
         Parameter(
-            help="File to write. By default a file in RUN: report-again.html or report-redacted.html. With "
-            "--against, comparison.html or comparison-redacted.html."
+            help="File for the report. By default a file in the folder RUN: report-again.html, or "
+            "report-redacted.html without images. With --against: comparison.html or "
+            "comparison-redacted.html."
         ),
     ] = None,
     open_report: Annotated[
@@ -67,20 +72,21 @@ def _command(
 
     if against is None and fail_if_worse:
         raise InputError(
-            "--fail-if-worse needs a second audit; got one audit.", "Pass --against OTHER."
+            "The option --fail-if-worse compares two audits; got one audit.",
+            "Pass --against OTHER.",
         )
     audit_result = AuditResult.load(run)
     is_worse = False
     if against is None:
         report_file = out or run / f"report-{'redacted' if redact else 'again'}.html"
         write_atomic(report_file, _draw(run, lambda: audit_result.html(blur=blur, redact=redact)))
-        summary = {
+        report_summary = {
             "report": str(report_file),
             "verdict": audit_result.verdict.outcome,
             "redacted": redact,
             "newer": list(audit_result.newer_attacks),
         }
-        output.print_result(summary, lambda: _show(report_file, audit_result.newer_attacks))
+        output.print_result(report_summary, lambda: _show(report_file, audit_result.newer_attacks))
     else:
         report_file = out or run / f"comparison{'-redacted' if redact else ''}.html"
         comparison, page = _compare(against, run, audit_result, blur, redact)
@@ -97,7 +103,7 @@ def _command(
 def _compare(
     before: Path, after: Path, result: AuditResult, blur: bool, redact: bool
 ) -> tuple[Comparison, str]:
-    """Compare two audits. Return the comparison and its HTML page. ``result`` is the audit in ``after``."""
+    """Compare two audits, ``before`` and ``after``. Return the comparison and its HTML page."""
     from residuum.auditing.comparing import compare
     from residuum.auditing.result import AuditResult
     from residuum.report.html import render_comparison
@@ -111,13 +117,13 @@ def _compare(
 
 
 def _draw(run: Path, draw: Callable[[], str]) -> str:
-    """Call ``draw`` and return its HTML page. If the audit in ``run`` is damaged, raise an error."""
+    """Call ``draw``, which returns an HTML page. Raise an error if the audit in ``run`` is damaged."""
     try:
         return draw()
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as problem:
         raise InputError(
-            f"{str(run)!r} must hold an audit from which a report can be made; making it failed "
-            f"({type(problem).__name__}).",
+            f"The folder {str(run)!r} must hold an audit from which a report can be made; making the "
+            f"report failed ({type(problem).__name__}).",
             "Run the audit again with this version of residuum.",
         ) from problem
 

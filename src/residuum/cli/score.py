@@ -25,34 +25,44 @@ app = options.command_app("score", __doc__)
 
 @app.default
 def _command(
-    run: Annotated[Path, Parameter(name="RUN", help="Folder of an attack.")],
+    run: Annotated[Path, Parameter(name="RUN", help="Folder of a finished attack.")],
     /,
     *,
     data: Annotated[
-        Path, Parameter(help="Training samples: an .npz with x and y, or a training directory.")
+        Path,
+        Parameter(
+            help="Training samples: an .npz file with the arrays x and y, or the folder that "
+            "residuum train wrote."
+        ),
     ],
     holdout: Annotated[
         Path | None,
         Parameter(
-            help="At least 100 samples that the network never saw, in a form that --data takes."
+            help="Held-out samples: at least 100 samples that the network was not trained on, in a form "
+            "that --data takes."
         ),
     ] = None,
     ckpt: Annotated[
         Path | None,
-        Parameter(help="The attacked checkpoint, to add the margins of the samples to the scores."),
+        Parameter(
+            help="File of the attacked network. The scores then include the margin of every "
+            "training sample."
+        ),
     ] = None,
     candidates: Annotated[
         Literal["all", "selected"],
         Parameter(
-            help="Which candidates to score. all: all candidates, and separately the candidates that the "
-            "attack selected. selected: only the candidates that the attack selected.",
+            help="Which candidates (reconstructed samples) to score. all: all candidates, and separately "
+            "the candidates that the attack selected. selected: only the candidates that the attack "
+            "selected.",
             show_default=True,
         ),
     ] = "all",
     metrics: Annotated[
         str | None,
         Parameter(
-            help="Metrics to compute, separated by commas: ncc, ssim3, ssim, l2 and psnr.",
+            help="Metrics that compare reconstructions with training samples, separated by commas: ncc, "
+            "ssim3, ssim, l2 and psnr.",
             metavar="NAME,...",
             completer=lambda _: ("ncc", "ssim3", "ssim", "l2", "psnr"),
         ),
@@ -60,7 +70,8 @@ def _command(
     seed: Annotated[
         int,
         Parameter(
-            help="Seed of the random held-out subsets, from which chance levels are estimated.",
+            help="Seed of the random subsets of held-out samples. These subsets show how many samples are "
+            "matched by chance.",
             show_default=True,
         ),
     ] = 0,
@@ -68,13 +79,14 @@ def _command(
     subsets: Annotated[
         int,
         Parameter(
-            help="Number of random held-out subsets, from which chance levels are estimated.",
+            help="Number of random subsets of held-out samples. These subsets show how many samples are "
+            "matched by chance.",
             group=options.EXPERT,
             show_default=True,
         ),
     ] = 500,
 ) -> None:
-    """Count recovered training samples. A match must exceed a published threshold or a chance level."""
+    """Count the training samples that an attack recovered, and compare the count with chance."""
     from residuum.auditing.artifacts import RESULT
     from residuum.auditing.store import WORK
     from residuum.errors import InputError
@@ -85,8 +97,8 @@ def _command(
     # An audit stores hashes of its scores in ``result.json``, so its scores must not be overwritten.
     if (run / RESULT).is_file() or (run / WORK).is_dir():
         raise InputError(
-            f"RUN must be the folder of an attack; {str(run)!r} is the folder of an audit, which has its "
-            "own scores (scores.json).",
+            f"The argument RUN must be the folder of an attack; {str(run)!r} is the folder of an audit, "
+            f"which already has scores (scores.json).",
             "Pass the folder of an attack. For other data, run residuum audit with another --out.",
         )
     if seed < 0:
@@ -126,13 +138,13 @@ def _table(title: str, scores: Scores) -> None:
     for name, metric in scores.metrics.items():
         published_cell = "-"
         if metric.published_threshold is not None:
-            sign = ">" if metric.higher_is_better else "<"
+            comparison_sign = ">" if metric.higher_is_better else "<"
             counts_above_threshold = (
                 metric.above_published_threshold,
                 metric.above_published_threshold_holdout,
             )
             counts_text = " / ".join(map(format_number, counts_above_threshold))
-            published_cell = f"{sign} {metric.published_threshold:g}: {counts_text}"
+            published_cell = f"{comparison_sign} {metric.published_threshold:g}: {counts_text}"
         metric_cell = f"{name} *" if name == scores.deciding else name
         recovered_cell = (
             "not calibrated" if metric.recovered is None else f"{metric.recovered}/{scores.n}"

@@ -1,23 +1,32 @@
-"""``residuum strip``: write only the weights of a checkpoint, unchanged bit for bit.
+"""``residuum strip``: write a copy of a release that holds only what users of the model need.
+
+For a pickle, strip prints a script, because only running the pickle can change it. Run the script if you
+trust the file.
 
 Examples:
 residuum strip checkpoint.pt --out weights.pt
 
 residuum strip last.ckpt --out model.safetensors --json
+
+residuum strip model.joblib --out clean.joblib --script strip_model.py
+
+residuum strip checkpoint-60/ --out release/
 """
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.output import print_line, print_table
+from residuum.cli.output import print_line, print_table, print_wrapped
+from residuum.errors import OutputError
 
 if TYPE_CHECKING:
-    from residuum.scanning.strip import Stripped
+    from residuum.scanning.stripped import Stripped
 
 
 app = options.command_app("strip", __doc__)
@@ -26,38 +35,126 @@ app = options.command_app("strip", __doc__)
 @app.default
 def _command(
     file: Annotated[
-        Path, Parameter(name="FILE", help="A PyTorch checkpoint or a safetensors file.")
+        Path,
+        Parameter(
+            name="FILE-OR-FOLDER",
+            help="A PyTorch checkpoint, a safetensors file, a pickle of scikit-learn, joblib or skops, or a "
+            "folder of Hugging Face, Trainer or PEFT.",
+        ),
     ],
     /,
     *,
     out: Annotated[
         Path,
         Parameter(
-            help="File to write. A name that ends in .safetensors gives a safetensors file. Any other name "
-            "gives a file of torch.save.",
+            help="File or folder to write. A file name that ends in .safetensors gives a safetensors file. "
+            "Any other file name gives a file of torch.save. For a pickle, the printed script writes it.",
             metavar="CLEAN",
         ),
     ],
+    drop: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Also remove the value at this place, as residuum scan prints it. Repeat the option for "
+            "several values.",
+            metavar="PLACE",
+            negative="",
+        ),
+    ] = None,
+    weights: Annotated[
+        str,
+        Parameter(
+            help="Place of the weights in a torch or safetensors file, such as ema. By default, averaged "
+            "weights are left out.",
+            metavar="PLACE",
+        ),
+    ] = "",
+    script: Annotated[
+        Path | None,
+        Parameter(
+            help="For a pickle, write the script to this file instead of printing it. Other files "
+            "need no script.",
+            metavar="FILE",
+        ),
+    ] = None,
+    keep: Annotated[
+        list[str] | None,
+        Parameter(
+            help="Copy this file of a folder unchanged. By default, strip leaves out data, training state "
+            "and files that it does not know. Repeat the option for several files.",
+            metavar="NAME",
+            negative="",
+        ),
+    ] = None,
     output: options.Output = options.OUTPUT,
-) -> None:
-    """Write only the weights of a checkpoint, without optimizer state, averaged weights, seeds and paths."""
-    from residuum.scanning.strip import PickleError, strip
+) -> int:
+    """Write only the weights of a checkpoint, or print a script that removes training state from a pickle.
 
-    try:
-        strip_result = strip(file, out)
-    except PickleError as problem:
-        if not output.visible:
-            raise
-        print_line("\n".join(problem.lines))
-        raise
-    output.print_result(strip_result.to_json(), lambda: show(strip_result))
+    The exit code is 0 if no finding of severity high remains, and 1 if one remains. It is 2 if the file
+    cannot be stripped. Then nothing is written.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        OutputError: If the file in ``--script`` exists.
+    """
+    from residuum.records import write_atomic
+    from residuum.scanning.strip import strip
+
+    if script is not None and (script.exists() or script.is_symlink()):
+        message = f"strip writes a new script; {str(script)!r} exists already."
+        raise OutputError(message, "Choose another --script.")
+    strip_result = strip(file, out, drop=drop or (), weights=weights, keep=keep or ())
+    if script is not None and strip_result.script:
+        write_atomic(script, strip_result.script)
+    output.print_result(strip_result.to_json(), lambda: show(strip_result, script))
+    return strip_result.exit_code
 
 
-def show(result: Stripped) -> None:
-    """Print the findings that were removed from a checkpoint, and the findings that are still in the file."""
+def show(result: Stripped, script: Path | None = None) -> None:
+    """Print what was removed from a file or folder, and the findings that remain.
+
+    Args:
+        result: The result of strip.
+        script: The file with the script for a pickle, None to print the script and nothing else.
+    """
+    if result.script and script is None:
+        print_line(result.script.rstrip())
+        return
+    if result.script:
+        command = shlex.join(["python", str(script)])
+        print_wrapped(
+            f"{script}: the script that writes {result.out}. Loading a pickle runs its code, so run the "
+            f"script only if you trust the file: {command}"
+        )
+    else:
+        _show_files(result)
+    if result.remaining:
+        print_line("still in the new file:")
+    for finding in result.remaining:
+        print_wrapped(f"{finding.severity:<7} {finding.kind}: {finding.what}", "  ", 10 * " ")
+        print_wrapped(f"at {finding.where or 'the top level'}", 10 * " ")
+        print_wrapped(
+            f"{finding.reason[:1].upper()}{finding.reason[1:]}. {finding.remedy}", 10 * " "
+        )
+    if result.exit_code:
+        print_line("exit code 1: a finding of severity high remains")
+
+
+def _show_files(result: Stripped) -> None:
     size_text = f"{result.tensors} tensors, {result.bytes} bytes"
     print_line(f"{result.out}: {size_text}, weights unchanged bit for bit")
-    for title, findings in (("removed", result.dropped), ("still in the file", result.remaining)):
-        finding_rows = [(finding.kind, finding.what, finding.where) for finding in findings]
-        if finding_rows:
-            print_table(title, ("kind", "what", "where"), finding_rows)
+    lists = (
+        ("copied unchanged", result.copied),
+        ("changed", result.changed),
+        ("left out", result.left_out),
+    )
+    for title, lines in lists:
+        if lines:
+            print_line(f"{title}:")
+        for line in lines:
+            print_wrapped(line, "  ", "    ")
+    if result.dropped:
+        rows = [(finding.kind, finding.what, finding.where) for finding in result.dropped]
+        print_table("removed", ("kind", "what", "where"), rows)

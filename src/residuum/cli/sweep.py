@@ -1,4 +1,4 @@
-"""``residuum sweep``: run an attack with many settings, rank the trials and pool their candidates.
+"""``residuum sweep``: run an attack with many settings, and combine the best reconstructions.
 
 Examples:
 residuum sweep runs/m --trials 32 --out runs/s
@@ -68,34 +68,38 @@ def _command(
     out: Annotated[
         Path | None,
         Parameter(
-            help="Folder to write. An interrupted sweep in this folder is continued. Required without "
-            "--dry-run."
+            help="Folder for the results. If the folder holds an interrupted sweep, this sweep is "
+            "continued. Required unless you pass --dry-run."
         ),
     ] = None,
     settings: dict[str, Any] | None = None,
     search: Annotated[
         list[str] | None,
         Parameter(
-            help="Setting to vary, with its range. If you pass this option, the sweep varies only the "
-            "settings that you name. Repeat the option for several settings.",
+            help="Setting of the attack to vary, with its range, such as lr_x=1e-3:1:log. The sweep then "
+            "varies only the settings that you name. Repeat the option for several settings.",
             metavar="NAME=LOW:HIGH[:log]",
         ),
     ] = None,
     data: Annotated[
         Path | None,
         Parameter(
-            help="Training samples, to measure how good the ranking is. The samples are read after the "
-            "ranking is fixed, so they do not change the ranking."
+            help="Training samples, to measure how well the sweep ranked its trials. The samples are read "
+            "after the ranking, so they do not change the ranking."
         ),
     ] = None,
     holdout: Annotated[
         Path | None,
         Parameter(
-            help="Samples that the network never saw, to compare recovered samples with chance. Needs --data."
+            help="Held-out samples, which the network was not trained on. They show how many samples are "
+            "matched by chance. Needs --data."
         ),
     ] = None,
     dry_run: Annotated[
-        bool, Parameter(help="Print what the sweep will cost, and run no trial.")
+        bool,
+        Parameter(
+            help="Print how much time and memory the sweep will need, and do not run the sweep."
+        ),
     ] = False,
     output: options.Output = options.OUTPUT,
     attack: Annotated[
@@ -114,7 +118,7 @@ def _command(
     knowledge_options: options.KnowledgeOptions = options.KNOWLEDGE_OPTIONS,
     arch: options.Arch = None,
 ) -> None:
-    """Try many settings of an attack, rank the trials without training data, and combine their candidates."""
+    """Try many settings of an attack, rank them without training data, and combine the results."""
     from residuum.attacks import estimate
     from residuum.io.attacker_knowledge import build_knowledge
     from residuum.io.checkpoints import load_checkpoint
@@ -147,7 +151,10 @@ def _command(
         output.print_result(sweep_cost, lambda: print_table(title, ("figure", "value"), cost_rows))
         return
     if out is None:
-        raise InputError("A sweep needs a folder to write.", "Pass --out runs/s, or --dry-run.")
+        raise InputError(
+            "A sweep needs a folder for its results.",
+            "Pass --out runs/s, or --dry-run to print only the cost.",
+        )
     with sweep_progress(output.visible) as watch:
         finished_sweep = sweep(
             checkpoint,
@@ -162,7 +169,8 @@ def _command(
     if not finished_sweep.order:
         failure_reason = next((t.reason for t in finished_sweep.trials if t.reason), "")
         raise InconclusiveError(
-            f"No trial was completed ({failure_reason}); the unfinished result is in {str(out)!r}.",
+            f"A sweep needs at least one completed trial (one run of the attack); all trials failed "
+            f"({failure_reason}). The unfinished result is in {str(out)!r}.",
             "Fix the cause, or search other ranges with --search.",
         )
     rankings_entry = {"rankings": finished_sweep.scored.to_json()} if finished_sweep.scored else {}
@@ -172,7 +180,7 @@ def _command(
 
 
 def make_trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attack:
-    """Make the attack that a sweep runs. Each trial changes some settings of this attack.
+    """Create the attack that a sweep runs with many settings. Each trial changes some of its settings.
 
     Args:
         name: Name of the attack.
@@ -192,7 +200,7 @@ def make_trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attac
     for setting in settings:
         if setting not in attack_settings:
             raise InputError(
-                f"{options.option_name(setting)} is not a setting of {name}.",
+                f"The option {options.option_name(setting)} is not a setting of the attack {name}.",
                 f"Leave {options.option_name(setting)} out.",
             )
     if "restarts" in attack_settings:
@@ -253,7 +261,8 @@ def _read_range(text: str, attack: Attack) -> tuple[str, Range]:
         low, high = 0.0, float("nan")
     if len(fields) > 3 or fields[2:] not in ([], ["log"]) or not low < high < float("inf"):
         raise InputError(
-            f"--search must be NAME=LOW:HIGH or NAME=LOW:HIGH:log; got {text[:60]!r}.",
+            f"The option --search must have the form NAME=LOW:HIGH or NAME=LOW:HIGH:log; got "
+            f"{text[:60]!r}.",
             "Example: --search lr_x=1e-3:1:log.",
         )
     is_integer = isinstance(list_numeric_settings(type(attack)).get(name), int)

@@ -32,7 +32,8 @@ def _command(
     data: Annotated[
         str,
         Parameter(
-            help=f"Name of a dataset ({', '.join(options.DATASETS)}), an .npz or a folder.",
+            help=f"Training samples: the name of a dataset ({', '.join(options.DATASETS)}), an .npz file "
+            f"or a folder.",
             metavar="DATA",
             completer=lambda _: options.DATASETS,
         ),
@@ -46,18 +47,25 @@ def _command(
         ),
     ],
     out: Annotated[
-        Path, Parameter(help="Folder to write. An unfinished training in this folder is continued.")
+        Path,
+        Parameter(
+            help="Folder for the trained network. If the folder holds an unfinished training, "
+            "this training is continued."
+        ),
     ],
     n: Annotated[
         int | None,
         Parameter(
             help="Number of training samples. Every label gets the same number of samples. By default all "
-            "samples, or half of them if the held-out samples come from the same file."
+            "samples are used, or half of them if the held-out samples come from the same file."
         ),
     ] = None,
     data_root: Annotated[
         Path | None,
-        Parameter(help="Folder of downloaded datasets. You can also set RESIDUUM_DATA."),
+        Parameter(
+            help="Folder of downloaded datasets. By default the folder in the environment variable "
+            "RESIDUUM_DATA."
+        ),
     ] = None,
     data_seed: Annotated[
         int | None,
@@ -66,7 +74,11 @@ def _command(
         ),
     ] = None,
     holdout: Annotated[
-        int | None, Parameter(help="Number of held-out samples. By default up to 2000.")
+        int | None,
+        Parameter(
+            help="Number of held-out samples, which the network is not trained on. By "
+            "default up to 2000."
+        ),
     ] = None,
     center: Annotated[
         bool,
@@ -106,10 +118,10 @@ def _command(
                 state_path=out / STATE,
                 watch=watch,
             )
-        summary = write_run(
+        run_summary = write_run(
             out, str(architecture), split, config, training_state, chosen_task, device
         )
-    output.print_result(summary, lambda: _show(summary, out, is_default_n=n is None))
+    output.print_result(run_summary, lambda: _show(run_summary, out, is_default_n=n is None))
 
 
 def _show(summary: dict[str, Any], out: Path, is_default_n: bool) -> None:

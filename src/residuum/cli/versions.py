@@ -65,7 +65,7 @@ def _time_step(device: str) -> dict[str, Any]:
 
 
 def _find_dataset(name: str) -> str:
-    """Return a text that says whether a dataset can be read. The whole dataset is read."""
+    """Try to read a dataset completely, and return a text that says whether this works."""
     from residuum.datasets import load_dataset
     from residuum.errors import ResiduumError
 

@@ -1,4 +1,4 @@
-"""Defenses, and trials of each defense against attackers who know the defense and attackers who do not."""
+"""Defenses against reconstruction, and tests of each defense against attackers with different knowledge."""
 
 from residuum.defenses.catalog import DEFENSES, Defense, Secret, Training, parse_defense
 from residuum.defenses.trial import (

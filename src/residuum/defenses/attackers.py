@@ -43,7 +43,8 @@ from residuum.errors import InputError
 from residuum.networks.network import Network
 from residuum.records import Reconstruction
 
-INFORMED = ("told", "told-unmix")  # names of the attackers who know the secret shift of the owner
+# Names of the simulated attackers who know the shift (an offset of all inputs) that the owner keeps secret.
+INFORMED = ("told", "told-unmix")
 # A pair: the name of an attacker, and the attack to run or the error that says why the attack is refused.
 Attacker = tuple[str, Adapted | InputError]
 
@@ -80,7 +81,8 @@ def make_attackers(
             yield "adapted", adapted_or_error
         else:
             adapted = adapted_or_error
-            # If the strategy chose the attack of the unaware attacker, do not yield this attack twice.
+            # The unaware attacker does not know the defense. If the strategy chose the same attack, do not
+            # yield this attack twice.
             if adapted.findings.get("chosen") != "unaware":
                 yield "adapted", adapted
     if released.public_facts["large"] and not isinstance(adapted.attack, NTK):
@@ -91,12 +93,13 @@ def make_attackers(
     def unmix_without_shift(attacker: Adapted | InputError) -> Adapted | InputError:
         if isinstance(attacker, InputError) or attacker.shift is None:
             return attacker
-        theta0 = released.public_facts["theta0"]
-        network = remove_shift(released.checkpoints[0], theta0, attacker.shift)
+        initial_weights = released.public_facts["theta0"]
+        network = remove_shift(released.checkpoints[0], initial_weights, attacker.shift)
         return Adapted(network, knowledge_with_theta0, unmix_attack)
 
     if adapted.shift is not None:
-        # Infer the shift from the weight update, because initial weights say nothing about the samples.
+        # Infer the shift of the inputs from the weight update, because the initial weights say nothing
+        # about the samples.
         weight_update = replace(released, checkpoints=(_subtract_theta0(released),))
         yield "adapted-unmix", unmix_without_shift(_adapt(strategy, weight_update))
     elif is_shift_in_data and isinstance(adapted_or_error, InputError):
@@ -105,7 +108,7 @@ def make_attackers(
         facts_with_shift = released.public_facts | {"shift": secret.shift, "rewritten": in_biases}
         told_attacker = _adapt("told-the-shift", replace(released, public_facts=facts_with_shift))
         if isinstance(told_attacker, Adapted):
-            # This attacker knows the shift, so the strategy has no findings to report.
+            # This attacker knows the shift of the inputs, so there is no estimate of the shift to report.
             told_attacker = replace(told_attacker, findings={})
         yield "told", told_attacker
         if is_shift_in_data:
@@ -113,7 +116,7 @@ def make_attackers(
 
 
 def run_attacker(attacker: Adapted | InputError, shape: tuple[int, ...]) -> Reconstruction | str:
-    """Run the attack of an attacker.
+    """Run the attack of a simulated attacker.
 
     Args:
         attacker: The attack to run, or the error that says why the attack is refused.
@@ -161,7 +164,7 @@ def find_strongest(
 
 
 def add_negated(attacker: str, x: Tensor) -> Tensor:
-    """Add the negated candidates if the attack is unmix, which cannot determine the sign of a sample.
+    """Add negated candidates if the attack is "unmix", which cannot determine the sign of a sample.
 
     Args:
         attacker: Name of the attacker, such as "adapted-unmix".
@@ -174,7 +177,7 @@ def add_negated(attacker: str, x: Tensor) -> Tensor:
 
 
 def _subtract_theta0(released: Released) -> Network:
-    """Return the weight update of the first released network: its weights minus its initial weights."""
+    """Compute the weight update of the released network: its weights minus its initial weights."""
     first, theta0 = released.checkpoints[0], released.public_facts["theta0"]
     return first.replace(theta={name: t - theta0[name].to(t) for name, t in first.theta.items()})
 

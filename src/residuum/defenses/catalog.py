@@ -1,4 +1,4 @@
-"""The defenses. A defense can change the training data, the training and the trained weights.
+"""The list of defenses, which change the training data, the training or the trained weights.
 
 Each change is a function in an attribute of :class:`Defense`.
 
@@ -34,7 +34,7 @@ from residuum.plugins import Table
 from residuum.records import Dataset
 from residuum.training import TrainingConfig, TrainingState
 
-# Steps and learning rate of DP-SGD, divided by the steps and learning rate of plain gradient descent.
+# Number of steps and learning rate of DP-SGD, as shares of those of plain gradient descent.
 DP_STEPS, DP_RATE = 0.05, 0.6
 
 
@@ -62,7 +62,7 @@ class Secret:
 
 @dataclass(frozen=True)
 class Training:
-    """How a network is trained.
+    """The settings and the function with which a network is trained.
 
     Attributes:
         config: Settings of the training.
@@ -161,7 +161,7 @@ class Defense:
             )
 
     def draw(self, strength: float, shape: tuple[int, ...], seed: int, name: str) -> Secret:
-        """Draw the secret of the owner. Every seed gives a different secret.
+        """Draw the owner's secret, such as a random shift of the inputs. Each seed gives another secret.
 
         Args:
             strength: Strength of the defense. The secret shift is proportional to the strength.
@@ -184,7 +184,7 @@ class Defense:
 
 
 def shift_data(data: Dataset, secret: Secret) -> Dataset:
-    """Return the samples x + u with the secret shift u.
+    """Add the secret shift u (an image) to all samples x.
 
     Args:
         data: The samples x. The stored mean of the data set does not change.
@@ -228,9 +228,9 @@ def add_noise(network: Network, strength: float, secret: Secret) -> Network:
     generator = torch.Generator().manual_seed(secret.seed)
     noisy_theta = {}
     for name, t in network.theta.items():
-        noise = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
+        gaussian_noise = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
         root_mean_square = t.double().norm() / math.sqrt(t.numel())
-        noisy_theta[name] = t + strength * root_mean_square.to(t) * noise
+        noisy_theta[name] = t + strength * root_mean_square.to(t) * gaussian_noise
     return network.replace(theta=noisy_theta)
 
 
@@ -246,8 +246,8 @@ def use_batches(training: Training, strength: float, seed: int) -> Training:
         The training with mini-batches.
     """
     batch_size = min(max(1, round(strength)), training.samples)
-    rate = training.descent.lr * batch_size / training.samples
-    config = training.descent.changed(method="sgd", batch=batch_size, lr=rate)
+    learning_rate = training.descent.lr * batch_size / training.samples
+    config = training.descent.changed(method="sgd", batch=batch_size, lr=learning_rate)
     return replace(training, config=config)
 
 
@@ -268,9 +268,11 @@ def use_dp_sgd(training: Training, strength: float, seed: int) -> Training:
     Returns:
         The training with DP-SGD.
     """
-    descent = training.descent
-    steps, rate = max(1, round(descent.steps * DP_STEPS)), descent.lr * DP_RATE
-    config = descent.changed(init="default", dtype="float32", weight_decay=0.0, momentum=0.0)
+    descent_settings = training.descent
+    steps, rate = max(1, round(descent_settings.steps * DP_STEPS)), descent_settings.lr * DP_RATE
+    config = descent_settings.changed(
+        init="default", dtype="float32", weight_decay=0.0, momentum=0.0
+    )
     config = config.changed(steps=steps, lr=rate)
     return replace(training, config=config, loop=partial(train_privately, epsilon=strength))
 
@@ -289,7 +291,9 @@ def parse_defense(text: str) -> tuple[str, Defense, float]:
     """
     name, colon, number = text.strip().partition(":")
     if name not in DEFENSES:
-        raise InputError(f"There is no defense {name[:40]!r}.", did_you_mean(name, tuple(DEFENSES)))
+        raise InputError(
+            f"No defense has the name {name[:40]!r}.", did_you_mean(name, tuple(DEFENSES))
+        )
     defense = DEFENSES[name]
     try:
         strength = float(number) if colon else math.nan

@@ -26,7 +26,7 @@ from residuum.theory.rows import margins, normalize_labels
 from residuum.training import TrainingConfig, TrainingState, initialize, make_release, train
 from residuum.training.loop import copy_weights
 
-CLIP = 1.0  # norm to which DP-SGD clips the gradient of a sample
+CLIP = 1.0  # DP-SGD (private training) scales the gradient of each sample down to at most this norm
 BATCHES = 4  # expected number of batches per epoch of DP-SGD
 POINTS = 100  # number of steps at which the training loss is recorded, to draw a curve
 TrainingFacts = dict[str, Any]
@@ -43,7 +43,7 @@ class Job:
     device: str = "cpu"
 
     def train(self) -> TrainingState:
-        """Train the network with the usual training loop, and return the final state."""
+        """Train the network with the usual training loop. Return the final state."""
         return train(self.arch, self.data, self.config, task=self.task, device=self.device)
 
     def release(self, state: TrainingState) -> Network:
@@ -52,7 +52,7 @@ class Job:
 
 
 def train_plain(job: Job) -> tuple[TrainingState, TrainingFacts]:
-    """Train with :func:`residuum.training.train`. Return the final state and an empty dictionary of facts."""
+    """Train without a defense. Return the final state, and an empty dictionary of facts."""
     return job.train(), {}
 
 
@@ -60,7 +60,7 @@ def train_smoothed(job: Job, *, strength: float) -> tuple[TrainingState, Trainin
     """Train by gradient descent on smoothed labels.
 
     Args:
-        job: The network to train.
+        job: The network to train, with its data and settings.
         strength: Share of each label that is spread over all classes.
 
     Returns:
@@ -80,11 +80,11 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
     In each step, record i adds its gradient times the derivative of its loss to the weights. The sum of
     these derivatives over all steps is the multiplier lam_i of the record, which attacks reconstruct. A
     record whose multiplier exceeds the limit is left out of the steps until the multipliers of the other
-    records catch up. It would not help to give the loss of this record a smaller weight. If the loss goes to
-    zero, gradient descent ends at the same network with any weights of the losses.
+    records catch up. It would not help to give the loss of this record a smaller weight. If the loss goes
+    to zero, gradient descent ends at the same network with any weights of the losses.
 
     Args:
-        job: The network to train.
+        job: The network to train, with its data and settings.
         cap: The limit: largest multiplier of a record, relative to the mean multiplier of all records.
 
     Returns:
@@ -92,14 +92,14 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
         in which a record was left out, on average over the records.
     """
     n, dtype = len(job.data), getattr(torch, job.config.dtype)
-    lam = torch.zeros(n, dtype=dtype, device=job.device)
+    multipliers = torch.zeros(n, dtype=dtype, device=job.device)
     skipped_steps = torch.zeros(n, dtype=torch.long, device=job.device)
 
     def objective(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        is_used = lam <= cap * lam.mean()
+        is_used = multipliers <= cap * multipliers.mean()
         losses = compute_smoothed_losses(outputs, y, 0.0)
         # The absolute derivative of the loss is 1 - exp(-loss). exp(-loss) is the probability of the label.
-        lam.add_(is_used * -torch.expm1(-losses.detach()))
+        multipliers.add_(is_used * -torch.expm1(-losses.detach()))
         skipped_steps.add_(~is_used)
         return (losses * is_used).mean(), losses.mean()
 
@@ -111,7 +111,7 @@ def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, 
     """Train twice, the second time without the records that are most exposed in the first network.
 
     Args:
-        job: The network to train.
+        job: The network to train, with its data and settings.
         strength: Number of records to leave out.
 
     Returns:
@@ -124,7 +124,8 @@ def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, 
     n, count = len(job.data), int(strength)
     if count != strength or not 1 <= count <= n - 2:
         raise InputError(
-            f"The number of records to leave out of {n} must be an integer from 1 to {n - 2}; got "
+            f"A defense that trains without the most exposed records leaves out some of the {n} records; "
+            f"their number must be an integer from 1 to {n - 2}; got "
             f"{strength:g}.",
             "Change the strength, such as --defenses without-top:5.",
         )
@@ -153,7 +154,7 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
     trained with seeded noise must not be released.
 
     Args:
-        job: The network to train.
+        job: The network to train, with its data and settings.
         epsilon: The privacy budget.
 
     Returns:
@@ -165,7 +166,7 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
 
     config, n = job.config, len(job.data)
     model, x, y = _begin(job)
-    theta0 = copy_weights(model)
+    initial_weights = copy_weights(model)
     batch_size = config.batch or math.ceil(n / BATCHES)
     epochs, delta = max(1, round(config.steps * batch_size / n)), 1 / (10 * n)
     order_generator = torch.Generator().manual_seed(config.seed)
@@ -212,7 +213,7 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
         "batch": batch_size,
         "generator": "seeded, for repeatable measurements: not for a release",
     }
-    return _state(model, theta0, step, history), training_facts
+    return _state(model, initial_weights, step, history), training_facts
 
 
 def compute_smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tensor:
@@ -232,9 +233,11 @@ def compute_smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tens
     """
     if outputs.shape[1] > 1:
         return F.cross_entropy(outputs, y, label_smoothing=strength, reduction="none")
-    m = margins(outputs, y).flatten()
-    wrong_label_loss = F.softplus(m, threshold=40) * (strength / 2) if strength else 0.0
-    return F.softplus(-m, threshold=40) * (1 - strength / 2) + wrong_label_loss
+    sample_margins = margins(outputs, y).flatten()
+    wrong_label_loss = (
+        F.softplus(sample_margins, threshold=40) * (strength / 2) if strength else 0.0
+    )
+    return F.softplus(-sample_margins, threshold=40) * (1 - strength / 2) + wrong_label_loss
 
 
 def _descend(
@@ -243,9 +246,9 @@ def _descend(
     """Train by gradient descent.
 
     Args:
-        job: The network to train.
-        objective: Function of the outputs and the labels. It returns the loss to minimize, and the loss that
-            is recorded to draw a curve.
+        job: The network to train, with its data and settings.
+        objective: Function of the outputs and the labels. It returns the loss to minimize, and the loss
+            that is recorded to draw a curve.
 
     Returns:
         The final state of the training.
@@ -267,23 +270,26 @@ def _descend(
 
 
 def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
-    """Return the initialized network, its samples and their labels on the device of the job."""
+    """Return the initialized network, its samples and their labels, on the device for the training."""
     if job.task == "regression":
         raise InputError(
-            "The defenses 'label-smoothing', 'cap' and 'dp' need a classification task; got a regression.",
+            "The defenses 'label-smoothing', 'cap' and 'dp' need a network for classification; got a "
+            "network for regression.",
             "Choose other defenses.",
         )
     network, dtype = Architecture.parse(job.arch), getattr(torch, job.config.dtype)
     model = initialize(network, job.config).to(job.device)
-    y = normalize_labels(job.data.y, job.task, network.outputs)
-    y = y.to(job.device, torch.long if job.task == "multiclass" else dtype)
-    return model, job.data.x.to(job.device, dtype), y
+    normalized_labels = normalize_labels(job.data.y, job.task, network.outputs)
+    normalized_labels = normalized_labels.to(
+        job.device, torch.long if job.task == "multiclass" else dtype
+    )
+    return model, job.data.x.to(job.device, dtype), normalized_labels
 
 
 def _state(
     model: nn.Module, theta0: dict[str, Tensor], steps: int, history: list[dict[str, float]]
 ) -> TrainingState:
-    theta = copy_weights(model)
-    is_finite = all(bool(torch.isfinite(t).all()) for t in theta.values())
+    current_weights = copy_weights(model)
+    is_finite = all(bool(torch.isfinite(t).all()) for t in current_weights.values())
     stop_reason = "steps" if is_finite else "diverged"
-    return TrainingState(theta, theta0, steps, "", stop_reason, history=tuple(history))
+    return TrainingState(current_weights, theta0, steps, "", stop_reason, history=tuple(history))

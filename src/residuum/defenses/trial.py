@@ -54,18 +54,20 @@ NONE = "none"
 UNDEFENDED = Defense("nothing", "", "", "")
 REWRITTEN = "rewrite: biases changed after training"
 RETRAINED = "retrain: training data shifted before training"
-# A uniqueness certificate says how much every other training set that fits the weights shares with a sample.
-# These are the number of training samples that get a certificate, and the time limit in seconds.
+# A uniqueness certificate proves how much every other training set that fits the weights must share with a
+# sample. These are the number of training samples for which it is computed, and the time limit in seconds.
 CERTIFIED_SAMPLES, CERTIFICATE_SECONDS = 4, 3.0
-# A kink is a pre-activation of relative size 0, up to a tolerance. With this tolerance, there are no kinks.
+# A kink is an input of a ReLU that is zero within a tolerance. With a negative tolerance, no input counts
+# as a kink.
 NO_KINKS = -1.0
-MAX_PAIRS = 8  # maximal number of stored matches (a candidate and its training sample)
+# Maximal number of stored pairs of a reconstruction and the training sample that it matches.
+MAX_PAIRS = 8
 Stage = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Attacked(Record):
-    """The scored result of an attack on the released weights.
+    """The result of one attack on the weights that a defense protects, compared with the training samples.
 
     Attributes:
         attacker: Name of the attacker, as in :func:`make_attackers`.
@@ -208,7 +210,7 @@ class Outcome(Record):
 
 @dataclass(frozen=True)
 class Conditions:
-    """The conditions that all trials share.
+    """The data and settings that all tests of defenses share.
 
     Attributes:
         arch: Architecture of the network.
@@ -266,13 +268,13 @@ class Defended:
 def release(
     conditions: Conditions, name: str, defense: Defense, strength: float | None
 ) -> Defended:
-    """Train and defend a network.
+    """Train a network with a defense.
 
     A defense acts on the data, on the training, and on the weights, in this order. At the strength
     ``defense.off``, the defense does nothing. So an undefended network runs through the same code.
 
     Args:
-        conditions: The conditions of the trial.
+        conditions: The data and settings under which the defense is tested.
         name: Name of the defense.
         defense: The defense.
         strength: Strength of the defense, None for ``defense.off``.
@@ -291,14 +293,15 @@ def release(
         data = defense.data(data, secret) if defense.data else data
         if defense.training:
             training = defense.training(training, used_strength, secret.seed)
-    job = Job(conditions.arch, data, training.config, conditions.task, conditions.device)
-    state, training_facts = training.loop(job)
+    training_job = Job(conditions.arch, data, training.config, conditions.task, conditions.device)
+    state, training_facts = training.loop(training_job)
     if state.status == "diverged":
         raise InconclusiveError(
-            f"The training with {name} diverged, so there are no weights to release.",
+            f"A defense is tested on the network that it trained; the training with {name} diverged, so "
+            f"there is no network.",
             "Lower --lr or the strength of the defense.",
         )
-    trained_network = released_network = job.release(state)
+    trained_network = released_network = training_job.release(state)
     if is_active and defense.release:
         released_network = defense.release(trained_network, used_strength, secret)
     return Defended(released_network, trained_network, secret, state, training_facts, training)
@@ -318,7 +321,7 @@ def run_trial(
     ``InputError`` is raised. If the training diverges, an ``InconclusiveError`` is raised.
 
     Args:
-        conditions: The conditions of the trial.
+        conditions: The data and settings under which the defense is tested.
         name: Name of the defense.
         defense: The defense, None for the undefended network.
         strength: Strength of the defense, None for the undefended network.
@@ -377,7 +380,7 @@ def run_trial(
 def _other_releases(
     conditions: Conditions, defended: Defended, name: str, defense: Defense, strength: float | None
 ) -> list[Network]:
-    """If the defense adds new noise in every release, return more releases of the same trained weights."""
+    """Return further noisy copies of the same trained weights, if the defense adds new noise each time."""
     change_weights = defense.release
     if (
         not defense.releases_differ
@@ -416,7 +419,7 @@ def _measure_shift(
 
 
 def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
-    """Return the strongest attack, with its p-value corrected for the number of attacks, or None."""
+    """Find the strongest attack. Return it with a p-value that is corrected for the number of attacks."""
     result_of_attacker = {result.attacker: result for result in attacks if not result.refused}
     strongest = find_strongest(
         {name: (result.recovered, result.p_value) for name, result in result_of_attacker.items()}
@@ -431,10 +434,10 @@ def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
 def _run_attacks(
     conditions: Conditions, released: Released, defense: Defense, secret: Secret, stage: Stage
 ) -> tuple[tuple[Attacked, ...], float]:
-    """Run and score every attack on a defended network.
+    """Run every attack on a defended network, and count the samples that each recovers.
 
     Args:
-        conditions: The conditions of the trial.
+        conditions: The data and settings under which the defense is tested.
         released: The defended network, with what is public about its training.
         defense: The defense.
         secret: The secret of the owner.
@@ -467,7 +470,10 @@ def _run_attacks(
         previous_end = time.monotonic()
     if all(attacked.refused for attacked in attacks):
         # If no attack can run, raise an error. Otherwise the defense would look perfect.
-        raise InputError(f"No attack applies: {attacks[0].refused}", "Choose other settings.")
+        raise InputError(
+            f"At least one attack must apply to the network. No attack applies: {attacks[0].refused}",
+            "Choose other settings of the network.",
+        )
     return tuple(attacks), strategy_seconds
 
 
@@ -497,7 +503,7 @@ def _score_attack(conditions: Conditions, attacker: str, result: Reconstruction)
 
 
 def _measure(conditions: Conditions, network: Network, secret: Secret) -> dict[str, Any]:
-    """Return accuracy, losses and KKT residuals of a network at samples with the secret shift of the defense.
+    """Return accuracy, losses and KKT residuals of a network at samples with the defense's secret shift.
 
     If the conditions ask for it, also return how much of the samples every other training set must share.
     """
@@ -527,13 +533,13 @@ def _measure(conditions: Conditions, network: Network, secret: Secret) -> dict[s
 def _accuracy_and_loss(model: nn.Module, data: Dataset, task: str) -> tuple[float | None, float]:
     with torch.no_grad():
         outputs = model(data.x.double())
-    y = normalize_labels(data.y, task, outputs.shape[1])
-    loss = float(LOSSES[choose_loss("", task)](outputs, y))
-    return None if task == "regression" else accuracy(outputs, y, task), loss
+    normalized_labels = normalize_labels(data.y, task, outputs.shape[1])
+    loss = float(LOSSES[choose_loss("", task)](outputs, normalized_labels))
+    return None if task == "regression" else accuracy(outputs, normalized_labels, task), loss
 
 
 def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) -> Certificate:
-    """Measure how close a network is to a KKT point of its training at samples.
+    """Measure how exactly samples solve the KKT equation (of margin maximization) for a network.
 
     Args:
         model: The network.
@@ -552,7 +558,7 @@ def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) 
 def measure_rewrite_residuals(
     before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, lam: Tensor, rows: Rows, u: Tensor
 ) -> dict[str, float]:
-    """Measure the KKT residuals of a network after its biases were rewritten for a shift u of the inputs.
+    """Measure the errors in the KKT equation after the biases were rewritten for a shift u of the inputs.
 
     The first layer has the weights W and the biases b. Rewriting replaces b by b - W u. If the network, with
     the weights theta, was a KKT point, the residual of the rewritten network at the original multipliers has
@@ -594,7 +600,7 @@ def measure_rewrite_residuals(
 def certify_rewriting(
     before: Network, after: Network, train: Dataset, task: str, shift: Tensor
 ) -> dict[str, float]:
-    """Fit multipliers to a network, then measure its KKT residuals before and after rewriting its biases.
+    """Measure how rewriting the biases of a network changes its errors in the KKT equation.
 
     Args:
         before: The network before its biases were rewritten.
@@ -607,9 +613,9 @@ def certify_rewriting(
         The residuals of :func:`measure_rewrite_residuals`.
     """
     old_module, x, _, _, task, rows = pose_problem(before.copy_module(), train.x, train.y, task)
-    lam = fit_multipliers(old_module, x, rows, free=task == "regression")[0]
+    multipliers = fit_multipliers(old_module, x, rows, free=task == "regression")[0]
     new_module = after.copy_module(torch.float64).requires_grad_(False)
-    return measure_rewrite_residuals(old_module, new_module, x, train.y, lam, rows, shift)
+    return measure_rewrite_residuals(old_module, new_module, x, train.y, multipliers, rows, shift)
 
 
 def measure_determined_energy(
@@ -636,9 +642,9 @@ def measure_determined_energy(
             "determined_energy": None,
             "uniqueness_note": "not computed: only networks with one output are certified",
         }
-    lam = certificate.multipliers
-    order_by_multiplier = lam.argsort(descending=True)
-    # The lowest and the highest pixel values, without the shift of the defense.
+    multipliers = certificate.multipliers
+    order_by_multiplier = multipliers.argsort(descending=True)
+    # Compute the lowest and the highest pixel values without the shift that the defense adds to the inputs.
     pixel_bounds = knowledge.box(train.x[0].double())
     try:
         uniqueness_certificate = uniqueness(
@@ -646,7 +652,7 @@ def measure_determined_energy(
                 model,
                 train.x[order_by_multiplier],
                 train.y[order_by_multiplier],
-                lam[order_by_multiplier],
+                multipliers[order_by_multiplier],
                 task="binary",
             ),
             box=pixel_bounds and (secret.inputs(pixel_bounds[0]), secret.inputs(pixel_bounds[1])),
@@ -665,7 +671,7 @@ def measure_determined_energy(
 
 
 def with_seed(conditions: Conditions, seed: int) -> Conditions:
-    """Return the same conditions with another seed.
+    """Return the same data and settings with another seed.
 
     Args:
         conditions: The conditions of the trials.

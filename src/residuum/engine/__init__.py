@@ -1,1 +1,1 @@
-"""Compute the loss of an attack and its gradients, by formulas for MLPs and by autograd otherwise."""
+"""Compute the loss of an attack and its gradients: by formulas for MLPs, by autograd for other networks."""

@@ -70,16 +70,16 @@ from residuum.networks import MLP, Activation
 from residuum.stationarity import Theta
 
 Errors = list[tuple[Tensor, Tensor | None] | None]
-# Matrix products of one chunk of candidates, for each set of weights (theta, theta0). The first list holds
-# the pre-activations of the layers. The second list holds the backward signals of the layers, multiplied by
-# the weight matrices of the layers.
+# Results of a forward and a backward pass for a chunk of candidates. The first list holds the
+# pre-activations of the layers. The second list holds the derivatives of the output in the inputs of the
+# layers. There is one pair of lists for the trained and one for the initial weights.
 Products = list[tuple[list[Tensor], list[Tensor]]]
 
 # Memory in bytes for intermediate results. If they do not fit, candidates are processed in chunks.
 WORKSPACE = 2 * 2**30
 CHUNK = WORKSPACE // 8  # memory in bytes for the intermediate results of one chunk of candidates
-# How many values are in memory at the same time, per candidate and hidden unit. The backward pass needs five
-# values, and the double backward pass needs five values.
+# Number of values for each candidate and hidden unit that are in memory at the same time: five for the
+# backward pass, and five for the second backward pass through it.
 LIVE_TENSORS = 10
 # Number of tensors in memory that are as large as all candidates together. They hold the current candidates,
 # the best candidates so far, the optimizer state, the gradient, and temporary values.
@@ -100,7 +100,7 @@ class Covectors(Protocol):
             point: Index of the set of weights (theta or theta0) at which the gradients are taken.
             outputs: Outputs of the network for the candidates (R, m, C).
             labels: Labels of the candidates, (m,) or (R, m).
-            lam: Multipliers of the candidates (R, m, ...).
+            lam: Multipliers (weights) of the candidates (R, m, ...).
 
         Returns:
             The covectors u, with the shape of the outputs.
@@ -117,12 +117,12 @@ class Covectors(Protocol):
             point: Index of the set of weights (theta or theta0) at which the gradients are taken.
             outputs: Outputs of the network for the candidates (R, m, C).
             labels: Labels of the candidates, (m,) or (R, m).
-            lam: Multipliers of the candidates (R, m, ...).
+            lam: Multipliers (weights) of the candidates (R, m, ...).
             ubar: Derivative of the loss in the covectors u.
 
         Returns:
-            The derivative in the outputs and the derivative in lam. The derivative in the outputs is None if
-            u does not depend on the outputs.
+            The derivative in the outputs and the derivative in lam. The derivative in the outputs is None
+            if u does not depend on the outputs.
         """
 
 
@@ -132,8 +132,8 @@ class Candidates:
 
     Attributes:
         x: Candidates (R, m, d): m flattened samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...) as they enter the loss. Solvers store them divided by a
-            scale, so solvers must multiply them by this scale first.
+        lam: Multipliers (weights) of the candidates (R, m, ...) as they enter the loss. Solvers store them
+            divided by a scale, so solvers must multiply them by this scale first.
         labels: Labels, (m,) if all runs have the same labels, otherwise (R, m).
     """
 
@@ -145,7 +145,7 @@ class Candidates:
         return Candidates(self.x[:, rows], self.lam[:, rows], self.labels[..., rows])
 
     def select_run(self, run: int) -> Candidates:
-        """Return the candidates of one run, without the dimension of the runs."""
+        """Select the candidates (guesses of samples) of one run, without the dimension of the runs."""
         labels_of_run = self.labels if self.labels.ndim == 1 else self.labels[run]
         return Candidates(self.x[run], self.lam[run], labels_of_run)
 
@@ -176,7 +176,7 @@ class _RecordedPasses:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """Division of the candidates into chunks that are evaluated one after another.
+    """A plan that divides the candidates into chunks, which are evaluated one after another.
 
     Attributes:
         size: Number of candidates in a chunk.
@@ -214,15 +214,15 @@ class ExplicitEquation:
         chunk: int = CHUNK,
     ) -> None:
         self.workspace, self.chunk = workspace, chunk
-        # If True, factors of matrix products are rounded to bfloat16. Solvers set this attribute.
+        # Whether the factors of matrix products are rounded to bfloat16. Solvers set this attribute.
         self.half = False
         self.points = [
             [(p.weight.detach(), _bias(p.bias)) for p in point.linears] for point in points
         ]
-        depth = len(self.points[0])
+        layer_count = len(self.points[0])
         self.target = [
             (target[f"layers.{i}.weight"].detach(), _bias(target.get(f"layers.{i}.bias")))
-            for i in range(depth)
+            for i in range(layer_count)
         ]
         self.layer_weights = tuple(layer_weights)
 
@@ -272,7 +272,7 @@ class ExplicitEquation:
         T_l is the weighted sum of the candidates' gradients in layer l.
 
         Args:
-            candidates: The candidates, with their multipliers and labels.
+            candidates: The candidates for training samples, with their multipliers (weights) and labels.
             objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
             measure: Whether to compute the residuals of the layers. A step of the solver needs only the
@@ -280,7 +280,8 @@ class ExplicitEquation:
 
         Returns:
             The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in the
-            candidates x and in their multipliers lam. The squared residuals are zero if ``measure`` is False.
+            candidates x and in their multipliers lam. The squared residuals are zero if ``measure`` is
+            False.
         """
         runs, candidate_count = candidates.x.shape[:2]
         plan = self.plan(runs, candidate_count)
@@ -343,7 +344,7 @@ class ExplicitEquation:
         derivatives as constants.
 
         Args:
-            candidates: The candidates, with their multipliers and labels.
+            candidates: The candidates for training samples, with their multipliers (weights) and labels.
             objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
 
@@ -372,7 +373,7 @@ class ExplicitEquation:
         T_l is the weighted sum of gradients in layer l, and E_l is the derivative of the loss in T_l.
 
         Args:
-            candidates: The candidates, with their multipliers and labels.
+            candidates: The candidates for training samples, with their multipliers (weights) and labels.
             errors: Derivatives E_l of every layer, from :meth:`compute_errors`.
             objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
@@ -401,7 +402,7 @@ class ExplicitEquation:
         """Run the forward and backward passes of the MLP with every set of weights (theta, theta0).
 
         Args:
-            candidates: The candidates, with their multipliers and labels.
+            candidates: The candidates for training samples, with their multipliers (weights) and labels.
             objective: Computes the covector u of every candidate (one coefficient for each network output).
             activation: Activation of the network, with the derivatives of its smooth surrogate.
             products: Matrix products for each set of weights. If the lists are empty, this method computes
@@ -416,8 +417,8 @@ class ExplicitEquation:
             inputs, slopes, curvatures, is_cached = [candidates.x], [], [], bool(pre)
             for i, (weight, bias) in enumerate(layers):
                 if not is_cached:
-                    z = matmul(inputs[-1], weight.T)
-                    pre.append(z if bias is None else z.add_(bias))
+                    pre_activation = matmul(inputs[-1], weight.T)
+                    pre.append(pre_activation if bias is None else pre_activation.add_(bias))
                 if i < len(layers) - 1:
                     value, slope, curvature = activation.jet(pre[i])
                     inputs.append(value)
@@ -441,7 +442,7 @@ class ExplicitEquation:
     def _subtract_gradients(
         self, residuals: Errors | None, recorded_passes: list[_RecordedPasses], measure: bool
     ) -> Errors:
-        """Subtract the gradients of a chunk of candidates from the residual of every layer.
+        """Subtract the gradients of a chunk of candidates from the error (residual) of every layer.
 
         The residual is target_l - T_l, where T_l is the sum of the gradients of all candidates so far.
 
@@ -494,7 +495,7 @@ class ExplicitEquation:
     def _finish_residuals(
         self, residuals: Errors, runs: int, measure: bool
     ) -> tuple[Errors, Tensor]:
-        """Return for each layer l the derivative E_l = dL/dT_l, and the squared residuals (R, L).
+        """Return for each layer l the derivative E_l = dL/dT_l of the loss, and the squared error (R, L).
 
         T_l is the weighted sum of gradients in layer l. E_l is None if the layer has weight zero in the loss.
         """
@@ -528,9 +529,9 @@ class ExplicitEquation:
         grad_x: Tensor | None = None
         grad_lam, ubars = torch.zeros_like(candidates.lam), []
         for point, recorded in enumerate(recorded_passes):
-            # The backward pass begins with the covectors, and the multipliers only change the covectors. So
-            # the derivative of the loss in the covectors gives the derivative in the multipliers. If the
-            # covectors depend on the outputs, it also gives a derivative in the outputs.
+            # The multipliers affect the loss only through the covectors (weights of the outputs), with
+            # which the backward pass begins. So the derivative in the covectors gives the derivative in the
+            # multipliers.
             ubar, zbars = self._propagate_up(point, recorded, errors)
             outbar, lambar = objective.pullback(
                 point, recorded.outputs, candidates.labels, candidates.lam, ubar
@@ -568,8 +569,8 @@ class ExplicitEquation:
             # chain rule.
             if dbar is not None:
                 dbar = matmul(dbar * recorded.slopes[i - 1], layers[i][0].T)
-            # The gradients in the weight matrix and in the bias were computed from the backward signal too.
-            # So ``dbar`` has one term for the weight matrix and one term for the bias.
+            # The backward signal of the layer also gives the gradients of its weight matrix and its bias.
+            # So ``dbar`` gets one term from each of them.
             if error is not None:
                 dbar = accumulate(
                     dbar, recorded.inputs[i], error[0].transpose(1, 2), half=self.half
@@ -710,7 +711,7 @@ def cpu_has_bf16() -> bool:
 
 @dataclass(frozen=True)
 class EvaluationCost:
-    """Cost of evaluating the loss of an attack and its gradients once.
+    """The cost of computing the loss of an attack and its gradients once.
 
     Attributes:
         flops: Number of floating-point operations of one evaluation, by layer.
@@ -764,7 +765,7 @@ def evaluation_cost(
     cached_values = 2 * sum(widths[1:-1]) + widths[-1]
     cached_bytes = element_bytes * points * runs * plan.cached * plan.size * cached_values
     memory = {
-        # The sets of weights, the target, and two sums of gradients for each run.
+        # Memory for the sets of weights, for the target of the fit, and for two sums of gradients per run.
         "weights": element_bytes * parameter_count * (points + 1 + 2 * runs),
         "candidates": element_bytes * rows * widths[0] * CANDIDATE_COPIES,
         "workspace": live_bytes + (cached_bytes if plan.count > 1 else 0),

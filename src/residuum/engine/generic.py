@@ -41,12 +41,12 @@ from residuum.stationarity import Theta, layer_squares, parameters
 
 # Memory in bytes that a chunk of candidates may take, for its forward and backward passes and their graphs.
 WORKSPACE = 2 * 2**30
-# Memory of an evaluation, divided by the memory that its forward pass saves. An evaluation consists of a
-# forward pass, a backward pass, and a second backward pass through the first two passes. Temporary tensors
-# are included.
+# An evaluation of the loss is a forward pass, a backward pass, and a second backward pass through both. Its
+# memory is estimated as this multiple of the memory that the forward pass saves for autograd.
 GRAPH_FACTOR = 8
 
-Derivatives = tuple[Tensor, Tensor, Tensor]  # squared residuals, gradient in x, gradient in lam
+# Squared errors of the fit, their gradient in the candidates x, and their gradient in the multipliers lam.
+Derivatives = tuple[Tensor, Tensor, Tensor]
 
 
 class GenericEquation:
@@ -151,7 +151,7 @@ class GenericEquation:
         labels = candidates.labels
 
         def sum_gradients(rows: slice, keep_graph: bool) -> Theta:
-            """Return the weighted sum of a chunk's gradients, with a graph if ``keep_graph`` is True."""
+            """Return the weighted sum of the gradients of some candidates, with a graph if ``keep_graph``."""
             gradient_sums: Theta = {}
             for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
                 differentiable_theta = {
@@ -159,13 +159,13 @@ class GenericEquation:
                 }
                 chunk = x[rows] if keep_graph else x[rows].detach()
                 outputs = functional_call(model, differentiable_theta, (chunk,))
-                # Gradients in the weights treat the covectors u as constants. Gradients of the loss in the
-                # candidates do not, because u depends on the candidates through the outputs.
-                u = objective.covectors(k, outputs, labels[rows], lam[rows])
+                # The outputs are weighted with numbers u that depend on the candidates. Gradients in the
+                # weights treat u as constant, and gradients in the candidates do not.
+                output_weights = objective.covectors(k, outputs, labels[rows], lam[rows])
                 gradients_by_tensor = torch.autograd.grad(
                     outputs,
                     list(differentiable_theta.values()),
-                    u if keep_graph else u.detach(),
+                    output_weights if keep_graph else output_weights.detach(),
                     create_graph=keep_graph,
                     materialize_grads=True,
                 )
@@ -251,7 +251,7 @@ class GenericEquation:
         return min(candidates * candidate_bytes, max(candidate_bytes, self.workspace))
 
     def _chunk_size(self, model: nn.Module, x: Tensor) -> int:
-        """Return how many candidates are evaluated at once.
+        """Return the number of candidates that are evaluated at once, so that they fit into memory.
 
         The first call runs the network on one sample and on two samples, to measure the memory that a forward
         pass saves. These are the first runs on this device and in this number format, so they can fail.
@@ -275,15 +275,16 @@ class GenericEquation:
                 )
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as problem:  # for example because a tensor stayed on another device
+            except RuntimeError as problem:  # for example because a tensor is on another device
                 raise ArchitectureError(
-                    f"The network must run on the device {x.device.type!r} in the number format "
-                    f"{str(x.dtype).removeprefix('torch.')}; the network's forward method raised: "
+                    f"The network must run on the device {x.device.type!r} with numbers of the type "
+                    f"{str(x.dtype).removeprefix('torch.')}; its forward method raised: "
                     f"{str(problem).splitlines()[0][:200]}",
                     "Register the network's tensors as buffers and create new tensors with the device and "
                     "dtype of the input, or use --device cpu.",
                 ) from problem
-            # The weights are saved once for any number of samples, so the difference does not include them.
+            # Autograd saves the weights once for any number of samples. So the difference is the memory of
+            # one sample.
             self.saved = max(1, bytes_of_two - bytes_of_one)
         return max(1, self.workspace // (GRAPH_FACTOR * self.saved))
 

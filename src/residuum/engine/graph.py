@@ -17,7 +17,8 @@ from functools import cache
 
 import torch
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameter numbers of ``mallopt``, a function of glibc
+# Numbers of two parameters of ``mallopt``, the function of glibc that configures memory allocation.
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 TRIM_BYTES = 1 << 29  # freed memory in bytes that the process keeps for reuse
 # Freed memory is reused for blocks of at most this size in bytes. glibc does not accept a larger value.
 MAX_MMAP_BYTES = 32 << 20
@@ -42,7 +43,7 @@ class Repeater:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, count: int) -> None:
-        """Run the step ``count`` times."""
+        """Run the step of the solver ``count`` times."""
         if self.cuda and self.graph is None:
             self._loop(count)
             self._capture()
@@ -93,11 +94,11 @@ def _without_garbage_collection() -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make the process keep freed memory for reuse. Return True if the operating system supports this."""
+    """Make the process keep freed memory for reuse. Return True if this is possible here."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # the C library is not glibc
+    if mallopt is None:  # another C library than glibc has no such function
         return False
     return bool(mallopt(MMAP_THRESHOLD, MAX_MMAP_BYTES)) and bool(
         mallopt(TRIM_THRESHOLD, TRIM_BYTES)

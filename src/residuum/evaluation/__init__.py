@@ -1,4 +1,4 @@
-"""Scoring of reconstructed candidates: metrics, matching with samples, and the chance level of matches."""
+"""Scoring of reconstructions: metrics, matching with samples, and how many matches occur by chance."""
 
 from residuum.evaluation.lookup import Lookup, lookup
 from residuum.evaluation.matching import MATCHINGS, METRICS, Matching, Metric

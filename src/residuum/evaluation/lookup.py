@@ -1,4 +1,4 @@
-"""Look up reconstructed embeddings in a public pool of records.
+"""Find the public records whose embeddings are most similar to reconstructed embeddings.
 
 A head on a frozen encoder is trained on embeddings, so attacks on it reconstruct embeddings. An attacker
 with a pool of records can embed the pool with the same encoder, and find the records that are closest to a
@@ -23,8 +23,8 @@ from residuum.errors import InputError
 from residuum.records import Record
 from residuum.similarity import chunks, cosine
 
-# The nearest record of a candidate counts as a match if its similarity exceeds this quantile. The quantile is
-# taken over the similarities of each record of the pool and the nearest other record of the pool.
+# A pool is a set of public records. A candidate matches its nearest record of the pool if they are more
+# similar than this share of the records is to their own nearest neighbors in the pool.
 LEVEL = 0.99
 
 
@@ -60,8 +60,9 @@ def lookup(candidates: Tensor, pool: Tensor) -> Lookup:
     """
     if len(pool) < 2 or candidates.shape[1:] != pool.shape[1:]:
         raise InputError(
-            "The argument 'pool' must have at least two embeddings of the candidates' shape "
-            f"{tuple(candidates.shape[1:])}; got {len(pool)} of shape {tuple(pool.shape[1:])}.",
+            f"The argument 'pool' (embeddings of public records) must hold at least two embeddings of "
+            f"shape {tuple(candidates.shape[1:])}, the shape of a candidate; got {len(pool)} of shape "
+            f"{tuple(pool.shape[1:])}.",
             "Embed the records with the frozen encoder of the network.",
         )
     pool_mean = pool.double().mean(0)

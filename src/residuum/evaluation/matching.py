@@ -44,8 +44,8 @@ MAX_CLASSES = 1000  # targets with more distinct values than this are not treate
 # Largest number of held-out samples that are used. More samples would hardly improve the estimate of the
 # chance level, and they would take more memory.
 MAX_HOLDOUT = 2000
-# Sets of samples are matched in blocks to limit the memory. The product of the number of sets in a block and
-# the number of candidates is at most this number.
+# To limit the memory, sets of samples are matched with the candidates in blocks. The number of sets in a
+# block times the number of candidates is at most this number.
 MATCHING_CHUNK = 1 << 24
 # Largest number of pixels in a batch of image pairs. SSIM filters five maps of the size of the batch, and it
 # is fastest if these maps fit into the processor's cache.
@@ -56,7 +56,7 @@ PSNR_CEILING = 100.0
 
 @dataclass(frozen=True)
 class Matching:
-    """The candidates that were assigned to n samples.
+    """The result of matching: for each of n samples, the assigned reconstruction (candidate).
 
     Attributes:
         candidate: (n,) index of each sample's candidate, -1 for a sample without a candidate.
@@ -69,12 +69,12 @@ class Matching:
 
 
 def nearest(gain: Array) -> Matching:
-    """Match each sample with its most similar candidate. A candidate may match several samples."""
+    """Match each sample with its most similar reconstruction, which may match several samples."""
     return _matching(gain, gain.argmax(0))
 
 
 def greedy(gain: Array) -> Matching:
-    """Match candidates and samples one-to-one: first the best pair, then the best remaining pair, etc."""
+    """Match reconstructions and samples one-to-one, always the best remaining pair first."""
     return _matching(gain, match_greedily_in_sets(gain, np.arange(gain.shape[1])[None])[0])
 
 
@@ -99,8 +99,8 @@ def match_greedily_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> 
     """
     if len(gain) < sets.shape[1]:
         return _match_if_fewer_candidates(gain, sets, floor)
-    # A sample needs no more than its n best candidates, because the other n - 1 samples of the set can take
-    # at most n - 1 of these candidates.
+    # In a set of n samples, each sample needs only its n best candidates, because the other n - 1 samples
+    # take at most n - 1 of them.
     candidates_per_sample = min(len(gain), sets.shape[1])
     if floor > -np.inf:
         candidates_per_sample = min(
@@ -207,8 +207,8 @@ def _match_by_deferred_acceptance(
     proposers = np.arange(s * n)
     while len(proposers := proposers[proposal_counts[proposers] < order.shape[1]]):
         gains = value[sample_of_proposer[proposers], proposal_counts[proposers]]
-        # The next candidate is the best one to which the sample has not proposed. If its gain is -inf, the
-        # sample may be matched with no further candidate and stays unmatched.
+        # Each sample proposes to its most similar candidate that has not refused it. If the similarity
+        # (gain) is -inf, no allowed candidate remains, and the sample stays unmatched.
         proposers, gains = proposers[gains > -np.inf], gains[gains > -np.inf]
         proposed_candidates = (
             proposers // n * m + order[sample_of_proposer[proposers], proposal_counts[proposers]]
@@ -261,7 +261,7 @@ MATCHINGS: dict[str, Callable[[Array], Matching]] = {"nearest": nearest, "greedy
 
 @dataclass(frozen=True)
 class ScoringData:
-    """Candidates, training samples and held-out samples, prepared for comparison.
+    """Reconstructions (candidates), training samples and held-out samples, prepared for comparison.
 
     Attributes:
         n: Number of training samples.
@@ -294,7 +294,7 @@ class ScoringData:
         return similarities if metric.higher_is_better else -similarities
 
     def value(self, metric: Metric, candidate: Array, column: Array) -> Array:
-        """Score k pairs of a candidate and a sample, so that higher is better.
+        """Score k pairs of a reconstruction and a sample. Higher scores are better.
 
         Args:
             metric: The metric to score by.
@@ -307,12 +307,12 @@ class ScoringData:
         candidates, samples = (
             self.displayed_images if metric.needs_images else (self.candidates, self.samples)
         )
-        pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(candidates.device)
-        scores = as_array(metric.pairs(candidates, samples, pairs))
+        index_pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(candidates.device)
+        scores = as_array(metric.pairs(candidates, samples, index_pairs))
         return scores if metric.higher_is_better else -scores
 
     def value_of(self, metric: Metric) -> Callable[[Array, Array], Array] | None:
-        """Return a function that scores pairs of a candidate and a sample by ``metric``.
+        """Return a function that scores pairs of a reconstruction and a sample by ``metric``.
 
         The result is None if the scores equal the similarities by which pairs are matched.
         """
@@ -332,21 +332,21 @@ class ScoringData:
         Returns:
             The matches with their scores. Higher is better.
         """
-        matches = matching(gain[:, columns])
-        is_matched = matches.candidate >= 0
-        matches.value[is_matched] = self.value(
-            metric, matches.candidate[is_matched], columns[is_matched]
+        assigned_candidates = matching(gain[:, columns])
+        is_matched = assigned_candidates.candidate >= 0
+        assigned_candidates.value[is_matched] = self.value(
+            metric, assigned_candidates.candidate[is_matched], columns[is_matched]
         )
-        return matches
+        return assigned_candidates
 
     @cached_property
     def displayed_images(self) -> tuple[Tensor, Tensor]:
-        """The candidates and the samples as published figures show them: with the mean added, in float32."""
+        """The reconstructions and the samples as displayed images: with the mean added, in float32."""
         samples = self.samples if self.mean is None else self.samples + self.mean
         return display(self.candidates, self.mean).float(), samples.float()
 
     def find_original(self, candidate: int) -> int | None:
-        """Return the index of a candidate in the reconstruction, or None if ``candidate`` is -1."""
+        """Convert the index of a scored candidate to its index in the reconstruction, None for -1."""
         return int(self.original_index[candidate]) if candidate >= 0 else None
 
 
@@ -404,7 +404,7 @@ def why_not_calibrated(n: int, holdout_size: int | None) -> str:
     """
     if holdout_size is None:
         return "the chance level is unknown: no held-out set was given"
-    # A held-out set has at least one sample. If none is usable, all of its samples are training samples.
+    # No held-out sample can be used. So all of them must be copies of training samples.
     if holdout_size == 0:
         return "the chance level is unknown: all samples of the held-out set are training samples"
     if holdout_size < max(MIN_HOLDOUT, n):
@@ -426,12 +426,12 @@ def are_class_labels(y: Tensor) -> bool:
 
 
 def _finite(candidates: Tensor, notes: list[str]) -> Array:
-    """Return the indices of the candidates without infinite or undefined values."""
+    """Return the indices of the reconstructions that have only finite values."""
     finite_indices: Array = np.flatnonzero(as_array(torch.isfinite(candidates.flatten(1)).all(1)))
     if not len(finite_indices):
         raise InconclusiveError(
-            "Scoring needs at least one finite candidate; all "
-            f"{len(candidates)} candidates have infinite or undefined values.",
+            f"Scoring needs at least one reconstructed sample with finite values; all {len(candidates)} "
+            f"candidates have infinite or undefined values.",
             "If the attack diverged, lower its learning rate.",
         )
     if dropped := len(candidates) - len(finite_indices):
@@ -477,12 +477,16 @@ def _select_usable_holdout(
 def _check_alike(train: Dataset, holdout: Dataset) -> None:
     if holdout.shape != train.shape:
         raise DataError(
-            f"Held-out samples must have the training samples' shape {train.shape}; "
-            f"got {holdout.shape}.",
+            f"Held-out samples must have the shape of the training samples, {train.shape}; got "
+            f"{holdout.shape}.",
             "Preprocess both sets in the same way.",
         )
-    means = [data.mean.double().cpu() for data in (train, holdout) if data.mean is not None]
-    if len(means) == 2 and not torch.allclose(means[0], means[1], atol=1e-5):
+    subtracted_means = [
+        data.mean.double().cpu() for data in (train, holdout) if data.mean is not None
+    ]
+    if len(subtracted_means) == 2 and not torch.allclose(
+        subtracted_means[0], subtracted_means[1], atol=1e-5
+    ):
         raise DataError(
             "Training and held-out samples must be centered by the same mean; their means differ.",
             "Subtract the training mean, which the network was trained with, from both sets.",
@@ -490,12 +494,12 @@ def _check_alike(train: Dataset, holdout: Dataset) -> None:
 
 
 def _reshape_to_samples(candidates: Tensor, train: Dataset) -> Tensor:
-    """Return the candidates in the shape of the training samples, in float64."""
+    """Reshape reconstructions (candidates) to the shape of the training samples, in float64."""
     if candidates[0].numel() != train.x[0].numel():
         raise DataError(
-            f"Candidates must have the training samples' shape {train.shape}; "
-            f"got {tuple(candidates.shape[1:])}.",
-            "Score the reconstruction against the training data of the attacked network.",
+            f"Reconstructed samples must have the shape of the training samples, {train.shape}; got "
+            f"{tuple(candidates.shape[1:])}.",
+            "Pass the training samples of the network that was attacked.",
         )
     return candidates.detach().double().reshape(len(candidates), *train.shape)
 
@@ -565,7 +569,7 @@ class Metric:
         return "" if find_spec("kornia") else "needs kornia, which is not installed"
 
     def pairs(self, candidates: Tensor, samples: Tensor, index: Tensor) -> Tensor:
-        """Score k pairs of a candidate and a sample, in batches.
+        """Score k pairs of a reconstruction and a sample, in batches that fit into memory.
 
         Args:
             candidates: (m, *shape) candidates.
@@ -581,8 +585,8 @@ class Metric:
         similarity.check_shapes(candidates, samples)
         if reason := self.why_not(tuple(samples.shape[1:])):
             raise InputError(
-                "The metrics in 'metrics' must be able to score these samples; "
-                f"metric {self.name!r} {reason}.",
+                f"Each metric in the argument 'metrics' must suit the samples. The metric {self.name!r} "
+                f"cannot be used: it {reason}.",
                 "Pass metrics=('ncc', 'l2').",
             )
         scores = candidates.new_empty(len(index))
@@ -593,7 +597,7 @@ class Metric:
 
 
 def display(candidates: Tensor, mean: Tensor | None) -> Tensor:
-    """Return candidates as published figures show them: with the mean added, and stretched to [0, 1].
+    """Convert reconstructions to displayed images: with the mean added, and stretched to [0, 1].
 
     Args:
         candidates: (m, *shape) candidates.
@@ -651,7 +655,8 @@ def ssim_score(a: Tensor, b: Tensor, window: int) -> Tensor:
         from kornia.metrics import ssim
     except ImportError as problem:
         raise MissingExtraError(
-            "SSIM needs kornia, which is not installed.", "Run: pip install kornia"
+            "The metric SSIM (structural similarity) needs the package kornia, which is not installed.",
+            "Run: pip install kornia",
         ) from problem
     a, b = (x[:, None] if x.ndim == 3 else x for x in (a, b))
     values: Tensor = ssim(a.contiguous(), b.contiguous(), window, max_val=1.0).mean((1, 2, 3))
@@ -686,9 +691,10 @@ def _ssim(name: str, threshold: float | None, window: int, description: str) -> 
         published_threshold=threshold,
         score=partial(ssim_score, window=window),
         search=published_search,
-        description=f"{description}. Candidates are matched by NCC. Scores compare images as displayed: the "
-        "training mean is added to candidate and sample, and the candidate is stretched to [0, 1]. Adding "
-        "the training mean raises the scores of training samples",
+        description=f"{description}. Each reconstruction is paired with the most similar sample by NCC "
+        f"(normalized cross-correlation). Before images are compared, the mean of the training images is "
+        f"added to both, and the reconstruction is stretched to the value range [0, 1]. Adding the mean "
+        f"raises the scores of training samples",
         needs_images=True,
         search_is_score=False,
         window=window,
@@ -704,7 +710,8 @@ METRICS: dict[str, Metric] = {
             published_threshold=None,
             score=_ncc_score,
             search=similarity.ncc,
-            description="normalized cross-correlation per channel, of images as the network receives them",
+            description="normalized cross-correlation of each channel. The images have the form that the "
+            "network receives",
         ),
         _ssim("ssim3", 0.4, 3, "SSIM with a 3x3 window, as in the published counts"),
         _ssim(
@@ -716,8 +723,8 @@ METRICS: dict[str, Metric] = {
             published_threshold=2.5,
             score=_l2_score,
             search=similarity.l2,
-            description="Euclidean distance of images as the network receives them; "
-            "the published threshold is for images of 28x28 pixels",
+            description="Euclidean distance between images in the form that the network receives; the "
+            "published threshold for a match holds for images of 28x28 pixels",
             published_matching="greedy",
         ),
         Metric(
@@ -726,7 +733,8 @@ METRICS: dict[str, Metric] = {
             published_threshold=None,
             score=_psnr_score,
             search=_psnr_search,
-            description=f"peak signal-to-noise ratio in dB for value range 1, at most {PSNR_CEILING:g}",
+            description=f"peak signal-to-noise ratio in dB, for images whose value range has the width 1; "
+            f"the largest possible value is {PSNR_CEILING:g}",
         ),
     )
 }

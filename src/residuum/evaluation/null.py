@@ -1,4 +1,4 @@
-"""The chance level: what the same candidates score on samples that nobody trained on.
+"""The chance level: how well the same reconstructions match samples that were not used for training.
 
 A set A of n samples is matched with the candidates one-to-one, greedily, the best pair first. The value of a
 sample is the similarity to its candidate. These values answer three questions.
@@ -54,10 +54,11 @@ SIGNIFICANCE = 0.01  # significance level of all tests of a verdict
 # Minimum and default number of random subsets of a permutation test. The smallest possible p-value is
 # 1 / (subsets + 1).
 MIN_SUBSETS, SUBSETS = (200, 2000)
-# Number of held-out sets from which the floor (the similarity below which pairs are skipped) is estimated.
+# To save time, pairs with a similarity below a limit are skipped. The limit is estimated from this number
+# of random sets of held-out samples.
 PILOT = 16
-# Safety factor of the floor, the similarity below which pairs are skipped. The 99th percentile depends only
-# on the best 1% of the values. The floor is the 95th percentile, so the best 5% of the values are computed.
+# To save time, pairs with a low similarity are skipped. The result, a 99th percentile, depends only on the
+# best 1% of the values. For safety, the best 5% (this factor times 1%) are computed.
 SAFE = 5
 
 
@@ -102,7 +103,7 @@ class Calibration:
 
     @property
     def p_value(self) -> float:
-        """The p-value of the permutation test, or 1 if no training sample is recovered."""
+        """The p-value of the permutation test, which is 1 if no training sample is recovered."""
         return float((self.excess >= self.excess[0]).mean()) if self.recovered.any() else 1.0
 
 
@@ -136,10 +137,15 @@ def calibrate(
     """
     holdout_size = gain.shape[1] - n
     if reason := why_not_calibrated(n, holdout_size):
-        raise InputError(f"{reason}.", "Pass a larger held-out set.")
+        raise InputError(
+            f"A chance level needs enough held-out samples; {reason}.",
+            "Pass more held-out samples.",
+        )
     if subsets < MIN_SUBSETS:
-        message = f"A permutation test needs at least {MIN_SUBSETS} random subsets; got {subsets}."
-        raise InputError(message, "Pass subsets=2000.")
+        raise InputError(
+            f"A permutation test needs at least {MIN_SUBSETS} random subsets; got {subsets}.",
+            "Pass subsets=2000.",
+        )
     labels = np.zeros(gain.shape[1], dtype=int) if strata is None else strata
     training_and_random_sets = np.concatenate(
         [np.arange(n)[None], draw_sets(labels, labels[:n], subsets, rng)]
@@ -158,8 +164,8 @@ def calibrate(
             np.isnan(percentiles).any() or np.isnan(threshold) or is_recovered_by_chance is None
         ):
             break
-        # A percentile is unknown because it lies below the floor. So compute all values again without a
-        # floor.
+        # A percentile is unknown, because too many pairs with a low similarity were skipped. So compute all
+        # values again without skipping.
         similarity_floor = -np.inf
     training_values = score_matches(gain, value, training_match, training_and_random_sets[:1])[0]
     excess_by_sample = np.maximum(match_values.values - percentiles[:, None], 0.0)
@@ -194,7 +200,8 @@ def step_down(excess: Array) -> Array:
         standard_deviations > 0, standard_deviations, 1.0
     )
     strongest_first = np.argsort(-standardized_statistics[:, 0], kind="stable")
-    # Row i holds the largest statistics of test i and all weaker tests.
+    # Row i holds, for each random subset, the largest statistic among test i and all tests with smaller
+    # statistics.
     largest_statistics = np.maximum.accumulate(standardized_statistics[strongest_first[::-1]])[::-1]
     p_values_before_step_down = (
         largest_statistics >= standardized_statistics[strongest_first, :1]
@@ -252,7 +259,7 @@ def format_p(p: float) -> str:
 
 
 def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) -> Array:
-    """Draw random sets of positions in ``labels`` that have the label counts of ``like``.
+    """Draw random subsets of samples in which each label is as frequent as in ``like``.
 
     Args:
         labels: (N,) labels of the samples to draw from.
@@ -271,9 +278,9 @@ def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) 
         positions_with_label = np.flatnonzero(labels == label)
         if len(positions_with_label) < size:
             raise InputError(
-                f"Random subsets with the labels of the training set need {size} held-out samples of label "
-                f"{label}; the held-out set has {len(positions_with_label)}.",
-                "Add held-out samples of this label, or pass match_labels=False.",
+                f"Random subsets of held-out samples that have the same labels as the training set need "
+                f"{size} samples with label {label}; the held-out set has {len(positions_with_label)}.",
+                "Add held-out samples with this label, or pass match_labels=False.",
             )
         random_keys = rng.random((count, len(positions_with_label)))
         positions.append(
@@ -337,8 +344,8 @@ class _MatchValues:
         self.sets, self.samples, self.floor = sets, gain.shape[1], floor
         self.values = score_matches(gain, value, match_greedily_in_sets(gain, sets, floor), sets)
         is_known = self.values > -np.inf
-        # A floor is used only if a set has no more samples than there are candidates. Then every sample has a
-        # match, and the value -inf stands for a match below the floor.
+        # Pairs below the floor are skipped only if there are enough candidates for all samples of a set.
+        # Then every sample has a match, and the value -inf stands for a match below the floor.
         is_matched = np.ones_like(is_known) if floor > -np.inf else is_known
         self.occurrences = np.bincount(sets[is_matched], minlength=self.samples)
         self.is_drawn = np.bincount(sets.ravel(), minlength=self.samples) > 0
@@ -349,7 +356,7 @@ class _MatchValues:
         )
 
     def percentiles_without(self, excluded: Array) -> Array:
-        """Return the 99th percentiles of the values of all samples except the excluded samples.
+        """Compute 99th percentiles of the values (match qualities) of all samples that are not excluded.
 
         Args:
             excluded: Array of k rows. Each row has the samples that are excluded for one percentile.
@@ -366,7 +373,7 @@ class _MatchValues:
         return np.concatenate(percentile_blocks) if percentile_blocks else np.zeros(0)
 
     def beyond_the_others(self) -> Array | None:
-        """Return which samples have a value above the 99th percentile of the values of all other samples.
+        """Return which samples have a value (match quality) above the 99th percentile of all other samples.
 
         Returns:
             A mask in the shape of ``sets``, or None if a percentile is unknown. A percentile below
@@ -388,7 +395,7 @@ class _MatchValues:
         return None if np.isnan(percentiles).any() else self.values > percentiles[self.sets]
 
     def _percentiles(self, excluded: Array) -> Array:
-        """Return the 99th percentiles of the values of all samples except the excluded samples.
+        """Compute 99th percentiles of the values (match qualities) of all samples that are not excluded.
 
         For each row of ``excluded``, the percentile is the value with a known rank (from the largest) among
         the values of the samples that are not excluded. To find this value, we count the values that are not
@@ -443,7 +450,8 @@ def _percentile_rank_from_top(length: Array | int, sample_count: Array | int) ->
         The rank from the top, 0 for the largest value, or -1 if the percentile exceeds all values.
     """
     length, sample_count = np.asarray(length), np.maximum(np.asarray(sample_count), 1)
-    # This rank of the percentile, for one value per sample, equals ceil(0.99 (sample_count + 1)).
+    # The rank of the 99th percentile among one value per sample, which equals ceil(0.99 (sample_count +
+    # 1)).
     rank_among_samples = sample_count + 1 - (sample_count + 1) // ONE_IN
     rank_from_below = -(-length * rank_among_samples // sample_count)
     return np.where(
@@ -477,7 +485,7 @@ def estimate_floor(
 def score_matches(
     gain: Array, value: Callable[[Array, Array], Array] | None, candidate: Array, sets: Array
 ) -> Array:
-    """Score the matches of samples and candidates in several sets. Each distinct pair is scored once.
+    """Score the matches of samples and reconstructions in several sets. Each pair is scored once.
 
     Args:
         gain: (m, n + N) similarities of candidates and samples. Higher is better.

@@ -44,5 +44,5 @@ def true_positive_rate(scores: Array, is_member: Array, false_positive_rate: flo
 
 
 def _replace_nonfinite(scores: Array) -> Array:
-    """Replace inf by the largest float64 number, and -inf and NaN by the most negative float64 number."""
+    """Replace infinite and undefined scores by the largest or the most negative float64 number."""
     return np.nan_to_num(scores.astype(float), nan=np.finfo(float).min)

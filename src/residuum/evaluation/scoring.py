@@ -1,4 +1,4 @@
-"""Scores of candidates against the training set and the held-out set, under every metric.
+"""Compare reconstructions (candidates) with training and held-out samples, by every metric.
 
 Candidates, training samples and held-out samples are compared as the network receives them. If the training
 mean were added to a candidate, the candidate would move closer to every training sample, because each
@@ -46,13 +46,14 @@ from residuum.records.reconstruction import Reconstruction
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
 
 DECIDING = "ncc"  # the metric that decides a verdict, because it ignores brightness and contrast
-BINS = 5  # number of equally large slices of the training samples, ordered by margin
-PILOT = 16  # number of sets that are matched to estimate how long a permutation test takes
+BINS = 5  # the training samples are sorted by margin and divided into this number of equal parts
+# Number of random sets that are matched with the candidates to estimate the duration of a permutation test.
+PILOT = 16
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The counts and values of a metric, and the match of every training sample under this metric."""
+    """The result for one metric: counts, values, and the match of every training sample."""
 
     figures: MetricScore
     matches: tuple[SampleMatch, ...]
@@ -99,7 +100,7 @@ def score(
     subset_count = subsets
     notes: list[str] = []
     chosen_metrics = _select_metrics(metrics, train.shape, notes, deciding)
-    data = prepare_scoring_data(
+    scoring_data = prepare_scoring_data(
         candidates,
         train,
         holdout,
@@ -113,13 +114,13 @@ def score(
             notes.append(f"{metric.name} skipped: time budget exhausted")
             continue
         try:
-            gain = data.gain(metric)
+            similarities = scoring_data.gain(metric)
             if calibration is not None and metric.name == deciding.name:
-                verdicts[deciding.name] = _judge(metric, data, gain, calibration)
+                verdicts[deciding.name] = _judge(metric, scoring_data, similarities, calibration)
                 subset_count = len(calibration.chance)
                 continue
             cost = (
-                _cost(metric, data, gain, seed)
+                _cost(metric, scoring_data, similarities, seed)
                 if seconds < math.inf
                 else PermutationTestCost(0.0, 0.0)
             )
@@ -135,11 +136,11 @@ def score(
                 notes.append(f"{metric.name} skipped: it needs about {estimated_time}")
                 continue
             chance_level = (
-                calibrate_metric(metric, data, gain, seed, subset_count)
-                if data.holdout_size
+                calibrate_metric(metric, scoring_data, similarities, seed, subset_count)
+                if scoring_data.holdout_size
                 else None
             )
-            verdicts[metric.name] = _judge(metric, data, gain, chance_level)
+            verdicts[metric.name] = _judge(metric, scoring_data, similarities, chance_level)
         except Exception as problem:
             if not metric.is_plugin:
                 raise
@@ -148,17 +149,17 @@ def score(
     return Scores(
         n=len(train),
         m=len(candidates),
-        calibrated=data.holdout_size > 0,
-        reason=data.reason,
+        calibrated=scoring_data.holdout_size > 0,
+        reason=scoring_data.reason,
         deciding=deciding.name,
         metrics={name: verdict.figures for name, verdict in verdicts.items()},
         per_sample=sample_scores,
         classes=by_class(train, sample_scores, deciding.name),
         margins=by_margin(sample_scores, deciding.name),
-        pool=data.holdout_size,
-        subsets=subset_count if data.holdout_size else 0,
-        smallest_significant=smallest_significant(data.n, data.holdout_size)
-        if data.holdout_size
+        pool=scoring_data.holdout_size,
+        subsets=subset_count if scoring_data.holdout_size else 0,
+        smallest_significant=smallest_significant(scoring_data.n, scoring_data.holdout_size)
+        if scoring_data.holdout_size
         else None,
         seed=seed,
         notes=tuple(notes),
@@ -209,7 +210,7 @@ def count_affordable_subsets(
     subsets: int,
     seconds: float,
 ) -> int:
-    """Return how many random subsets fit into the time budget of several permutation tests.
+    """Return the number of random subsets for which several permutation tests have enough time.
 
     Args:
         problems: Metric, data and (m, n + N) similarities of every permutation test. All tests use the same
@@ -236,8 +237,8 @@ def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> Permutat
         return PermutationTestCost(0.0, 0.0)
     rng, durations = np.random.default_rng((seed, 3)), []
     value, similarity_floor = data.value_of(metric), -np.inf
-    # The time is measured for one set, and then for 1 + ``PILOT`` sets. The difference gives the time per
-    # set.
+    # Measure the time to match one random set, and then 1 + ``PILOT`` sets. The difference gives the time
+    # for each set.
     for count in (1, 1 + PILOT):
         start_time = time.monotonic()
         random_keys = rng.random((count, data.holdout_size))
@@ -251,7 +252,7 @@ def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> Permutat
 def calibrate_metric(
     metric: Metric, data: ScoringData, gain: Array, seed: int, subsets: int
 ) -> Calibration:
-    """Compute the chance level of the candidates from the held-out set.
+    """Compute from held-out samples how well the candidates match samples by chance.
 
     Args:
         metric: The metric to score by.
@@ -270,7 +271,7 @@ def calibrate_metric(
 def _judge(
     metric: Metric, data: ScoringData, gain: Array, calibration: Calibration | None
 ) -> _Verdict:
-    """Return the summary of a metric and the matches of every training sample under this metric.
+    """Return a summary of one metric, and the match of every training sample under this metric.
 
     Samples are matched twice: by the matching of the paper that introduced the metric, and one-to-one.
     """
@@ -353,8 +354,8 @@ def _per_sample(
     labels = train.y.long().tolist() if are_class_labels(train.y) else None
     row_numbers, rows = train.rows, []
     for i in range(len(train)):
-        match = verdicts[deciding].matches[i]
-        candidate = match.candidate
+        deciding_match = verdicts[deciding].matches[i]
+        candidate = deciding_match.candidate
         rows.append(
             SampleScore(
                 index=row_numbers[i],
@@ -364,7 +365,7 @@ def _per_sample(
                 multiplier=None
                 if candidate_multipliers is None or candidate is None
                 else float(candidate_multipliers[candidate]),
-                recovered=match.recovered,
+                recovered=deciding_match.recovered,
                 matches={name: verdict.matches[i] for name, verdict in verdicts.items()},
             )
         )
@@ -385,7 +386,8 @@ def _select_metrics(
         require_known(name, METRICS, "There is no metric")
         if reason := METRICS[name].why_not(shape):
             raise InputError(
-                f"The metrics in 'metrics' must be able to score these samples; metric {name!r} {reason}.",
+                f"Each metric in the argument 'metrics' must suit the samples. The metric {name!r} cannot "
+                f"be used: it {reason}.",
                 f"Remove {name!r} from 'metrics'.",
             )
     if names is None:
@@ -398,7 +400,7 @@ def _select_metrics(
 
 
 def _number(metric: Metric, oriented: float) -> float | None:
-    """Return the value of a metric with its original sign, or None if the value is not finite."""
+    """Return the value of a metric with its original sign, None if it is not finite."""
     if not np.isfinite(oriented):
         return None
     return float(oriented if metric.higher_is_better else -oriented)
@@ -423,9 +425,9 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
     outputs, y = outputs.detach().cpu().double(), y.cpu()
     if len(outputs) != len(y):
         raise DataError(
-            "The argument 'outputs' must have one row for each training sample; "
+            f"The argument 'outputs' (outputs of the network) must have one row for each training sample; "
             f"got {len(outputs)} rows for {len(y)} samples.",
-            "Pass the outputs of the network for 'train.x'.",
+            "Pass the outputs of the network for the samples 'train.x'.",
         )
     if not are_class_labels(y):
         return None
@@ -524,7 +526,7 @@ class CandidatePool(NamedTuple):
 
 
 def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
-    """Return every candidate of a reconstruction, and the means of groups of similar candidates."""
+    """Collect all candidates (guesses of samples) of an attack, and the means of similar ones."""
     x, lam = reconstruction.x, reconstruction.weight
     if (selection := reconstruction.selection) is not None:
         is_group_mean = selection.members > 1
@@ -534,7 +536,7 @@ def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
 
 
 def selected_candidates(reconstruction: Reconstruction) -> CandidatePool:
-    """Return the selected candidates that several restarts found.
+    """Return the selected candidates of a reconstruction that several restarts (runs) found.
 
     If no candidate was found by several restarts, all selected candidates are returned.
     """
@@ -547,7 +549,7 @@ def selected_candidates(reconstruction: Reconstruction) -> CandidatePool:
 
 
 def join_pools(pools: list[CandidatePool]) -> CandidatePool:
-    """Return the candidates of several attacks as one pool, so that one test judges all of them."""
+    """Combine the candidates (guesses of samples) of several attacks, so that one test judges them."""
     return CandidatePool(
         torch.cat([pool.x.double() for pool in pools]),
         torch.cat([pool.lam.double() for pool in pools]),

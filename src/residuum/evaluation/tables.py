@@ -21,13 +21,15 @@ from residuum import similarity
 from residuum.evaluation.matching import Array, Metric
 from residuum.records.inputs import Dataset
 
-MAX_DIGITS = 5  # right digits of a column that is equal within rounding of float32
-# A scaled value that is missing in a table. It is far from all present values, which lie between 0 and 1.
+# Number of correct digits that counts as exact, because float32 numbers have few more.
+MAX_DIGITS = 5
+# This number replaces missing values of a table. All other values are scaled to [0, 1], so they are far
+# from it.
 MISSING = -2.0
 
 
 def right_digits(a: Tensor, b: Tensor) -> Tensor:
-    """Return the mean number of right digits of each pair of rows.
+    """Compute the mean number of correct digits for each pair of a recovered row and a table row.
 
     Args:
         a: (m, columns) recovered rows, scaled by the ranges of the columns.
@@ -57,13 +59,13 @@ DIGITS = Metric(
     published_threshold=None,
     score=_score,
     search=right_digits,
-    description="number of correct decimal digits of a value relative to the range of its column, averaged "
-    "over the columns; 5 means that the value is equal within 1e-5 of the range",
+    description="number of correct decimal digits, averaged over the columns; 5 means that the error of a "
+    "value is 1e-5 of the range of its column",
 )
 
 
 def scale_columns(table: Dataset, low: Tensor, width: Tensor) -> Dataset:
-    """Return a table whose columns are scaled by their ranges. Reports still show the original units.
+    """Scale the columns of a table by their ranges, so that columns with different units are comparable.
 
     Args:
         table: The table. Missing values are NaN.
@@ -73,10 +75,12 @@ def scale_columns(table: Dataset, low: Tensor, width: Tensor) -> Dataset:
     Returns:
         The scaled table, in which :data:`MISSING` stands for a missing value.
     """
-    x = ((table.x.double() - low) / width).nan_to_num(nan=MISSING)
+    scaled_values = ((table.x.double() - low) / width).nan_to_num(nan=MISSING)
     scale = torch.ones_like(width) if table.scale is None else table.scale.double()
     offset = torch.zeros_like(width) if table.offset is None else table.offset.double()
-    return replace(table, x=x, mean=None, scale=width * scale, offset=low * scale + offset)
+    return replace(
+        table, x=scaled_values, mean=None, scale=width * scale, offset=low * scale + offset
+    )
 
 
 def column_ranges(*tables: Dataset | None) -> tuple[Tensor, Tensor]:
@@ -91,12 +95,12 @@ def column_ranges(*tables: Dataset | None) -> tuple[Tensor, Tensor]:
     all_rows = torch.cat([table.x.double() for table in tables if table is not None])
     low = all_rows.nan_to_num(nan=torch.inf).amin(0)
     high = all_rows.nan_to_num(nan=-torch.inf).amax(0)
-    width = high - low
-    return low.nan_to_num(posinf=0.0), torch.where((width > 0) & width.isfinite(), width, 1.0)
+    ranges = high - low
+    return low.nan_to_num(posinf=0.0), torch.where((ranges > 0) & ranges.isfinite(), ranges, 1.0)
 
 
 def mean_error(a: Tensor, b: Tensor) -> Array:
-    """Return the mean absolute error of each pair of rows. Errors are limited to the range of the column.
+    """Compute the mean absolute error of each pair of rows, with errors limited to the column's range.
 
     Args:
         a: (m, columns) rows, scaled by the ranges of the columns.
@@ -105,10 +109,10 @@ def mean_error(a: Tensor, b: Tensor) -> Array:
     Returns:
         (m, n) means over the columns.
     """
-    errors = a.new_empty(len(a), len(b))
+    mean_errors = a.new_empty(len(a), len(b))
     for rows in similarity.chunks(len(a), b.numel()):
-        errors[rows] = (a[rows, None] - b[None]).abs().clamp(max=1.0).mean(2)
-    result: Array = errors.numpy(force=True)
+        mean_errors[rows] = (a[rows, None] - b[None]).abs().clamp(max=1.0).mean(2)
+    result: Array = mean_errors.numpy(force=True)
     return result
 
 

@@ -25,10 +25,11 @@ from residuum.evaluation.matching import Array
 from residuum.records.base import Record
 from residuum.records.recovered_table import RecoveredTable
 
-# Recovered targets equal a target of the table if they differ by at most this share of the range.
+# A recovered target (regression value) counts as correct if its error is at most this share of the range of
+# all targets.
 ROUNDING = 1e-6
 VALUES = "values of columns"
-# Number of random orders or random subsets with which a test compares the training samples. The smallest
+# Number of random orders or random subsets that a permutation test draws. The smallest
 # possible p-value is 1 / (DRAWS + 1).
 DRAWS = 10_000
 
@@ -60,7 +61,7 @@ class TargetTest(Record):
     reason: str = ""
 
     def is_finding(self, level: float) -> bool:
-        """Return whether more targets were recovered than expected by chance."""
+        """Return True if significantly more targets were recovered than expected by chance."""
         return not self.reason and self.recovered > 0 and self.adjusted <= level
 
     @property
@@ -87,7 +88,7 @@ def compare_targets(targets: Array, train: Array, holdout: Array, tests: int) ->
         targets: (records,) recovered targets, NaN for unknown ones.
         train: (n,) targets of the training samples.
         holdout: (N,) targets of the held-out samples.
-        tests: Number of tests of the audit, by which the p-value is multiplied.
+        tests: Number of tests of the audit, by which the p-value is multiplied (Bonferroni).
 
     Returns:
         The test.
@@ -119,7 +120,7 @@ def compare_labels(labels: Array, train: Array, tests: int, seed: int) -> Target
     Args:
         labels: (records,) recovered class numbers in row order, NaN for unknown ones.
         train: (n,) class numbers of the training samples, in the order of the user's file.
-        tests: Number of tests of the audit, by which the p-value is multiplied.
+        tests: Number of tests of the audit, by which the p-value is multiplied (Bonferroni).
         seed: Seed of the random orders.
 
     Returns:
@@ -156,7 +157,7 @@ def compare_stored_values(train: Array, holdout: Array, cells: int, tests: int) 
         train: (n,) number of stored values of each training sample.
         holdout: (N,) number of stored values of each held-out sample.
         cells: Number of values of all training samples.
-        tests: Number of tests of the audit, by which the p-value is multiplied.
+        tests: Number of tests of the audit, by which the p-value is multiplied (Bonferroni).
 
     Returns:
         The test.
@@ -200,7 +201,7 @@ def match_targets(table: RecoveredTable, y: Array) -> Array:
 
 
 def _is_among(values: Array, sorted_numbers: Array, tolerance: float) -> Array:
-    """Return which values equal one of the sorted numbers within a tolerance."""
+    """Return a mask of the values that equal one of the sorted numbers within a tolerance."""
     indices_above = np.searchsorted(sorted_numbers, values).clip(max=len(sorted_numbers) - 1)
     indices_below = np.maximum(indices_above - 1, 0)
     smallest_distances = np.minimum(

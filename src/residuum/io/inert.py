@@ -58,6 +58,19 @@ class Storage:
         return self.numel * self.itemsize
 
 
+def _order_of_storage(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the sizes of a tensor in the order of storage, or None if its numbers have gaps or overlap."""
+    dimensions = sorted(
+        ((step, n) for step, n in zip(stride, size, strict=True) if n != 1), reverse=True
+    )
+    expected_step = 1
+    for step, n in reversed(dimensions):
+        if step != expected_step:
+            return None
+        expected_step *= n
+    return tuple(n for _, n in dimensions)
+
+
 @dataclass(frozen=True, slots=True)
 class View:
     """A tensor as a pickle describes it: a view of a storage. The view must lie inside the storage.
@@ -101,6 +114,11 @@ class View:
                 "Save a full copy: {name: t.clone() for name, t in state.items()}.",
             )
 
+    @property
+    def stored_size(self) -> tuple[int, ...] | None:
+        """The sizes in the order of storage, or None if the numbers of the tensor have gaps or overlap."""
+        return _order_of_storage(self.size, self.stride)
+
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
@@ -117,6 +135,20 @@ class GlobalName:
     kind: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class NumberReader:
+    """Reads a part of the numbers of an array, so that a search of a large array needs little memory.
+
+    Attributes:
+        shape: Shape of the array, with its dimensions in the order of storage: the last index varies fastest.
+        read: Function that takes the positions of the first number and of the end of the part, and returns
+            the numbers as a tensor with one dimension. Checksums are not checked.
+    """
+
+    shape: tuple[int, ...]
+    read: Callable[[int, int], Tensor]
+
+
 @dataclass(eq=False, slots=True)
 class Block:
     """An array as a file describes it. The numbers are read from the file on demand.
@@ -128,6 +160,7 @@ class Block:
         objects: The values of an array of Python objects or texts, None for other arrays.
         name: Name of the storage that holds the numbers. Several arrays can share a storage.
         structures: Function that reads the bytes of an array of structures (a dtype with fields), else None.
+        part_reader: Reads parts of the numbers, None if the array can only be read at once.
     """
 
     shape: tuple[int, ...] = ()
@@ -136,6 +169,7 @@ class Block:
     objects: Any = None
     name: str = ""
     structures: Callable[[], np.ndarray] | None = None
+    part_reader: NumberReader | None = None
 
     def raw(self) -> np.ndarray | None:
         """Return the bytes of an array of structures as (entries, entry size), or None for other arrays."""
@@ -145,6 +179,12 @@ class Block:
     def numel(self) -> int:
         """Number of elements of the array."""
         return math.prod(self.shape)
+
+    def meta(self) -> Tensor:
+        """Return a tensor of the same shape and dtype on the device "meta", which takes no memory."""
+        return torch.empty(
+            self.shape, dtype=getattr(torch, self.kind, torch.float32), device="meta"
+        )
 
     def tensor(self) -> Tensor:
         """Read the numbers of the array from the file.

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.io.inert import Block, GlobalName, InertObject, expect_type
+from residuum.io.inert import Block, GlobalName, InertObject, NumberReader, expect_type
 from residuum.records.inputs import is_size
 
 MAX_ITEM_BYTES = 1 << 16  # largest size of one entry of an array, in bytes
@@ -94,26 +94,39 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
         block.structures = lambda: np.frombuffer(raw, np.uint8).reshape(-1, entry_bytes)
     if kind.code[0] in "US":
         block.kind = "text"
-        block.objects = _Texts(raw, kind, block.numel)
+        block.objects = TextArray(raw, kind, block.numel)
     elif kind.code[0] in "fiubc":
         order: Any = "F" if fortran else "C"
 
-        def read() -> Tensor:
+        def flat_numbers() -> np.ndarray:
             array_bytes = raw.encode("latin-1") if isinstance(raw, str) else raw
-            array = np.frombuffer(array_bytes, np.dtype(kind.order + kind.code))
-            array = array.reshape(block.shape, order=order)
+            return np.frombuffer(array_bytes, np.dtype(kind.order + kind.code))
+
+        def convert(array: np.ndarray) -> Tensor:
             supported_dtype = (
                 np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
             )
             return torch.from_numpy(np.array(array, dtype=supported_dtype))
 
-        block.read = read
+        block.read = lambda: convert(flat_numbers().reshape(block.shape, order=order))
+        stored_shape = block.shape[::-1] if fortran else block.shape
+        block.part_reader = NumberReader(
+            stored_shape, lambda first, last: convert(flat_numbers()[first:last])
+        )
     return block
 
 
 @dataclass(eq=False)
-class _Texts:
-    """The texts in a numpy array of texts. A text is decoded when a caller iterates over the array."""
+class TextArray:
+    """The texts in a numpy array of texts. A text is decoded when a caller iterates over the array.
+
+    Iteration shortens long texts, because most callers show them.
+
+    Attributes:
+        raw: Bytes of the array.
+        kind: Dtype of the array.
+        count: Number of texts.
+    """
 
     raw: Any
     kind: NumpyDtype
@@ -123,10 +136,15 @@ class _Texts:
         return self.count
 
     def __iter__(self) -> Iterator[str]:
+        return (text[:200] for text in self.full_texts())
+
+    def full_texts(self) -> Iterator[str]:
+        """Return an iterator over the texts at their full length."""
         if isinstance(self.raw, str):
             return iter(())
         array = np.frombuffer(self.raw, np.dtype(self.kind.order + self.kind.code))
-        return (str(text)[:200] for text in array)
+        is_bytes = self.kind.code[0] == "S"
+        return (t.decode("utf-8", "replace") if is_bytes else str(t) for t in array)
 
 
 def read_scalar(kind: Any, raw: Any = b"") -> Any:

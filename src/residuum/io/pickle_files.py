@@ -23,7 +23,7 @@ from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.inert import Storage
 from residuum.io.pickle_reader import LEGACY_MAGIC, PickleReader
 from residuum.io.safetensors_files import COPY_AGAIN
-from residuum.io.streams import MAX_PICKLE_BYTES, Source, open_source
+from residuum.io.streams import MAX_PICKLE_BYTES, Source, open_source, read_range
 from residuum.records.inputs import MAX_GROWTH, open_zip
 
 ZIP_MAGIC = b"PK\x03\x04"
@@ -103,7 +103,13 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
     def read_storage(storage: Storage) -> bytearray:
         return _read_member(path, find_member(storage), storage.nbytes)
 
-    reader = PickleReader(cache_last_storage(read_storage))
+    def read_part(storage: Storage, first: int, count: int) -> bytearray:
+        member = find_member(storage)
+        if member is None or member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError("a storage is missing or compressed")
+        return read_range(path, _find_start(path, member) + first, count)
+
+    reader = PickleReader(cache_last_storage(read_storage), read_part=read_part)
     content_tree = reader.run(Source(io.BytesIO(content), len(content)))  # type: ignore[arg-type]
     for storage in reader.storages.values():
         member = find_member(storage)
@@ -141,12 +147,10 @@ def read_pickle(
     storage_positions: dict[str, int] = {}
 
     def read_storage(storage: Storage) -> bytearray:
-        raw = bytearray(storage.nbytes)
-        with path.open("rb") as file:
-            file.seek(storage_positions[storage.key])
-            if file.readinto(raw) != len(raw):
-                raise ValueError("the file ends too early")
-        return raw
+        return read_range(path, storage_positions[storage.key], storage.nbytes)
+
+    def read_part(storage: Storage, first: int, count: int) -> bytearray:
+        return read_range(path, storage_positions[storage.key] + first, count)
 
     is_legacy = unpacker is None and stream.peek(len(LEGACY_HEAD)).startswith(LEGACY_HEAD)
     # The limit is for files that are read into memory. The numbers of legacy files are read on demand.
@@ -155,7 +159,7 @@ def read_pickle(
             f"A pickle may have at most {MAX_PICKLE_BYTES} bytes; {path.name!r} has {size}.",
             "Save the model in several files.",
         )
-    reader = PickleReader(cache_last_storage(read_storage))
+    reader = PickleReader(cache_last_storage(read_storage), read_part=read_part)
     source: Any = open_source(stream, size, unpacker)
     content, kind = reader.run(source), "pickle"
     if is_legacy:
@@ -286,20 +290,22 @@ def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> byte
             f"{member.file_size}.",
             "Write the archive with torch.save.",
         )
-    raw = bytearray(member.file_size)
-    with path.open("rb") as stream:
-        stream.seek(member.header_offset)
-        header = stream.read(LOCAL_HEADER.size)
-        if len(header) < LOCAL_HEADER.size or not header.startswith(ZIP_MAGIC):
-            raise zipfile.BadZipFile(
-                "a file in the archive does not begin at the position that the archive lists for it"
-            )
-        stream.seek(sum(LOCAL_HEADER.unpack(header)), io.SEEK_CUR)
-        if stream.readinto(raw) != len(raw):
-            raise zipfile.BadZipFile("the archive ends within one of its files")
+    raw = read_range(path, _find_start(path, member), member.file_size)
     if zlib.crc32(raw) != member.CRC:
         raise CheckpointError(CHECKSUM.format(member.filename[:80]), KEEP_CHECKSUMS)
     return raw
+
+
+def _find_start(path: Path, member: zipfile.ZipInfo) -> int:
+    """Return the position of the first byte of an uncompressed file in an archive."""
+    with path.open("rb") as stream:
+        stream.seek(member.header_offset)
+        header = stream.read(LOCAL_HEADER.size)
+    if len(header) < LOCAL_HEADER.size or not header.startswith(ZIP_MAGIC):
+        raise zipfile.BadZipFile(
+            "a file in the archive does not begin at the position that the archive lists for it"
+        )
+    return member.header_offset + LOCAL_HEADER.size + sum(LOCAL_HEADER.unpack(header))
 
 
 def refuse_other_archives(names: list[str]) -> None:

@@ -44,6 +44,7 @@ from residuum.io.inert import (
     Block,
     GlobalName,
     InertObject,
+    NumberReader,
     Opaque,
     Storage,
     View,
@@ -122,6 +123,8 @@ class PickleReader:
 
     Args:
         read_storage: Returns the bytes of a torch storage.
+        read_part: Returns a part of the bytes of a torch storage, from the position of the first byte and the
+            number of bytes. None if storages can only be read at once.
         joblib: Whether to read the numbers of joblib's arrays from the stream, as ``joblib.load`` does.
 
     Attributes:
@@ -142,14 +145,18 @@ class PickleReader:
     memory_costs: ClassVar[Mapping[str, int]]
 
     def __init__(
-        self, read_storage: Callable[[Storage], bytearray] | None = None, *, joblib: bool = True
+        self,
+        read_storage: Callable[[Storage], bytearray] | None = None,
+        *,
+        joblib: bool = True,
+        read_part: Callable[[Storage, int, int], bytearray] | None = None,
     ) -> None:
         self.joblib, self.has_joblib_arrays = joblib, False
         self.storages: dict[str, Storage] = {}
         self.unsafe: dict[str, None] = {}
         self.foreign: dict[str, None] = {}
         self.work = self.memory = 0
-        self._read_storage = read_storage
+        self._read_storage, self._read_part = read_storage, read_part
         self._hooked: dict[int, Any] = {}
         self._embedded: dict[str, memoryview] = {}
         self._stream: BinaryIO | None = None
@@ -467,6 +474,7 @@ class PickleReader:
         view = View(expect_type(storage, Storage), offset, tuple(size), tuple(stride))
         kind, read_bytes = KINDS.get(storage.kind), self._get_storage_bytes
         read_function: Callable[[], Tensor] | None = None
+        part_reader: NumberReader | None = None
         if kind is not None:
             dtype = kind
 
@@ -479,8 +487,24 @@ class PickleReader:
                 return numbers.as_strided(view.size, view.stride, view.offset).clone()
 
             read_function = read_numbers
+            part_reader = self._make_number_reader(view, dtype)
         dtype_name = str(kind).removeprefix("torch.") if kind else storage.kind
-        return Block(view.size, dtype_name, read_function, name=storage.key)
+        return Block(
+            view.size, dtype_name, read_function, name=storage.key, part_reader=part_reader
+        )
+
+    def _make_number_reader(self, view: View, dtype: torch.dtype) -> NumberReader | None:
+        """Return a reader of parts of a tensor, or None if the tensor has gaps or is in this pickle."""
+        stored_size, read_bytes = view.stored_size, self._read_part
+        if stored_size is None or read_bytes is None or view.storage.key in self._embedded:
+            return None
+
+        def read_part(first: int, last: int) -> Tensor:
+            first_byte = (view.offset + first) * dtype.itemsize
+            raw = read_bytes(view.storage, first_byte, (last - first) * dtype.itemsize)
+            return torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(0, dtype=dtype)
+
+        return NumberReader(stored_size, read_part)
 
     def _push_storage(self, _: None) -> None:
         """Put a torch storage on the stack. Raise an error if the pickle uses its key with two sizes."""

@@ -14,6 +14,7 @@ a live object with     predicts                            the loss of a sample
 =====================  ==================================  ==========================================
 
 The first row that applies is used. ``decision_function`` is used only if the object also has ``classes_``.
+Models whose inputs are token ids are read by :mod:`.token_models`.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 
 from residuum.errors import InputError
 from residuum.io.release import Release
 from residuum.networks.network import Network
 from residuum.records import Dataset
+from residuum.records.tables import Column
 from residuum.trees.forest import BOOSTING, ISOLATION, Forest
 from residuum.trees.predict import predict
 
 SHARES, SCORES, NUMBERS = "class shares", "class scores", "numbers"
+NEXT_TOKENS = "the next token"  # a causal language model, whose outputs are the losses of texts
 # Largest difference between 1 and the sum of the shares of all classes, as with float16.
 ROUNDING = 1e-3
 PASS_AS_TRAINED = (
@@ -48,10 +51,11 @@ class Predictor:
 
     Attributes:
         name: Class of the model, such as "LogisticRegression".
-        kind: What the model predicts: "class shares", "class scores" or "numbers".
+        kind: What the model predicts: "class shares", "class scores", "numbers" or "the next token".
         function: Function that returns the predictions for the samples of a dataset.
         classes: The classes in the order of the predictions, () if the classes are 0, 1, 2 and so on.
         columns: Number of values of a sample, None if it is unknown.
+        column_names: Names of the columns to which the model was fitted, () if they are unknown.
         why_no_loss: Why the predictions cannot be compared with the targets, or "" if this is possible.
         model: The object in memory, None if the model was read from a file.
     """
@@ -61,13 +65,14 @@ class Predictor:
     function: Callable[[Dataset], Any]
     classes: tuple[Any, ...] = ()
     columns: int | None = None
+    column_names: tuple[str, ...] = ()
     why_no_loss: str = ""
     model: Any = None
 
     @property
     def is_classifier(self) -> bool:
         """Whether the model predicts classes."""
-        return self.kind != NUMBERS
+        return self.kind in (SHARES, SCORES)
 
     def outputs(self, samples: Dataset) -> Array:
         """Return the predictions for samples, and check these predictions.
@@ -168,21 +173,23 @@ def wrap_live_model(model: Any) -> Predictor:
     name, columns = type(model).__name__, _attribute(model, "n_features_in_")
     columns = int(columns) if isinstance(columns, int | np.integer) else None
     classes = _as_classes(_attribute(model, "classes_"))
+    names = _attribute(model, "feature_names_in_")
+    inputs = columns, () if names is None else tuple(map(str, names))
     if _method(model, "predict_proba"):
-        return Predictor(name, SHARES, _Call(model, "predict_proba"), classes, columns, model=model)
+        return Predictor(name, SHARES, _Call(model, "predict_proba"), classes, *inputs, model=model)
     if classes and _method(model, "decision_function"):
         return Predictor(
-            name, SCORES, _Call(model, "decision_function"), classes, columns, model=model
+            name, SCORES, _Call(model, "decision_function"), classes, *inputs, model=model
         )
     predict_samples = _Call(model, "predict")
     if not classes:
-        return Predictor(name, NUMBERS, predict_samples, (), columns, model=model)
+        return Predictor(name, NUMBERS, predict_samples, (), *inputs, model=model)
 
     def mark_predicted_class(samples: Dataset) -> Array:
         predicted = np.asarray(predict_samples(samples)).reshape(len(samples), -1)
         return np.stack([(predicted == name).all(1) for name in classes], axis=1).astype(np.float64)
 
-    return Predictor(name, SCORES, mark_predicted_class, classes, columns, model=model)
+    return Predictor(name, SCORES, mark_predicted_class, classes, *inputs, model=model)
 
 
 def wrap_forest(name: str, forest: Forest, classes: Sequence[Any] = ()) -> Predictor:
@@ -210,7 +217,7 @@ def wrap_forest(name: str, forest: Forest, classes: Sequence[Any] = ()) -> Predi
     def evaluate(samples: Dataset) -> Array:
         return predict(forest, samples.x.flatten(1).double().numpy())
 
-    return Predictor(name, kind, evaluate, tuple(classes), forest.columns, why_no_loss)
+    return Predictor(name, kind, evaluate, tuple(classes), forest.columns, why_no_loss=why_no_loss)
 
 
 @dataclass(frozen=True)
@@ -233,7 +240,17 @@ class _Call:
 
 
 def _as_argument(model: Any, samples: Dataset) -> Any:
-    """Return the samples as a DataFrame, a matrix or an array, depending on what the model was fitted to."""
+    """Return the samples as a DataFrame, a matrix or an array, depending on what the model was fitted to.
+
+    If the model takes columns of texts, they are taken from the table of the samples.
+    """
+    if (table := samples.table) is not None and any(name in table.texts for name in table.inputs):
+        columns = {name: _values(table.columns[name], samples.rows) for name in table.inputs}
+        if _attribute(model, "feature_names_in_") is None and len(columns) == 1:
+            return ["" if text is None else text for text in columns[table.inputs[0]]]
+        import pandas as pd  # type: ignore[import-untyped]
+
+        return pd.DataFrame(columns)
     sample_values = samples.x.numpy().copy()
     if _attribute(model, "n_features_in_") is None:
         return sample_values
@@ -241,9 +258,15 @@ def _as_argument(model: Any, samples: Dataset) -> Any:
     names = _attribute(model, "feature_names_in_")
     if names is None or len(names) != sample_values.shape[1]:
         return sample_values
-    import pandas as pd  # type: ignore[import-untyped]
+    import pandas as pd
 
     return pd.DataFrame(sample_values, columns=list(samples.features or names))
+
+
+def _values(column: Column, rows: list[int]) -> list[Any]:
+    """Return the values of a column in some rows, with None for a missing text."""
+    values = column.tolist() if isinstance(column, Tensor) else [text or None for text in column]
+    return [values[row] for row in rows]
 
 
 def _attribute(model: Any, name: str) -> Any:

@@ -34,19 +34,20 @@ from typing import Any
 
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.boosted_files import HEAD, detect_library, read_boosted_file
+from residuum.io.folders import SAVE_SHARDS, is_shard_index, locate_weights, read_shard_index
+from residuum.io.inert import Block
 from residuum.io.onnx_files import read_onnx
 from residuum.io.pickle_files import ZIP_MAGIC, PickleContent, read_archive, read_pickle
 from residuum.io.pickle_reader import describe_unsafe
 from residuum.io.safetensors_files import read_safetensors
 from residuum.io.skops_files import is_skops, read_skops
 from residuum.io.streams import UNPACKERS
-from residuum.records.rundir import sha256
+from residuum.records.rundir import digest, sha256
 
 # Largest size of a file in bytes. This can exceed the memory, because at first only headers and pickles are
 # read.
 DEFAULT_MAX_BYTES = 64 << 30
 MAX_CONFIG = 1 << 20  # largest size of adapter_config.json in bytes
-RUN_FILE = "model.safetensors"  # the weights in a directory of ``residuum train``
 PICKLE_MAGIC = b"\x80"
 # Pickles of the protocols 0 and 1 have no magic number. Each of them begins with one of these bytes.
 FIRST_BYTES = b"(]}cKIVSF"
@@ -71,9 +72,14 @@ UNSUPPORTED_FORMATS = {
 }
 
 
+# Kinds of data files in the folder of a release (:mod:`.data_files`).
+TABLE, ARRAYS, TEXT, JSON, IMAGES = "table", "arrays", "text", "json", "images"
+OTHER = "other"  # a file or folder that a scan names and does not read
+DATA_KINDS = (TABLE, ARRAYS, TEXT, JSON, IMAGES, OTHER)
 RELEASE_KINDS = (  # formats of files
     *("torch", "torchscript", "pickle", "skops", "safetensors", "onnx"),
     *("xgboost", "lightgbm", "catboost"),
+    *DATA_KINDS,
 )
 
 
@@ -91,6 +97,8 @@ class Release:
         unsafe: Code that loading the file would run, such as "call os.system".
         foreign: Classes and functions of other packages that the file names.
         graph: The graph of an ONNX file with its operators, None for other files.
+        shards: The files that hold the weights if ``path`` is an index of shards.
+        notes: What was not read, as with a large data file.
     """
 
     path: Path
@@ -102,20 +110,24 @@ class Release:
     unsafe: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
     graph: Any = None
+    shards: tuple[Path, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 hash of the file."""
-        return sha256(self.path)
+        """SHA-256 hash of the file. If the weights are in shards, the hash of the hashes of all files."""
+        if not self.shards:
+            return sha256(self.path)
+        return digest(*(sha256(file) for file in (self.path, *self.shards)))
 
 
 def open_release(path: str | Path | Release, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
-    """Read a file, or the weights in a run directory, and refuse a file that would run code.
+    """Read a file, or the weights in a folder, and refuse a file that would run code.
 
     Nothing in the file is executed.
 
     Args:
-        path: The file, or a release, which is returned without reading it again.
+        path: The file or folder, or a release, which is returned without reading it again.
         max_bytes: Largest size of the file in bytes.
 
     Returns:
@@ -134,8 +146,9 @@ def load(path: str | Path) -> Release:
     """Read the file of a release. Nothing in the file is executed.
 
     Args:
-        path: A file of torch, safetensors, scikit-learn, ONNX, XGBoost, LightGBM or CatBoost, or a directory
-            of ``residuum train``.
+        path: A file of torch, safetensors, scikit-learn, ONNX, XGBoost, LightGBM or CatBoost, or a folder of
+            Hugging Face, PEFT or ``residuum train``. Weights in several files (shards) are read as one
+            release.
 
     Returns:
         The release, for attacks, audits and scans.
@@ -153,7 +166,7 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
     This code is listed in ``Release.unsafe``. Nothing in the file is executed.
 
     Args:
-        path: The file.
+        path: The file, or the index of a model in several files.
         max_bytes: Largest size of the file in bytes.
 
     Returns:
@@ -169,6 +182,8 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
         raise CheckpointError(
             f"A release must be a file; {str(path)!r} {defect}.", "Check the path."
         )
+    if is_shard_index(path):
+        return _read_shards(path, max_bytes)
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -184,30 +199,6 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
             f"A release must be readable; reading {str(path)!r} failed ({reason}).",
             "Check the file.",
         ) from problem
-
-
-def locate_weights(path: str | Path) -> Path:
-    """Return the file of weights: the path itself, or the weights in a directory of ``residuum train``.
-
-    Args:
-        path: A file or a run directory.
-
-    Returns:
-        The file.
-
-    Raises:
-        CheckpointError: If the path does not lead to a file of weights.
-    """
-    path = Path(path)
-    weights_file = path / RUN_FILE if path.is_dir() else path
-    if not weights_file.is_file():
-        defect = f"holds no {RUN_FILE}" if path.is_dir() else "does not exist"
-        defect = "is not a regular file" if weights_file.exists() else defect
-        raise CheckpointError(
-            f"A model must be a file or a directory of residuum train; {str(path)!r} {defect}.",
-            "Check the path.",
-        )
-    return weights_file
 
 
 def pickle_in_memory(model: Any) -> Release:
@@ -278,6 +269,40 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
         f"LightGBM or CatBoost; {path.name!r} {'has another format' if size else 'is empty'}.",
         "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
         "safetensors.numpy.save_file({name: array, ...}, path).",
+    )
+
+
+def _read_shards(index: Path, max_bytes: int) -> Release:
+    """Read all files of a model whose index lists them, as one release."""
+    tensor_names = read_shard_index(index)
+    shard_releases: list[Release] = []
+    content: dict[str, Any] = {}
+    for file, names in tensor_names.items():
+        shard = read_release(file, max_bytes - sum(previous.size for previous in shard_releases))
+        shard_tensors = shard.content if isinstance(shard.content, dict) else {}
+        missing = [name for name in names if not isinstance(shard_tensors.get(name), Block)]
+        repeated = [*content.keys() & shard_tensors.keys()]
+        if missing or repeated or (shard_releases and shard.kind != shard_releases[0].kind):
+            defect = f"{file.name!r} is a file of another format"
+            if missing:
+                defect = f"{file.name!r} lacks the tensor {missing[0][:80]!r}"
+            elif repeated:
+                defect = f"{str(repeated[0])[:80]!r} is stored twice"
+            raise CheckpointError(
+                f"Shards must hold the tensors that {index.name!r} lists; {defect}.", SAVE_SHARDS
+            )
+        content |= shard_tensors
+        shard_releases.append(shard)
+    return Release(
+        path=index,
+        kind=shard_releases[0].kind,
+        content=content,
+        size=sum(shard.size for shard in shard_releases),
+        metadata={name: text for shard in shard_releases for name, text in shard.metadata.items()},
+        config=shard_releases[0].config,
+        unsafe=tuple(dict.fromkeys(action for shard in shard_releases for action in shard.unsafe)),
+        foreign=tuple(dict.fromkeys(name for shard in shard_releases for name in shard.foreign)),
+        shards=tuple(tensor_names),
     )
 
 

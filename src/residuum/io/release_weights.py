@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Any, NoReturn
 
 from residuum.errors import CheckpointError
 from residuum.io.inert import Block, InertObject
-from residuum.io.optimizer_state import FIRST_MOMENTS, SECOND_MOMENTS
 from residuum.io.release import Release
 from residuum.io.state_dicts import MAX_DEPTH, WRAPPERS
-from residuum.io.tree import AVERAGES
+from residuum.io.tree import AVERAGES, walk
+
+# Names under which training code stores the states of random generators, which are arrays of bytes.
+GENERATOR_STATES = re.compile(r"^(cpu|cuda|npu|xpu|mps|hpu|mlu|musa|.*rng_states?)$", re.IGNORECASE)
+# Names that only optimizers use. Other names of moments, such as "mu", can be parameters of a network.
+MOMENT_NAMES = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+DELETE = "Delete this file from the release. Users of the model do not need this file."
 
 
-def find_weights(release: Release) -> dict[str, Any]:
+def find_weights(release: Release, place: str = "") -> dict[str, Any]:
     """Return the state dict of a release, or several state dicts by name. Tensors are not read yet.
 
     Training code often stores a state dict under a key such as "model" or "state_dict". Then the value of
@@ -21,6 +27,8 @@ def find_weights(release: Release) -> dict[str, Any]:
 
     Args:
         release: The release of a torch or safetensors file.
+        place: Path of the state dict in the file, such as "ema" or "ema.module". Empty for the state dict
+            that training code stores under one of its usual keys, without averaged weights.
 
     Returns:
         Blocks, or dicts of blocks, by name.
@@ -36,10 +44,18 @@ def find_weights(release: Release) -> dict[str, Any]:
             "Save the weights first: torch.save(model.state_dict(), path).",
         )
     if isinstance(content, InertObject):
+        if not any(isinstance(inner.value, Block) for inner in walk(content)):
+            raise CheckpointError(
+                f"A release must hold weights; {release.path.name!r} holds only an object of the class "
+                f"{content.class_name} without any tensor.",
+                DELETE,
+            )
         raise CheckpointError(
             f"The file must hold a state dict; this file holds a pickled {content.class_name}.",
             "If you trust the file, run torch.save(torch.load(path, weights_only=False).state_dict(), new).",
         )
+    if place:
+        return _find_at(content, place, release.path.name)
     for _ in range(MAX_DEPTH):
         content_dict = content if isinstance(content, dict) else {}
         wrapper_key = next((k for k in WRAPPERS if isinstance(content_dict.get(k), dict)), None)
@@ -48,29 +64,84 @@ def find_weights(release: Release) -> dict[str, Any]:
         content = content_dict[wrapper_key]
     weights = _select_weights(content)
     if not weights:
-        raise CheckpointError(
-            "A release must hold weights; this file holds no tensors except optimizer state and averaged "
-            "weights.",
-            "Pass the file of the network.",
-        )
+        _refuse_without_weights(release)
     return weights
 
 
-def _select_weights(content: Any, depth: int = 0) -> dict[str, Any]:
-    """Return the blocks (arrays) of nested dicts, without optimizer state and averaged weights."""
+def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
+    """Return the state dict at a path in the content of a file.
+
+    Tensors whose names begin with the path and a dot are a state dict too, as in a safetensors file.
+
+    Raises:
+        CheckpointError: If there is no state dict at the path.
+    """
+    weights: dict[str, Any] = {}
+    stack = [(content, f"{place}.")]
+    while stack:
+        value, remaining_place = stack.pop()
+        if not remaining_place:
+            weights |= _select_weights(value, may_be_average=True)
+        elif isinstance(value, dict):
+            for name, child in value.items():
+                if not isinstance(name, str):
+                    continue
+                if isinstance(child, Block) and name.startswith(remaining_place):
+                    weights[name.removeprefix(remaining_place)] = child
+                elif remaining_place.startswith(f"{name}."):
+                    stack.append((child, remaining_place[len(name) + 1 :]))
+    if not weights:
+        raise CheckpointError(
+            f"A state dict must be at the chosen place; {file!r} has none at {place!r}.",
+            "Run residuum scan FILE to see the places in the file.",
+        )
+    # Averaged weights are often stored with their settings, as in {"module": {...}, "decay": 0.99}.
+    inner = [*weights.values()]
+    return inner[0] if len(inner) == 1 and isinstance(inner[0], dict) else weights
+
+
+def _refuse_without_weights(release: Release) -> NoReturn:
+    """Raise the error for a file without weights. The error says what the file holds instead."""
+    places = [place for place in walk(release.content) if isinstance(place.value, Block)]
+    averages = [place for place in places if place.section == "average"]
+    file, remedy = repr(release.path.name), DELETE
+    if averages:
+        names = averages[0].path.split(".")
+        end = next(i for i, name in enumerate(names) if AVERAGES.match(name)) + 1
+        holds = "only averaged copies of the weights"
+        remedy = f"To write the averaged weights, add --weights {'.'.join(names[:end])}."
+    elif any(place.section == "state" for place in places):
+        holds = "only optimizer state"
+    elif any(GENERATOR_STATES.match(place.name) for place in places):
+        holds = "only states of random generators"
+    elif places:
+        holds = "arrays but no state dict"
+        remedy = "Pass the file of the network."
+    else:
+        holds = "no tensors, only settings or counters of the training"
+    raise CheckpointError(f"A release must hold weights; {file} holds {holds}.", remedy)
+
+
+def _select_weights(
+    content: Any, depth: int = 0, *, may_be_average: bool = False
+) -> dict[str, Any]:
+    """Return the blocks of nested dicts, without optimizer state, random generators and averaged weights."""
     if not isinstance(content, dict) or depth > MAX_DEPTH:
         return {}
     if "state" in content and "param_groups" in content:
         return {}
     weights: dict[str, Any] = {}
     for name, value in content.items():
-        if not isinstance(name, str) or any(map(AVERAGES.match, name.split("."))):
+        if not isinstance(name, str):
             continue
-        if name.rpartition(".")[2] in FIRST_MOMENTS | SECOND_MOMENTS:
+        if not may_be_average and any(map(AVERAGES.match, name.split("."))):
+            continue
+        if name.rpartition(".")[2] in MOMENT_NAMES:
             continue
         if isinstance(value, Block):
-            weights[name] = value
-        elif inner := _select_weights(value, depth + 1):
+            if not (value.kind == "uint8" and GENERATOR_STATES.match(name)):
+                weights[name] = value
+        elif inner := _select_weights(value, depth + 1, may_be_average=may_be_average):
             weights[name] = inner
     return weights
 

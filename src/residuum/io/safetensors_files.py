@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from residuum.errors import CheckpointError, UnsafeFileError
-from residuum.io.inert import MAX_DIMENSIONS, Block
+from residuum.io.inert import MAX_DIMENSIONS, Block, NumberReader
+from residuum.io.streams import read_range
 from residuum.records.inputs import is_size
 
 MAX_CLAIMED = 64 << 30  # largest size of all tensors of a file in bytes
@@ -64,16 +65,19 @@ def read_safetensors(
         begin, end = entry["data_offsets"]
 
         def read() -> Tensor:
-            with path.open("rb") as file:
-                file.seek(start + begin)
-                raw = bytearray(end - begin)
-                if file.readinto(raw) != len(raw):
-                    raise ValueError("the file ends too early")
+            raw = read_range(path, start + begin, end - begin)
             if not raw:
                 return torch.zeros(shape, dtype=dtype)
             return torch.frombuffer(raw, dtype=dtype).reshape(shape)
 
-        return Block(shape, str(dtype).removeprefix("torch."), read)
+        def read_part(first: int, last: int) -> Tensor:
+            raw = read_range(
+                path, start + begin + first * dtype.itemsize, (last - first) * dtype.itemsize
+            )
+            return torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(0, dtype=dtype)
+
+        part_reader = NumberReader(shape, read_part)
+        return Block(shape, str(dtype).removeprefix("torch."), read, part_reader=part_reader)
 
     return {name: make_block(entry) for name, entry in header.items()}, metadata
 

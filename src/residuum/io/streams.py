@@ -7,6 +7,7 @@ import io
 import lzma
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from residuum.records.inputs import max_memory
@@ -16,6 +17,28 @@ MAX_PICKLE_BYTES = 2 << 30
 MAX_UNPACKER_BYTES = 100 << 20  # largest memory of a decompressor in bytes
 # Largest number of bytes that are read at once, because a file can claim a false length.
 CHUNK = 1 << 20
+
+
+def read_range(path: Path, start: int, count: int) -> bytearray:
+    """Return ``count`` bytes of a file from the position ``start``.
+
+    Args:
+        path: The file.
+        start: Position of the first byte.
+        count: Number of bytes.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        ValueError: If the file ends too early.
+    """
+    raw = bytearray(count)
+    with path.open("rb") as file:
+        file.seek(start)
+        if file.readinto(raw) != count:
+            raise ValueError("the file ends too early")
+    return raw
 
 
 class Source:

@@ -1,4 +1,4 @@
-"""Describe, build, recognize and check networks, and replace their activations with smooth surrogates."""
+"""Describe, build, recognize and check networks, and smooth their activation functions."""
 
 from residuum.networks.activations import (
     ACTIVATIONS,

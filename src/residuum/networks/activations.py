@@ -1,4 +1,4 @@
-"""Activations with explicit derivatives, and smooth surrogates of ReLU.
+"""Activation functions with explicit derivatives, and smooth replacements (surrogates) of ReLU.
 
 Attacks need second derivatives, so they replace ReLU with a surrogate. In this table, alpha and beta are the
 sharpness of a surrogate, and s is its derivative:
@@ -33,7 +33,7 @@ from residuum.errors import ArchitectureError
 
 
 class Activation(nn.Module, ABC):
-    """An activation module with explicit formulas for its first and second derivative."""
+    """An activation function (module) with explicit formulas for its first and second derivative."""
 
     @abstractmethod
     def derivative(self, z: Tensor) -> Tensor:
@@ -44,7 +44,7 @@ class Activation(nn.Module, ABC):
         return torch.zeros_like(z)
 
     def jet(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the value, the derivative and the second derivative at z."""
+        """Return the activation function's value, first derivative and second derivative at z."""
         return self(z), self.derivative(z), self.second_derivative(z)
 
 
@@ -123,8 +123,8 @@ class Surrogate(Activation):
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """Return the second derivative sharpness s (1 - s), where s = sigmoid(sharpness z)."""
-        s = self.derivative(z)
-        return self.sharpness * s * (1 - s)
+        first_derivative = self.derivative(z)
+        return self.sharpness * first_derivative * (1 - first_derivative)
 
     @abstractmethod
     def maximum(self, z: Tensor) -> Tensor:
@@ -184,8 +184,8 @@ class Polynomial(Activation):
         super().__init__()
         if len(coefficients) < 2 or coefficients[-1] == 0:
             raise ArchitectureError(
-                f"A polynomial activation needs degree >= 1 and a nonzero leading coefficient; "
-                f"got {coefficients}.",
+                f"A polynomial activation function needs a degree of at least 1, and its last coefficient "
+                f"must not be zero; got {coefficients}.",
                 "For z^3, pass coefficients=0/0/0/1.",
             )
         self.coefficients = tuple(map(float, coefficients))
@@ -233,13 +233,13 @@ class SiLU(nn.SiLU, Activation):
 
     def derivative(self, z: Tensor) -> Tensor:
         """Return the derivative s (1 + z (1 - s)), where s = sigmoid(z)."""
-        s = torch.sigmoid(z)
-        return s * (1 + z * (1 - s))
+        sigmoid_values = torch.sigmoid(z)
+        return sigmoid_values * (1 + z * (1 - sigmoid_values))
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """Return the second derivative s (1 - s) (2 + z (1 - 2 s)), where s = sigmoid(z)."""
-        s = torch.sigmoid(z)
-        return s * (1 - s) * (2 + z * (1 - 2 * s))
+        first_derivative = torch.sigmoid(z)
+        return first_derivative * (1 - first_derivative) * (2 + z * (1 - 2 * first_derivative))
 
 
 class Tanh(nn.Tanh, Activation):
@@ -251,8 +251,8 @@ class Tanh(nn.Tanh, Activation):
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """Return the second derivative -2 t (1 - t^2), where t = tanh(z)."""
-        t = torch.tanh(z)
-        return -2 * t * (1 - t.square())
+        tanh_values = torch.tanh(z)
+        return -2 * tanh_values * (1 - tanh_values.square())
 
 
 class Sigmoid(nn.Sigmoid, Activation):
@@ -260,13 +260,13 @@ class Sigmoid(nn.Sigmoid, Activation):
 
     def derivative(self, z: Tensor) -> Tensor:
         """Return the derivative s (1 - s), where s = sigmoid(z)."""
-        s = torch.sigmoid(z)
-        return s * (1 - s)
+        sigmoid_values = torch.sigmoid(z)
+        return sigmoid_values * (1 - sigmoid_values)
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """Return the second derivative s (1 - s) (1 - 2 s), where s = sigmoid(z)."""
-        s = torch.sigmoid(z)
-        return s * (1 - s) * (1 - 2 * s)
+        first_derivative = torch.sigmoid(z)
+        return first_derivative * (1 - first_derivative) * (1 - 2 * first_derivative)
 
 
 class ELU(nn.ELU, Activation):
@@ -286,7 +286,7 @@ def _density(z: Tensor) -> Tensor:
 
 
 def canonical(name: str) -> str:
-    """Return the key in ``ACTIVATIONS`` for a name in any spelling, such as LeakyReLU or leaky-relu."""
+    """Normalize the name of an activation function, such as LeakyReLU or leaky-relu."""
     normalized_name = re.sub(r"[-_ ]", "", name.lower())
     return {"leakyrelu": "leaky_relu", "swish": "silu", "logistic": "sigmoid"}.get(
         normalized_name, normalized_name
@@ -309,7 +309,8 @@ def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(k * c for k, c in enumerate(coefficients))[1:]
 
 
-# LeakyReLU has no class with explicit derivatives. ``surrogates.py`` smooths it while a forward pass runs.
+# LeakyReLU is not in this table of activation functions with explicit derivatives. The module
+# ``surrogates.py`` treats it.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": ReLU,
     "linear": Linear,

@@ -36,8 +36,8 @@ from residuum.networks.network import Network
 from residuum.networks.probing import probe_inputs
 from residuum.records import Knowledge
 
-# Modules that satisfy f(a z) = a f(z) for a > 0 and act on every channel separately. Dropout layers are
-# listed too, because they do nothing in evaluation mode.
+# Modules that are positively homogeneous, f(a z) = a f(z) for a > 0, and act on each channel separately.
+# Dropout is among them, because it does nothing in evaluation mode.
 HOMOGENEOUS = (
     *(ReLU, Linear, nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Identity),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
@@ -54,12 +54,14 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MAX_PASSES = 10_000
 # Rescaling stops after a pass in which the logarithm of every neuron's factor changes by at most this limit.
 CONVERGED = 1e-13
-# A float64 network is not rescaled if the logarithm of every neuron's factor is at most this limit.
+# Rescaling multiplies the weights of each neuron by a factor. A float64 network stays unchanged if the
+# logarithms of all factors are at most this limit.
 UNCHANGED = 1e-10
-# A float32, float16 or bfloat16 network is not rescaled if the logarithm of every neuron's factor is at most
-# ROUNDINGS times the eps of the number format.
+# Rescaling multiplies the weights of each neuron by a factor. A less precise network stays unchanged if the
+# logarithms of all factors are at most ROUNDINGS times the eps of its number format.
 ROUNDINGS = 100
-NOTABLE = 1.1  # results mention the rescaling if the factor of a neuron exceeds this limit
+# Results mention that neurons were rescaled if the factor of a neuron exceeds this limit.
+NOTABLE = 1.1
 # The outputs of two networks count as equal if they differ by at most this share of the largest output.
 SAME = 1e-9
 
@@ -87,7 +89,7 @@ class _LayerTensors:
 
 
 def attacked_form(network: Network, knowledge: Knowledge) -> Network:
-    """Return the network that attacks work on.
+    """Return the form of a network that attacks work on.
 
     If the attacker knows the initial weights or the optimizer state, the network is attacked without changes,
     because the initial weights and the optimizer state do not fit rescaled weights. Otherwise the network is
@@ -154,14 +156,16 @@ def canonical(network: Network) -> Network:
     balanced_layers = _rescale(_remove_dead(tensors, alive_masks), log_factors)
     if network.live is None:
         notes = _describe_changes(dead_count, largest_log_factor, "left out")
-        result = _with_fewer_neurons(network, layers, balanced_layers, alive_masks)
+        balanced_network = _with_fewer_neurons(network, layers, balanced_layers, alive_masks)
     else:
         notes = _describe_changes(dead_count, largest_log_factor, "set to zero")
         balanced_with_dead = _restore_dead(tensors, balanced_layers, alive_masks)
-        result = network.replace(theta=_collect_theta(network, layers, balanced_with_dead))
-        if not _computes_the_same(network, result):
+        balanced_network = network.replace(
+            theta=_collect_theta(network, layers, balanced_with_dead)
+        )
+        if not _computes_the_same(network, balanced_network):
             return network
-    return result.replace(assumptions=(*network.assumptions, *notes))
+    return balanced_network.replace(assumptions=(*network.assumptions, *notes))
 
 
 def _homogeneous_layers(network: Network) -> list[_LayerNames] | None:
@@ -186,7 +190,8 @@ def _layers_in_sequence(network: Network) -> list[_LayerNames] | None:
     if network.live is None or type(network.live) is not nn.Sequential:
         return None
     layers: list[_LayerNames] = []
-    # True if the activations are vectors of neurons, False if they are images with channels and positions.
+    # Whether the layer's outputs are vectors of neurons (True), or images with channels and positions
+    # (False).
     is_vector = True
     for name, module in network.live.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
@@ -243,7 +248,7 @@ def _find_alive(tensors: list[_LayerTensors]) -> list[Tensor]:
 
 
 def _remove_dead(tensors: list[_LayerTensors], alive_masks: list[Tensor]) -> list[_LayerTensors]:
-    """Return the layers without dead neurons. In ``alive_masks``, dead neurons are False."""
+    """Remove dead neurons from layers. In ``alive_masks``, dead neurons are False."""
     return [
         _LayerTensors(layer.weight[rows][:, columns], layer.bias[rows])
         for layer, rows, columns in zip(tensors, *_live_masks(tensors, alive_masks), strict=True)
@@ -253,7 +258,7 @@ def _remove_dead(tensors: list[_LayerTensors], alive_masks: list[Tensor]) -> lis
 def _live_masks(
     tensors: list[_LayerTensors], alive_masks: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Return for every layer a mask of its live neurons, and for every layer a mask of its live inputs.
+    """Return for every layer a mask of its neurons, and of its inputs, that are not dead.
 
     The inputs and outputs of the network are always alive.
     """
@@ -288,9 +293,8 @@ def _balancing_log_factors(tensors: list[_LayerTensors]) -> list[Tensor] | None:
     scaled_layers = _rescale(tensors, log_factors)
     squared_weights = [layer.weight.square().sum(2) for layer in scaled_layers]
     squared_biases = [layer.bias.square() for layer in scaled_layers]
-    # The squares of the factors. Let a neuron have the squared factor u, incoming weights w (with its bias)
-    # and outgoing weights v, both rescaled by the factors of the neighboring layers. The rescaled neuron is
-    # balanced if u ||w||^2 = ||v||^2 / u.
+    # The squares of the factors by which neurons are rescaled. A neuron with incoming weights w (and bias),
+    # outgoing weights v and squared factor u is balanced if u ||w||^2 = ||v||^2 / u.
     squared_factors = [input_factor, *(torch.ones_like(s) for s in log_factors), output_factors]
     for _ in range(MAX_PASSES):
         largest_change = 0.0
@@ -316,7 +320,7 @@ def _balancing_log_factors(tensors: list[_LayerTensors]) -> list[Tensor] | None:
 
 
 def _rescale(tensors: list[_LayerTensors], logs: list[Tensor]) -> list[_LayerTensors]:
-    """Return the layers after rescaling every hidden neuron by a factor. ``logs`` are the log factors."""
+    """Multiply the weights of every hidden neuron by a factor. ``logs`` are the logarithms of the factors."""
     input_log = torch.zeros(1, dtype=torch.float64)
     output_logs = torch.zeros_like(tensors[-1].bias)
     return [
@@ -336,7 +340,7 @@ def _with_fewer_neurons(
     tensors: list[_LayerTensors],
     alive_masks: list[Tensor],
 ) -> Network:
-    """Return the network without its dead neurons. ``tensors`` are the weights of the remaining neurons."""
+    """Build the network without its dead neurons, from the weights ``tensors`` of the other neurons."""
     arch = network.architecture
     hidden_widths = tuple(int(mask.sum()) for mask in alive_masks)
     input_widths = arch.widths[:1] if arch.image_shape is None else ()
@@ -347,7 +351,7 @@ def _with_fewer_neurons(
 def _restore_dead(
     tensors: list[_LayerTensors], balanced_layers: list[_LayerTensors], alive_masks: list[Tensor]
 ) -> list[_LayerTensors]:
-    """Return the layers in their original shapes. Weights and biases of dead neurons are zero."""
+    """Bring layers back to their original shapes, with zero weights for the removed dead neurons."""
     filled_layers = []
     layers_and_masks = zip(
         tensors, balanced_layers, *_live_masks(tensors, alive_masks), strict=True
@@ -367,20 +371,25 @@ def _collect_theta(
 
     float16 and bfloat16 weights become float32.
     """
-    theta = {n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in network.theta.items()}
+    weights_by_name = {
+        n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in network.theta.items()
+    }
     for layer, values in zip(layers, tensors, strict=True):
-        original_weight = theta[layer.weight]
+        original_weight = weights_by_name[layer.weight]
         shape = (len(values.bias), -1, *original_weight.shape[2:])
-        theta[layer.weight] = values.weight.reshape(shape).to(original_weight)
+        weights_by_name[layer.weight] = values.weight.reshape(shape).to(original_weight)
         if layer.bias is not None:
-            theta[layer.bias] = values.bias.to(theta[layer.bias])
-    return theta
+            weights_by_name[layer.bias] = values.bias.to(weights_by_name[layer.bias])
+    return weights_by_name
 
 
 def _computes_the_same(network: Network, other: Network) -> bool:
     """Return True if two networks with live modules have the same outputs for random samples."""
-    x = probe_inputs(network.architecture.inputs).reshape(-1, *network.input_shape)
-    outputs, other_outputs = network.double_module(x), other.double_module(x)
+    random_inputs = probe_inputs(network.architecture.inputs).reshape(-1, *network.input_shape)
+    outputs, other_outputs = (
+        network.double_module(random_inputs),
+        other.double_module(random_inputs),
+    )
     eps = max(torch.finfo(t.dtype).eps for t in network.theta.values())
     tolerance = max(SAME, ROUNDINGS * eps) * float(outputs.abs().max())
     return bool((outputs - other_outputs).abs().max() <= tolerance)

@@ -1,4 +1,4 @@
-"""The network kinds, as modules and as architecture strings.
+"""The kinds of networks, such as MLPs, as PyTorch modules and as strings that describe them.
 
 mlp:784-1000-1000-1            widths; bias in the first layer only
 mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | gelu | tanh | ...
@@ -46,7 +46,7 @@ EXAMPLE = (
 # An architecture string can come from an untrusted file, so the network that it describes is limited.
 MAX_PARAMETERS = 10**9
 MAX_LENGTH = 2000  # largest length of an architecture string in characters
-# Assumptions about a file of weights without metadata. They are saved in the metadata of the weights, where a
+# Notes about assumptions for weights from a file without metadata. They are saved with the weights, where a
 # text has at most metadata.MAX_TEXT characters.
 ASSUMED_RELU = (
     "the activation is assumed to be ReLU, because weights do not show it. If it differs, this result is "
@@ -58,7 +58,8 @@ ASSUMED_STRIDES = (
 )
 Named = tuple[str, Tensor]
 BIAS_RULES = {
-    # A ReLU network with biases in its first layer only is homogeneous in its parameters.
+    # With biases only in the first layer, scaling all parameters of a ReLU network by a factor scales its
+    # outputs by a power of this factor.
     "first": lambda layer, depth: layer == 0,
     "hidden": lambda layer, depth: layer < depth - 1,
     "all": lambda layer, depth: True,
@@ -82,15 +83,16 @@ def bias_rule(has_bias: Sequence[bool]) -> str:
         if list(has_bias) == [applies(i, len(has_bias)) for i in range(len(has_bias))]:
             return rule
     raise ArchitectureError(
-        f"Biases must follow one of the rules {', '.join(BIAS_RULES)}; this network has biases in "
-        f"layers {[i for i, is_biased in enumerate(has_bias) if is_biased]} of {len(has_bias)}.",
+        f"The layers that have biases must follow one of the rules {', '.join(BIAS_RULES)}; this network "
+        f"has biases in the layers {[i for i, is_biased in enumerate(has_bias) if is_biased]} of "
+        f"{len(has_bias)}.",
         "Train with biases in the first layer, in all but the last, in all, or in none.",
     )
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The values of one forward pass of an MLP.
+    """The intermediate values of one forward pass of an MLP.
 
     Attributes:
         inputs: The inputs of every layer, (n, inputs of the layer) for n samples.
@@ -124,7 +126,8 @@ class MLP(nn.Module):
         depth = len(widths) - 1
         if depth < 1 or min(widths) < 1:
             raise ArchitectureError(
-                f"An MLP must have an input width and an output width, and all widths must be positive; got "
+                f"The widths of an MLP must be positive, and at least an input width and an output width "
+                f"are needed; got "
                 f"{widths}.",
                 "Example: mlp:784-1000-1000-1.",
             )
@@ -157,7 +160,7 @@ class MLP(nn.Module):
         return Trace(inputs[:-1], pre)
 
     def signals(self, trace: Trace, covectors: Tensor, index: Tensor | None = None) -> list[Tensor]:
-        """Return the backward signals of every layer for R covectors u_r.
+        """Return the backward signals of every layer: derivatives of weighted outputs in its pre-activations.
 
         A covector u_r has one coefficient for each output. Let x_r be the sample of row r, and Phi(x_r) the
         outputs for this sample. The backward signal of a layer is the derivative of <u_r, Phi(x_r)> in the
@@ -267,7 +270,7 @@ class PolynomialNetwork(nn.Module):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A parsed architecture string. ``str()`` returns the string in its canonical form.
+    """The architecture of a network, parsed from a string such as ``mlp:784-1000-1``.
 
     Attributes:
         kind: A key of ``KINDS``.
@@ -300,20 +303,25 @@ class Architecture:
         text = text.strip()
         if len(text) > MAX_LENGTH:
             raise ArchitectureError(
-                f"An architecture string must have at most {MAX_LENGTH} characters; got {len(text)}.",
+                f"A string that describes an architecture must have at most {MAX_LENGTH} characters; got "
+                f"{len(text)}.",
                 EXAMPLE,
             )
-        match = re.fullmatch(r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text)
-        if match is None:
+        string_match = re.fullmatch(
+            r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text
+        )
+        if string_match is None:
             raise ArchitectureError(
-                "An architecture string must have the form kind:width-width-...[,option=value]; got "
+                "A string that describes an architecture must have the form "
+                "kind:width-width-...[,option=value]; got "
                 f"{text!r}.",
                 EXAMPLE,
             )
-        name, sizes, settings = match.groups()
+        name, sizes, settings = string_match.groups()
         if name not in KINDS:
             raise ArchitectureError(
-                f"An architecture string must begin with a known network kind; got {name!r}.",
+                f"A string that describes an architecture must begin with a known kind of network, such "
+                f"as mlp; got {name!r}.",
                 f"{did_you_mean(name, tuple(KINDS))} {EXAMPLE}",
             )
         kind = KINDS[name]
@@ -322,14 +330,16 @@ class Architecture:
         shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, last))
         if not all(0 < size <= MAX_PARAMETERS for size in shape + widths):
             raise ArchitectureError(
-                f"The widths in an architecture string must be between 1 and {MAX_PARAMETERS}; got "
+                f"In a string that describes an architecture, the widths must be between 1 and "
+                f"{MAX_PARAMETERS}; got "
                 f"{text[:80]!r}.",
                 EXAMPLE,
             )
         if kind.rank not in (None, len(shape)):
             expected_start = "one input width" if kind.rank == 1 else "the input shape CxHxW"
             raise ArchitectureError(
-                f"After {name + ':'!r}, an architecture string must state {expected_start}; got {first!r}.",
+                f"In a string that describes an architecture, {name + ':'!r} must be followed by "
+                f"{expected_start}; got {first!r}.",
                 f"Example: --arch {kind.example}.",
             )
         for option in options:
@@ -366,7 +376,7 @@ class Architecture:
 
 
 class Kind:
-    """One kind of network. Subclass it and add an instance to ``KINDS``.
+    """Base class of a kind of network, such as MLPs. Subclass it and add an instance to ``KINDS``.
 
     Attributes:
         module: Class of the networks.
@@ -408,12 +418,12 @@ class Kind:
         return None
 
     def assumptions(self, arch: Architecture) -> tuple[str, ...]:
-        """Return sentences about properties of a network that are assumed, as weights do not show them."""
+        """Return sentences about assumed properties of a network, which its weights do not show."""
         return ()
 
 
 class _Layered(Kind):
-    """A kind of network with one of ``BIAS_RULES``, and with one activation for all hidden layers."""
+    """A kind of network with a rule for biases, and one activation function for all hidden layers."""
 
     options: Mapping[str, str] = {"bias": "first", "activation": "relu"}
 
@@ -432,7 +442,8 @@ class _Layered(Kind):
         bias, activation = arch.options["bias"], canonical(arch.options["activation"])
         if is_unsupported(activation):
             raise ArchitectureError(
-                f"The option 'activation' of an architecture string must be a supported activation; got "
+                f"In a string that describes an architecture, the option 'activation' must name a "
+                f"supported activation function; got "
                 f"{activation!r}.",
                 UNSUPPORTED_ADVICE,
             )
@@ -441,18 +452,18 @@ class _Layered(Kind):
         return replace(arch, options={**arch.options, "activation": activation})
 
     def assumptions(self, arch: Architecture) -> tuple[str, ...]:
-        """Return the assumption that the activation is ReLU, if the network has a hidden layer."""
+        """State the assumption that the activation function is ReLU, if there is a hidden layer."""
         return (ASSUMED_RELU,) if arch.image_shape or len(arch.widths) > 2 else ()
 
     def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str]:
-        """Return the bias rule and the activation of a module as options of an architecture string."""
+        """Describe a module's bias rule and activation function as options of an architecture string."""
         names: dict[type, str] = {
             kind: activation_name for activation_name, kind in ACTIVATIONS.items()
         }
         activation_name = names.get(type(activation))
         if activation_name is None:
             raise ArchitectureError(
-                "A network with an architecture string must have a supported activation; got "
+                "The network must have an activation function that residuum supports; got "
                 f"{type(activation).__name__!r}.",
                 UNSUPPORTED_ADVICE,
             )
@@ -500,7 +511,8 @@ class _ConvNet(_Layered):
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) < 2:
             raise ArchitectureError(
-                f"A convnet must have at least one convolution before its outputs; got widths {arch.widths}.",
+                f"A convolutional network must have at least one convolution before its outputs; got the "
+                f"widths {arch.widths}.",
                 f"Example: --arch {self.example}.",
             )
         return super().check(arch)
@@ -523,15 +535,15 @@ class _ConvNet(_Layered):
 
 class _Polynomial(Kind):
     module, example = PolynomialNetwork, "polynomial:12-36-1,coefficients=0/0/0/1"
-    # Architecture strings omit options that have their default value. The default "" is the value of no
-    # network, so every string contains the coefficients of its network.
+    # The text form of an architecture omits options with their default value. No network has the value "",
+    # so the coefficients are always written.
     options: Mapping[str, str] = {"coefficients": ""}
 
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) != 3 or arch.widths[2] != 1:
             raise ArchitectureError(
-                "A polynomial network must have one hidden layer and one output, as in polynomial:d-width-1; "
-                f"got widths {arch.widths[1:]}.",
+                "A polynomial network must have one hidden layer and one output, as in "
+                f"polynomial:64-36-1; got the widths {arch.widths[1:]}.",
                 f"Example: --arch {self.example}.",
             )
         return replace(arch, options={"coefficients": _coefficients_text(self.coefficients(arch))})
@@ -540,16 +552,16 @@ class _Polynomial(Kind):
         """Return the coefficients of the polynomial, constant term first, or raise an error."""
         coefficients_text = arch.options["coefficients"] or "0/0/0/1"
         try:
-            numbers = tuple(float(number) for number in coefficients_text.split("/"))
+            coefficient_values = tuple(float(number) for number in coefficients_text.split("/"))
         except ValueError:
-            numbers = (math.nan,)
-        if not all(map(math.isfinite, numbers)):
+            coefficient_values = (math.nan,)
+        if not all(map(math.isfinite, coefficient_values)):
             raise ArchitectureError(
-                f"The option 'coefficients' must have the form c0/c1/... with finite numbers; got "
+                f"The option 'coefficients' of a polynomial network must be finite numbers c0/c1/...; got "
                 f"{coefficients_text!r}.",
                 "For z^3, pass coefficients=0/0/0/1.",
             )
-        return numbers
+        return coefficient_values
 
     def build(self, arch: Architecture) -> nn.Module:
         inputs, width, _ = arch.widths
@@ -570,8 +582,8 @@ class _LiveModule(Kind):
     def build(self, arch: Architecture) -> nn.Module:
         raise ArchitectureError(
             "To build a network from a file, its architecture must be known; the file holds the weights of "
-            f"a module ({arch}), but not its code.",
-            "Load the weights into the module and pass the module itself to rs.audit or rs.attack.",
+            f"a PyTorch module ({arch}), but not its code.",
+            "Load the weights into the module, and pass the module to residuum.audit or residuum.attack.",
         )
 
 
@@ -627,7 +639,7 @@ def split_vectors(state: Mapping[str, Tensor]) -> tuple[list[Named], list[Named]
 
 
 def likely_orders(weights: list[Named]) -> tuple[list[Named], list[Named]]:
-    """Return the weights in two likely orders: by name with all convolutions first, and as in the file."""
+    """Return two likely orders of the layers' weights: by name, convolutions first, and as in the file."""
     return sorted(weights, key=lambda named: (-named[1].ndim, natural_key(named[0]))), weights
 
 
@@ -715,8 +727,8 @@ def _find_unique_chain(weights: list[Named], limit: int = 2) -> list[list[Named]
             if not chain or chain[-1][1].shape[0] == candidate[1].shape[1]:
                 extend([*chain, candidate], remaining[:i] + remaining[i + 1 :])
 
-    # Two weights of the same shape can be swapped. Then several orders form a chain, so there is no unique
-    # order.
+    # The order of the layers is found from the shapes of their weights. Two weights of the same shape could
+    # be swapped, so the order would not be unique.
     if len(weights) <= 12 and len({w.shape for _, w in weights}) == len(weights):
         extend([], weights)
     return chains if len(chains) == 1 else []

@@ -49,12 +49,13 @@ from torch.overrides import TorchFunctionMode
 
 from residuum.errors import ArchitectureError, DataError
 
-# The three constants PI, R and R0 below were guessed and never tuned. To measure their influence, we made
-# each of them three times as large, and PI also three times as small. On 39 networks, the share of training
-# records that the membership test identifies changed by -3 to +1 percentage points.
+# The three constants PI, R and R0 below are guesses. Their influence is small: changing each by a factor of
+# three changed the share of identified training records by -3 to +1 percentage points on 39 networks.
 PI = 0.03  # share of neurons whose boundary training moved onto a training record
 R = 1e-2  # a neuron carries information about a record if its boundary is at most this far from the record
-R0 = 3e-5  # smaller distances from a boundary are not exact: rounding and the last training steps change them
+# Smaller distances from an activation boundary are not exact, because of rounding and the last training
+# steps.
+R0 = 3e-5
 NULL_DENSITY = 0.8  # density of |N(0, 1)| at zero, sqrt(2 / pi)
 A = PI / (NULL_DENSITY * math.log(R / R0))
 # If the boundary of a neuron is far from a record, the neuron adds this log likelihood ratio to the evidence
@@ -68,13 +69,14 @@ ON_BOUNDARY = 2e-3
 # Two neurons share a boundary if the absolute cosine between their pre-activations on all records exceeds
 # PARALLEL. Their normalized pre-activations then differ by at most sqrt(2e-4), which is about the distance R.
 PARALLEL = 0.9999
-# The statistic ignores a neuron if its effect on the output is at most NEGLIGIBLE times the largest effect in
-# its layer. Rounding to float32 hides such a small effect.
+# The membership test ignores neurons whose effect on the output is at most this share of the largest effect
+# in their layer. Rounding to float32 hides such a small effect.
 NEGLIGIBLE = 1e-7
 # A decoy is a copy of a record with noise. In each column, the standard deviation of the noise is DECOY_NOISE
 # times the standard deviation of the column.
 DECOY_NOISE = 0.1
-MAX_BUNDLED = 8192  # largest number of neurons whose pairwise cosines fit in half a gigabyte
+# Largest number of neurons for which all pairwise cosines are computed, which need half a gigabyte.
+MAX_BUNDLED = 8192
 # Memory in bytes for the activations of a block of records. The records of a block are processed together.
 BLOCK_BYTES = 1 << 27
 DIVERGED = "Use a network whose training did not diverge."
@@ -82,7 +84,7 @@ DIVERGED = "Use a network whose training did not diverge."
 
 @dataclass(frozen=True, eq=False)
 class KinkScores:
-    """The evidence that training moved activation boundaries onto n records.
+    """The evidence, for each of n records, that training moved activation boundaries onto the record.
 
     Attributes:
         statistic: For each record the evidence that it was in the training set, (n,). This is the sum of the
@@ -97,7 +99,7 @@ class KinkScores:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """What the statistic uses about the h neurons of one layer.
+    """The properties of the h neurons of one layer that the membership test uses.
 
     Attributes:
         inverse_scale: For each neuron one over the root mean square of its pre-activations, (h,). Zero if the
@@ -145,7 +147,8 @@ class ActivationBoundaries:
             sums_by_layer = sums_by_layer or [_Sums.zeros(z) for z, _ in values_by_layer]
             for layer_sums, (z, effect) in zip(sums_by_layer, values_by_layer, strict=True):
                 layer_sums.add(z, effect)
-        # If the outputs are saturated, the effects of all neurons are zero. Then no neuron is ignored.
+        # The effect of a neuron is its influence on the outputs. If the outputs are saturated, all effects
+        # are zero, and no neuron is ignored.
         if not any(layer_sums.effects.any() for layer_sums in sums_by_layer):
             for layer_sums in sums_by_layer:
                 layer_sums.effects += 1
@@ -154,7 +157,7 @@ class ActivationBoundaries:
 
     @property
     def neurons(self) -> int:
-        """Number of neurons that the statistic uses."""
+        """Number of neurons that the membership test uses."""
         return sum(int((layer.weight > 0).sum()) for layer in self.layers)
 
     @torch.no_grad()
@@ -203,8 +206,8 @@ def make_decoys(x: Tensor, deviation: Tensor, generator: torch.Generator) -> Ten
     Returns:
         The decoys (n, *shape) in float64.
     """
-    noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
-    return x.double() + DECOY_NOISE * deviation.double() * noise
+    gaussian_noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    return x.double() + DECOY_NOISE * deviation.double() * gaussian_noise
 
 
 @dataclass(eq=False)
@@ -221,8 +224,13 @@ class _Sums:
 
     @classmethod
     def zeros(cls, z: Tensor) -> _Sums:
-        h = z.shape[1]
-        return cls(z.new_zeros((h, h) if h <= MAX_BUNDLED else h), z.new_zeros(h))
+        neuron_count = z.shape[1]
+        return cls(
+            z.new_zeros(
+                (neuron_count, neuron_count) if neuron_count <= MAX_BUNDLED else neuron_count
+            ),
+            z.new_zeros(neuron_count),
+        )
 
     def add(self, z: Tensor, effect: Tensor) -> None:
         self.products += z.T @ z if self.products.ndim == 2 else z.square().sum(0)
@@ -247,9 +255,13 @@ class _Sums:
 
 
 def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return the evidence of one layer that each record was in training, and each record's boundary count."""
+    """Return the evidence that one layer gives for each record that training used it.
+
+    Also return on how many activation boundaries each record lies.
+    """
     distance = z.abs() * layer.inverse_scale
-    # If all pre-activations of a layer are zero, the record does not count as lying on the boundaries.
+    # If all inputs of the layer's activation functions are zero for a record, the record does not count as
+    # lying on activation boundaries.
     is_silent = (z == 0).all(1)
     is_close = (distance < R) & (layer.weight > 0) & ~is_silent[:, None]
     record, neuron = is_close.nonzero(as_tuple=True)
@@ -281,28 +293,32 @@ class _Recorder(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        z = args[0] if args else kwargs.get("input")
+        function_input = args[0] if args else kwargs.get("input")
         bend_points = _bends(getattr(func, "__name__", ""), args, kwargs)
-        if not bend_points or not isinstance(z, Tensor) or not self._counts(z):
+        if (
+            not bend_points
+            or not isinstance(function_input, Tensor)
+            or not self._counts(function_input)
+        ):
             output = func(*args, **kwargs)
             self.numbers += output.numel() if isinstance(output, Tensor) else 0
             return output
-        z_before, z_copy = z.detach().clone(), z.clone()
+        z_before, z_copy = function_input.detach().clone(), function_input.clone()
         args, kwargs = (z_copy, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
         output = func(*args, **kwargs)
         is_in_place = output is z_copy
-        offset = torch.zeros_like(output, requires_grad=self.with_effects)
+        zero_offset = torch.zeros_like(output, requires_grad=self.with_effects)
         if self.with_effects:
-            output = output + offset
+            output = output + zero_offset
         # Autograd saved the copy of the input, so an in-place function may overwrite the input itself.
         if is_in_place:
-            output = z.copy_(output)
+            output = function_input.copy_(output)
         self.layers += [
-            (z_before - bend_point if bend_point else z_before, offset)
+            (z_before - bend_point if bend_point else z_before, zero_offset)
             for bend_point in bend_points
         ]
-        # This method and the statistic need memory for about six more tensors of the size of the input z.
-        self.numbers += 6 * z.numel()
+        # Later computations need memory for about six more tensors of the size of the input z.
+        self.numbers += 6 * function_input.numel()
         return output
 
     def _counts(self, z: Tensor) -> bool:
@@ -310,7 +326,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _bends(called: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, ...]:
-    """Return the inputs at which a piecewise linear activation bends, or () for any other function."""
+    """Return the inputs at which a piecewise linear function bends, () for any other function."""
     function_name = called.partition(".")[0].removesuffix("_")
     if function_name in ("relu", "leaky_relu", "prelu", "rrelu"):
         return (0.0,)
@@ -332,14 +348,14 @@ def _argument(args: Any, kwargs: dict[str, Any], index: int, name: str, default:
 
 
 def _record_layers(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return for every layer the pre-activations (n, h) of its neurons and their effects on the output."""
+    """Record for every layer the pre-activations (n, h) of its neurons and their effects on the output."""
     # If ``with_effects`` is True, the outputs are combined to one number with random coefficients. The effect
     # of a neuron is the derivative of this number in the neuron's activation. Otherwise all effects are zero.
     recorder = _Recorder(len(x), with_effects)
     # Detached weights save time and memory, because no derivatives in the weights are computed.
-    theta = {name: p.detach() for name, p in module.named_parameters()}
+    detached_weights = {name: p.detach() for name, p in module.named_parameters()}
     with torch.set_grad_enabled(with_effects), recorder:
-        outputs = functional_call(module, theta, (_as_input(module, x),))
+        outputs = functional_call(module, detached_weights, (_as_input(module, x),))
     offsets = [offset for _, offset in recorder.layers]
     effects: list[Tensor | None] = [None] * len(offsets)
     if with_effects and outputs.requires_grad and offsets:
@@ -351,7 +367,8 @@ def _record_layers(module: nn.Module, x: Tensor, with_effects: bool) -> list[tup
     for (z, _), effect in zip(recorder.layers, effects, strict=True):
         if not z.isfinite().all():
             raise ArchitectureError(
-                "All pre-activations of a network must be finite; some are NaN or infinite.",
+                "The inputs of all activation functions of a network must be finite; some inputs are NaN "
+                "or infinite.",
                 DIVERGED,
             )
         values_by_layer.append((z.double(), torch.zeros_like(z) if effect is None else effect))
@@ -372,7 +389,7 @@ def _check_finite(module: nn.Module, x: Tensor) -> None:
             )
     if not x.isfinite().all():
         raise DataError(
-            "All values of records must be finite numbers; some are NaN or infinite.",
+            "All values of the records must be finite numbers; some values are NaN or infinite.",
             "Remove or impute the missing values.",
         )
 

@@ -88,7 +88,7 @@ class Network(Record):
 
     @cached_property
     def chain(self) -> MLP | None:
-        """The module if it is a chain of dense layers (see :func:`dense_chain`), else None."""
+        """The module if it consists of dense layers one after the other, else None."""
         return dense_chain(self.module)
 
     @property
@@ -107,11 +107,11 @@ class Network(Record):
     @torch.no_grad()
     def homogeneity_order(self) -> float | None:
         """Measured number L for which weights times c give outputs times c^L, None if there is no such L."""
-        x = probe_inputs(self.architecture.inputs)
-        if self.live is not None and math.prod(self.input_shape) == x.shape[1]:
+        random_inputs = probe_inputs(self.architecture.inputs)
+        if self.live is not None and math.prod(self.input_shape) == random_inputs.shape[1]:
             # The forward method of a live module may need inputs that are not flattened.
-            x = x.reshape(len(x), *self.input_shape)
-        return homogeneity_order(self.double_module, x)
+            random_inputs = random_inputs.reshape(len(random_inputs), *self.input_shape)
+        return homogeneity_order(self.double_module, random_inputs)
 
     def sample_shape(self, knowledge: Knowledge) -> tuple[int, ...]:
         """Return the shape of one sample, from the attacker's knowledge or else from the network.
@@ -130,9 +130,9 @@ class Network(Record):
         shape = tuple(knowledge.shape or self.input_shape or architecture.image_shape or (inputs,))
         if math.prod(shape) != inputs:
             raise InputError(
-                f"A sample must have {inputs} values, as many as the network has inputs; shape {shape} "
-                f"has {math.prod(shape)}.",
-                "Correct --shape, the shape of one sample.",
+                f"A sample must have {inputs} values, because the network has as many inputs; a sample of "
+                f"shape {shape} has {math.prod(shape)}.",
+                "Correct the option --shape, the shape of one sample.",
             )
         mean = knowledge.mean
         if mean is not None and mean.numel() not in (1, inputs):
@@ -143,7 +143,7 @@ class Network(Record):
         last_column = max((columns.last for columns in knowledge.typed_columns), default=0)
         if last_column >= inputs:
             raise InputError(
-                f"The option '--columns' must refer to columns 0 to {inputs - 1} of a sample; got column "
+                f"The option --columns must refer to the columns 0 to {inputs - 1} of a sample; got column "
                 f"{last_column}.",
                 "Correct --columns.",
             )
@@ -151,7 +151,7 @@ class Network(Record):
 
     @cached_property
     def _skeleton(self) -> nn.Module:
-        """The module on PyTorch's meta device. Its parameters have shapes, but no values."""
+        """The module without values: its parameters have only shapes (PyTorch's meta device)."""
         with torch.device("meta"):
             return self.architecture.build()
 
@@ -175,22 +175,26 @@ class Network(Record):
             ArchitectureError: If the weights do not fit the architecture.
         """
         module = copy.deepcopy(self._skeleton if self.live is None else self.live)
-        theta = {name: t.detach().to(dtype or t.dtype) for name, t in self.theta.items()}
+        converted_weights = {
+            name: t.detach().to(dtype or t.dtype) for name, t in self.theta.items()
+        }
         expected_tensors = (
             dict(module.named_parameters()) if self.live is not None else module.state_dict()
         )
-        shapes = {name: t.shape for name, t in theta.items()}
+        shapes = {name: t.shape for name, t in converted_weights.items()}
         if {name: t.shape for name, t in expected_tensors.items()} != shapes:
             raise ArchitectureError(
-                f"The weights must fit the architecture {self.arch}; got "
+                f"The names and shapes of the weights must fit the architecture {self.arch}; got "
                 f"{', '.join(f'{name} {list(shape)}' for name, shape in list(shapes.items())[:6])}.",
-                "Read the file with load_checkpoint, which gives the tensors the names of parameters.",
+                "Read the file with residuum.load_checkpoint, which renames the tensors.",
             )
         if self.live is None:
-            module.load_state_dict(theta, strict=True, assign=True)
+            module.load_state_dict(converted_weights, strict=True, assign=True)
         else:
-            module.to(next(iter(theta.values())).dtype)  # buffers get the dtype of the weights
-            module.load_state_dict({**module.state_dict(), **theta}, strict=True)
+            module.to(
+                next(iter(converted_weights.values())).dtype
+            )  # buffers get the dtype of the weights
+            module.load_state_dict({**module.state_dict(), **converted_weights}, strict=True)
         return module.eval()
 
 

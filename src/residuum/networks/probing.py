@@ -45,7 +45,7 @@ NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 @dataclass(frozen=True)
 class Probe:
-    """What :func:`probe` measured on a network.
+    """Properties of a network that :func:`probe` measured by running it.
 
     Attributes:
         outputs: Number of outputs.
@@ -59,7 +59,7 @@ class Probe:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the network without PyTorch's wrappers for parallel training and compilation."""
+    """Remove PyTorch's wrappers for parallel training and compilation from a network."""
     while True:
         wrapped_module = getattr(model, "_orig_mod", None)
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -87,14 +87,14 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     class_name = type(model).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ArchitectureError(
-            "Attacks must be able to replace the activations of a network; TorchScript hides the activations "
-            f"of this {class_name}.",
+            "Attacks must be able to replace the activation functions of a network; TorchScript hides the "
+            f"activation functions of this {class_name}.",
             "Pass the Python module: net.load_state_dict(scripted.state_dict()). For a fully connected "
             "network, scripted.state_dict() alone is enough.",
         )
     model = copy.deepcopy(model).double()
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+    random_samples = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
     state_before = {n: t.clone() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
     with (
         torch.no_grad(),
@@ -102,13 +102,16 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
         _KinkOperators() as operators,
         Kinks(SigmoidReLU()) as kinks,
     ):
-        outputs = _run(model, x, shape)
-        repeated_outputs, single_output = _run(model, x, shape), _run(model, x[:1], shape)
+        outputs = _run(model, random_samples, shape)
+        repeated_outputs, single_output = (
+            _run(model, random_samples, shape),
+            _run(model, random_samples[:1], shape),
+        )
     output_rows = outputs[:, None] if outputs.ndim == 1 else outputs
     state_after = model.state_dict()
     if changed := [n for n, t in state_before.items() if not torch.equal(t, state_after[n])]:
         raise ArchitectureError(
-            "The state of a network must not change in evaluation mode; the forward method of this "
+            "The buffers of a network must not change in evaluation mode; the forward method of this "
             f"{class_name} changes {changed[0]!r}.",
             f"Change {changed[0]!r} only under `if self.training:`.",
         )
@@ -126,7 +129,7 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
             "change with the other samples of the batch.",
             "If the network uses batch norm, set track_running_stats=True.",
         )
-    _check_twice_differentiable(model, x)
+    _check_twice_differentiable(model, random_samples)
     kinks.unsmoothed.update(operators.seen - {*kinks.unsmoothed})
     return Probe(output_rows.shape[1], outputs.ndim == 1, tuple(_notes(model, kinks, output_rows)))
 
@@ -166,7 +169,8 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
         if _runs(copy.deepcopy(model).float(), x.float()):
             raise ArchitectureError(
                 f"A network must run in float64 and in float32; the forward method of this {class_name} "
-                f"creates tensors whose type is fixed: {str(problem).splitlines()[0][:200]}",
+                f"creates tensors of a fixed type, and PyTorch raised: "
+                f"{str(problem).splitlines()[0][:200]}",
                 "Create these tensors with the type of the input (x.new_zeros(...) or dtype=x.dtype), or "
                 "register them as buffers.",
             ) from problem
@@ -180,13 +184,14 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
             tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         )
         raise ArchitectureError(
-            "A network must return a tensor of shape (n, outputs) for n samples; for "
-            f"{len(x)} samples this network returned {actual_output}.",
+            f"A network must return a tensor of shape (n, outputs) for a batch of n samples; for {len(x)} "
+            f"samples, this network returned {actual_output}.",
             "Pass a module whose forward returns one row of outputs per sample, such as the logits.",
         )
     if not outputs.isfinite().all():
         raise ArchitectureError(
-            f"Outputs must be finite; the outputs of this {class_name} for random samples are not.",
+            f"The outputs of a network must be finite; for random samples, this {class_name} returns "
+            f"infinite or undefined outputs.",
             "Use a network whose training did not diverge.",
         )
     return outputs
@@ -201,7 +206,7 @@ def _runs(model: nn.Module, x: Tensor) -> bool:
 
 
 def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
-    """Check that the outputs have gradients in the weights, which have gradients in the sample."""
+    """Check that a network is twice differentiable: gradients in the weights have gradients in the sample."""
     class_name, x = type(model).__name__, x.detach().requires_grad_()
     differentiable_theta = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
     try:
@@ -223,14 +228,14 @@ def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
             )
     except (RuntimeError, NotImplementedError) as problem:
         raise ArchitectureError(
-            f"A network must be twice differentiable; for this {class_name} PyTorch raised: "
-            f"{str(problem).splitlines()[0][:200]}",
+            f"The outputs of a network must be twice differentiable; for this {class_name}, PyTorch "
+            f"raised the error: {str(problem).splitlines()[0][:200]}",
             "Replace the operation that failed with operations that have second derivatives.",
         ) from problem
     if slope is None:
         raise ArchitectureError(
-            f"The outputs of a network must have a gradient in the sample; this {class_name} has no such "
-            "gradient.",
+            f"The outputs of a network must be differentiable with respect to the sample; those of this "
+            f"{class_name} are not.",
             "Remove `.detach()`, torch.no_grad() and rounding from the forward method.",
         )
 
@@ -320,23 +325,27 @@ def homogeneity_order(model: nn.Module, x: Tensor) -> float | None:
     Returns:
         The order, or None if the network is not homogeneous.
     """
-    theta = {name: p.detach().double() for name, p in model.named_parameters()}
-    unscaled_outputs = functional_call(model, theta, (x.double(),))
+    weights_by_name = {name: p.detach().double() for name, p in model.named_parameters()}
+    unscaled_outputs = functional_call(model, weights_by_name, (x.double(),))
     is_not_tiny = unscaled_outputs.abs() > 1e-9 * unscaled_outputs.abs().max()
     if not is_not_tiny.any() or not torch.isfinite(unscaled_outputs).all():
         return None
     estimates_by_scale = []
     for c in SCALES:
-        scaled_outputs = functional_call(model, {n: c * p for n, p in theta.items()}, (x.double(),))
-        ratio = scaled_outputs[is_not_tiny] / unscaled_outputs[is_not_tiny]
-        if not (ratio > 0).all():
+        scaled_outputs = functional_call(
+            model, {n: c * p for n, p in weights_by_name.items()}, (x.double(),)
+        )
+        output_ratios = scaled_outputs[is_not_tiny] / unscaled_outputs[is_not_tiny]
+        if not (output_ratios > 0).all():
             return None
-        estimates_by_scale.append(ratio.log() / math.log(c))
+        estimates_by_scale.append(output_ratios.log() / math.log(c))
     estimates = torch.cat(estimates_by_scale)
-    order = float(estimates.mean())
-    if float((estimates - order).abs().max()) > TOLERANCE * max(1.0, abs(order)):
+    mean_order = float(estimates.mean())
+    if float((estimates - mean_order).abs().max()) > TOLERANCE * max(1.0, abs(mean_order)):
         return None
-    return float(round(order)) if abs(order - round(order)) < TOLERANCE else order
+    return (
+        float(round(mean_order)) if abs(mean_order - round(mean_order)) < TOLERANCE else mean_order
+    )
 
 
 def probe_inputs(inputs: int, count: int = 8) -> Tensor:
@@ -354,7 +363,7 @@ def probe_inputs(inputs: int, count: int = 8) -> Tensor:
 
 
 def balance(model: nn.Module) -> float | None:
-    """Return how far the hidden neurons of an MLP are from being balanced.
+    """Measure how different the norms of incoming and outgoing weights of an MLP's neurons are.
 
     The result is sum_j |in_j - out_j| / sum_j max(in_j, out_j) over the hidden neurons j. The term in_j is
     the squared norm of the incoming weights and the bias of a neuron. The term out_j is the squared norm of
@@ -376,3 +385,20 @@ def balance(model: nn.Module) -> float | None:
         gap += float((squared_incoming - squared_outgoing).abs().sum())
         total += float(torch.maximum(squared_incoming, squared_outgoing).sum())
     return gap / total if 0 < total < math.inf else None
+
+
+def first_layer_inputs(model: Any) -> int | None:
+    """Return the number of inputs of a live module whose first layer is dense, None for other models.
+
+    A live module must be called to be read. This number says which columns of a table the module receives.
+
+    Args:
+        model: The model.
+
+    Returns:
+        The number of inputs.
+    """
+    if not isinstance(model, nn.Module):
+        return None
+    layers = [m for m in model.modules() if next(m.parameters(recurse=False), None) is not None]
+    return layers[0].in_features if layers and isinstance(layers[0], nn.Linear) else None

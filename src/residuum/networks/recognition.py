@@ -53,6 +53,10 @@ CODE_ADVICE = (
     "No --arch describes such a network. Pass the network itself: rs.audit(model, data=..., "
     "holdout=...). Or pass its code: residuum audit weights.pt --model package.module:factory --trust-code."
 )
+SCAN_ADVICE = (
+    "Without code, residuum scan MODEL --base BASE works on these weights. It names the layers and the "
+    "rows of embeddings that training changed."
+)
 ORDER_ADVICE = (
     "If the network is fully connected, save only its weights and biases, named in the order of its "
     "layers: layers.0.weight, layers.0.bias, layers.1.weight, ..."
@@ -93,34 +97,38 @@ def same_function(
         The architecture and the parameters of ``model`` under the names of the architecture. None if no
         candidate computes the same function.
     """
-    state = model.state_dict(keep_vars=True)
-    if not state or state.keys() != dict(model.named_parameters()).keys():
+    state_dict = model.state_dict(keep_vars=True)
+    if not state_dict or state_dict.keys() != dict(model.named_parameters()).keys():
         # No architecture string describes a network with buffers, such as the statistics of batch norm.
         return None
     double_model = copy.deepcopy(model).cpu().double().eval()
-    for arch, names in _candidates(state, shape):
-        x = SPREAD * torch.randn(
+    for arch, names in _candidates(state_dict, shape):
+        random_samples = SPREAD * torch.randn(
             SAMPLES, arch.inputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
-        x[: SAMPLES // 2] /= SPREAD**2
-        outputs_of_model = _outputs(double_model, x, shape or arch.image_shape or (arch.inputs,))
+        random_samples[: SAMPLES // 2] /= SPREAD**2
+        outputs_of_model = _outputs(
+            double_model, random_samples, shape or arch.image_shape or (arch.inputs,)
+        )
         if outputs_of_model is None:  # the network may accept flattened images instead
-            outputs_of_model = _outputs(double_model, x, (arch.inputs,))
+            outputs_of_model = _outputs(double_model, random_samples, (arch.inputs,))
         if not isinstance(outputs_of_model, Tensor):
             continue
         # Some networks with one output return a tensor of shape (n,) instead of (n, 1).
         if outputs_of_model.ndim == 1 and arch.outputs == 1:
             outputs_of_model = outputs_of_model[:, None]
-        theta = {name: state[tensor].detach().cpu().double() for name, tensor in names.items()}
+        renamed_weights = {
+            name: state_dict[tensor].detach().cpu().double() for name, tensor in names.items()
+        }
         for activation in ACTIVATIONS:
             candidate_arch = replace(arch, options={**arch.options, "activation": activation})
             outputs_of_candidate = functional_call(
-                candidate_arch.build().double(), theta, (x,)
+                candidate_arch.build().double(), renamed_weights, (random_samples,)
             ).detach()
             if outputs_of_model.shape == outputs_of_candidate.shape and torch.allclose(
                 outputs_of_model, outputs_of_candidate, rtol=1e-9, atol=1e-12
             ):
-                return candidate_arch, {name: state[tensor] for name, tensor in names.items()}
+                return candidate_arch, {name: state_dict[tensor] for name, tensor in names.items()}
     return None
 
 
@@ -266,6 +274,8 @@ def _advise(state: Mapping[str, Tensor]) -> str:
     obstacle_kinds = obstacles(state).keys()
     if not obstacle_kinds:
         return ORDER_ADVICE
+    if obstacle_kinds & {ATTENTION, EMBEDDING}:
+        return f"{CODE_ADVICE} {SCAN_ADVICE}"
     if ADAPTER in obstacle_kinds:
         return MERGE_ADVICE
     arch = guess_convnet(state) if obstacle_kinds == {CONVOLUTION} else None

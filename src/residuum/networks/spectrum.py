@@ -21,8 +21,9 @@ import math
 import torch
 from torch import Tensor
 
-# If the noise edge of a layer exceeds this share of its largest singular value, the initialization counts as
-# visible. Then directions that come from training cannot be separated from the initialization.
+# The random initial weights of a layer cause singular values up to a limit, the noise edge. If this edge
+# exceeds this share of the largest singular value, the directions from training cannot be separated from
+# the noise.
 VISIBLE = 1e-2
 # With fewer singular values, one cannot tell whether they are distributed like singular values of noise.
 MIN_NOISE_VALUES = 20
@@ -33,7 +34,7 @@ TRACY_WIDOM = 3.2724  # 99.9% quantile of the Tracy-Widom distribution for real 
 
 
 def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
-    """Count the singular values of an (h, d) layer that come from training, not from the initialization.
+    """Count the singular values of a layer's (h, d) weights that come from training samples.
 
     The noise edge is the largest singular value that the random initialization explains. The count is not
     possible in three cases: no singular value exceeds the noise edge, the noise edge exceeds 1% of the
@@ -59,13 +60,16 @@ def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
             )
         threshold = f"above the noise edge, {100 * edge:.2g}% of the largest singular value"
         return direction_count, threshold
-    rank = rank_above(values, VISIBLE)
-    if rank == min(h, d):
+    values_above_threshold = rank_above(values, VISIBLE)
+    if values_above_threshold == min(h, d):
         return None, (
-            f"all {rank} exceed {VISIBLE:.0%} of the largest singular value: some may come from the "
-            "initialization"
+            f"all {values_above_threshold} exceed {VISIBLE:.0%} of the largest singular value: some may "
+            "come from the initialization"
         )
-    return rank, f"above {VISIBLE:.0%} of the largest singular value; no noise edge"
+    return (
+        values_above_threshold,
+        f"above {VISIBLE:.0%} of the largest singular value; no noise edge",
+    )
 
 
 def singular_values(weight: Tensor) -> Tensor:
@@ -81,9 +85,11 @@ def singular_values(weight: Tensor) -> Tensor:
     """
     # The triangular factor of the QR decomposition has the same singular values as the matrix. Using the
     # triangular factor is three times as fast.
-    matrix = weight.detach().double().flatten(1)
-    largest_entry = matrix.abs().max()
-    tall_matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    weight_matrix = weight.detach().double().flatten(1)
+    largest_entry = weight_matrix.abs().max()
+    tall_matrix = (
+        weight_matrix if weight_matrix.shape[0] >= weight_matrix.shape[1] else weight_matrix.T
+    )
     return torch.linalg.svdvals(
         torch.linalg.qr(tall_matrix / (largest_entry if largest_entry > 0 else 1), mode="r").R
     )
@@ -103,7 +109,9 @@ def rank_above(values: Tensor, tolerance: float) -> int:
 
 
 def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
-    """Estimate the noise edge of a layer and the number of singular values above it.
+    """Estimate the largest singular value that random initial weights explain (the noise edge of a layer).
+
+    Also count the singular values above this edge.
 
     The largest squared singular value of an (h, d) noise matrix varies about (sqrt h + sqrt d)^2. In units of
     (sqrt h + sqrt d)(1/sqrt h + 1/sqrt d)^(1/3) it follows the Tracy-Widom distribution (Johnstone 2001).
@@ -125,7 +133,7 @@ def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
     squared_edges = (
         remaining_squares / (rows * columns).square() * (upper_ends.square() + TRACY_WIDOM * unit)
     )
-    # At least one singular value is below its edge, because the smallest singular value always is.
+    # The smallest singular value is always below its edge, so this list is not empty.
     direction_count = int((squared_values <= squared_edges).nonzero()[0])
     if not squared_values[0] > 0:
         return direction_count, 0.0
@@ -149,8 +157,8 @@ def is_noise(values: Tensor, h: int, d: int) -> bool:
     if len(values) < MIN_NOISE_VALUES:
         return False
     expected_values = noise_quantiles(h, d)
-    scale = values.norm() / math.sqrt(h * d)
-    misfit = (values - scale * expected_values).norm() / values.norm()
+    noise_scale = values.norm() / math.sqrt(h * d)
+    misfit = (values - noise_scale * expected_values).norm() / values.norm()
     return float(misfit) <= max(MAX_MISFIT, 2 / len(values))
 
 
@@ -170,9 +178,11 @@ def noise_quantiles(h: int, d: int, grid: int = 20_000) -> Tensor:
         Expected singular values (min(h, d),), largest first.
     """
     a, b = (math.sqrt(h) - math.sqrt(d)) ** 2, (math.sqrt(h) + math.sqrt(d)) ** 2
-    u = (torch.arange(grid, dtype=torch.float64) + 0.5) * (math.pi / grid)
-    t = (a + b) / 2 + (b - a) / 2 * u.cos()
-    cumulative_density = (u.sin().square() / t).cumsum(0)
+    angles = (torch.arange(grid, dtype=torch.float64) + 0.5) * (math.pi / grid)
+    squared_values = (a + b) / 2 + (b - a) / 2 * angles.cos()
+    cumulative_density = (angles.sin().square() / squared_values).cumsum(0)
     value_count = min(h, d)
     probabilities = (torch.arange(value_count, dtype=torch.float64) + 0.5) / value_count
-    return t[torch.searchsorted(cumulative_density, probabilities * cumulative_density[-1])].sqrt()
+    return squared_values[
+        torch.searchsorted(cumulative_density, probabilities * cumulative_density[-1])
+    ].sqrt()

@@ -1,4 +1,4 @@
-"""Replace the kinks of any network with smooth surrogates while its ``forward`` runs.
+"""Make the activation functions of any network smooth while its ``forward`` method runs.
 
 Attacks minimize an objective that contains gradients, so they need second derivatives. A function with a
 kink, such as ReLU, has the second derivative zero wherever this derivative exists. ReLU and similar
@@ -58,8 +58,9 @@ class Kinks(TorchFunctionMode):
             is_in_place = called != function_name or kwargs.get("inplace", inplace_argument)
             keyword_options = {k: v for k, v in kwargs.items() if k not in ("input", "inplace")}
             z, *options = args[:position] or (kwargs["input"],)
-            # Tensors of integers are not activations. An in-place function overwrites its input, but the
-            # backward pass of the surrogate needs this input. So the surrogate gets a copy of the input.
+            # The smooth function that replaces an activation function needs its input in the backward pass.
+            # An in-place function overwrites its input, so a copy is used. Integer tensors are left
+            # unchanged.
             is_floating = z.is_floating_point()
             z_or_copy = z.clone() if is_in_place else z
             smoothed = (
@@ -121,7 +122,7 @@ def _clip(gate: Surrogate, z: Tensor, min_val: float = -1.0, max_val: float = 1.
 
 
 def _clamp(gate: Surrogate, z: Tensor, min: Any = None, max: Any = None) -> Tensor | None:
-    """Smooth a clamp with the minimum 0 and no maximum, which is a ReLU. Return None for other clamps."""
+    """Apply a smooth ReLU in place of a clamp with the minimum 0. Return None for other clamps."""
     is_relu = isinstance(min, int | float) and min == 0 and max is None
     return gate(z) if is_relu else None
 
@@ -137,7 +138,7 @@ def _pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | None:
-    """Return the smooth maximum over the windows of a pooling layer, or None for unsupported options.
+    """Return the smooth maximum over the windows of a max-pooling layer, None for unsupported options.
 
     Padded values are the lowest finite number, so they are never the maximum of a window.
     """
@@ -155,8 +156,8 @@ def _pool(
         paddings = [p, max(0, last_window_index * s + k - size - p), *paddings]
     if any(paddings):
         z = F.pad(z, paddings, value=torch.finfo(z.dtype).min)
-    # z gets a new first dimension, which runs over the entries of a window. Computing the maximum over the
-    # first dimension is faster, because this processes whole images at a time.
+    # Make the entries of a pooling window the first dimension of z. The maximum over the first dimension is
+    # faster, because it processes whole images at a time.
     first_window_dim = z.ndim - dims
     for i, (k, s) in enumerate(zip(kernel, strides, strict=True)):
         window_dim = first_window_dim + 2 * i
@@ -171,7 +172,7 @@ def _pool(
 def _adaptive(
     dims: int, gate: Surrogate, z: Tensor, output_size: Any, return_indices: bool = False
 ) -> Tensor | None:
-    """Return the smooth maximum over windows of equal size, or None if the windows differ in size."""
+    """Apply smooth max-pooling with windows of equal size. Return None if the sizes of windows differ."""
     input_sizes = z.shape[-dims:]
     requested_sizes = (
         output_size if isinstance(output_size, tuple | list) else (output_size,) * dims

@@ -28,7 +28,8 @@ SMALL_TEXT = 4 << 20
 # Metadata of a dataclass field that ``save`` does not write. After ``load``, the field has its default value.
 UNSAVED = {"saved": False}
 _UNREADABLE = (OSError, SafetensorError, LookupError, ValueError, TypeError)
-_MALFORMED = (AttributeError, RecursionError)  # raised for JSON that ``Record.save`` did not write
+# Errors that reading a file raises if ``Record.save`` did not write its JSON.
+_MALFORMED = (AttributeError, RecursionError)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,20 +66,22 @@ class Record:
         """
         try:
             with safe_open(str(path), framework="pt") as archive:
-                text = (archive.metadata() or {})[METADATA_KEY]
-                _check_size(text, Path(path))
+                json_text = (archive.metadata() or {})[METADATA_KEY]
+                _check_size(json_text, Path(path))
                 tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
-            record = _decode(json.loads(text), tensors)
+            record = _decode(json.loads(json_text), tensors)
         except (*_UNREADABLE, *_MALFORMED) as problem:
             raise InputError(
-                f"{str(path)!r} must be a saved {cls.__name__}; reading it failed "
+                f"The file {str(path)!r} must hold a record of the type {cls.__name__}; reading the file "
+                f"failed "
                 f"({type(problem).__name__}).",
-                "Write the file again, or pass another file.",
+                "Create the file again, or pass another file.",
             ) from problem
         if not isinstance(record, cls):
             raise InputError(
-                f"{str(path)!r} must hold a {cls.__name__}; it holds a {type(record).__name__}.",
-                f"Pass a file that holds a {cls.__name__}.",
+                f"The file {str(path)!r} must hold a record of the type {cls.__name__}; it holds a record "
+                f"of the type {type(record).__name__}.",
+                f"Pass a file with a record of the type {cls.__name__}.",
             )
         return record
 
@@ -91,7 +94,7 @@ class Record:
             return None
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed."""
+        """Return a copy of the record with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     @classmethod
@@ -118,7 +121,7 @@ class Record:
         return self.plain_values(*(field.name for field in self.published_fields()), *self.derived)
 
     def plain_values(self, *names: str) -> dict[str, Any]:
-        """Return the named fields and properties of the record, converted to JSON types."""
+        """Return the fields and properties with the given names, converted to JSON types."""
         return {name: plain(getattr(self, name)) for name in names}
 
 
@@ -128,7 +131,7 @@ def table_rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """Convert a value to JSON types. Tensors and tuples become lists, NaN and infinity become None."""
+    """Convert a value to JSON types: tensors and tuples to lists, NaN and infinity to None."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, dict):
@@ -223,7 +226,7 @@ def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """Return the key of a dict, or raise ``ValueError`` for a large integer that may slow down the dict."""
+    """Check a dictionary key read from a file. Raise ``ValueError`` for a large integer (slow to hash)."""
     # All multiples of 2^61 - 1 have the same hash. Filling a dict with such keys would take quadratic time.
     if isinstance(key, int) and abs(key) >= 2**60:
         raise ValueError("a key is too large an integer")

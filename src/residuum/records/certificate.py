@@ -1,4 +1,4 @@
-"""Certificates of a network: how close its weights are to a KKT point of given samples."""
+"""Certificates: how exactly given samples explain the weights of a network (KKT equation)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from residuum.records.base import Record
 
 @dataclass(frozen=True, eq=False)
 class LayerResidual(Record):
-    """The relative residual of one layer.
+    """The relative error (residual) of the KKT equation in one layer.
 
     The residual is the difference between the weights of the layer and the weighted sum of gradients that
     equals the weights at a KKT point. Its norm is divided by the norm of the weights of the layer.
@@ -24,7 +24,7 @@ class LayerResidual(Record):
 
 @dataclass(frozen=True, eq=False)
 class Certificate(Record):
-    """How close the weights of a network are to a KKT point of given samples.
+    """How exactly the weights of a network solve the KKT equation of margin maximization for given samples.
 
     At a KKT point, the weights theta equal a weighted sum of the network's gradients at the samples. The
     multipliers lam_i >= 0 are the weights of this sum. The vector r is theta minus the sum. A residual is the
@@ -77,7 +77,7 @@ class Certificate(Record):
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the certificate as the JSON object that ``residuum certify --json`` prints."""
+        """Return the certificate (a measure of fit) as the JSON object of ``residuum certify --json``."""
         multipliers = self.multipliers
         active_count = (
             int((multipliers.abs() > 1e-9 * multipliers.abs().max()).sum())

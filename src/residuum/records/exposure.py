@@ -14,11 +14,16 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from residuum import notebook
 from residuum.records.base import Record, plain, table_rows
+from residuum.records.exposure_tables import tables_of
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
+from residuum.terminal import print_line, print_notes, print_table
 
-HALF = 0.5  # share of the expected number of recovered records that the property ``carry_half`` refers to
-SCHEMA_VERSION = "2.0"  # version of exposure.json
+# The property ``carry_half`` counts the records that together make up this share of the expected
+# recoveries.
+HALF = 0.5
+SCHEMA_VERSION = "2.0"  # version of the fields of exposure.json
 # A spreadsheet treats a text that starts with one of these characters as a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -165,7 +170,7 @@ COLUMNS = tuple(column.name for column in fields(ExposedRecord))
 
 @dataclass(frozen=True, eq=False)
 class ExposureSummary(Record):
-    """The part of an exposure that describes all records together.
+    """The part of a risk ranking (exposure) that describes all records together.
 
     Attributes:
         attacks: The attacks, and their computing budget, for which the probability of being recovered is
@@ -201,7 +206,7 @@ class ExposureSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class PublishedExposure(ExposureSummary):
-    """The content of the file ``exposure.json``."""
+    """The content of the file ``exposure.json``, which holds a risk ranking of training records."""
 
     per_record: tuple[ExposedRecord, ...]
     request: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
@@ -210,7 +215,7 @@ class PublishedExposure(ExposureSummary):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputFigures(Record):
-    """Margin (NaN for regression) and loss of n records, each (n,), as simple baselines for the scores."""
+    """The margin (NaN for regression) and the loss of each of n records, as simple measures of risk."""
 
     margin: Tensor
     loss: Tensor
@@ -342,17 +347,20 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def order(self) -> Tensor:
-        """Indices of the records, most exposed first, (n,)."""
+        """Indices of the n records, those with the highest risk first."""
         return self.score.argsort(descending=True, stable=True)
 
     @property
     def expected(self) -> float | None:
-        """Expected number of recovered records, or None if probabilities are not calibrated."""
+        """Expected number of records that attacks recover, None if probabilities are not calibrated."""
         return None if self.uncalibrated else float(self.probability.sum())
 
     @property
     def carry_half(self) -> int | None:
-        """Smallest number of records that account for half of ``expected``, or None if not calibrated."""
+        """Smallest number of records that together make up half of the expected recoveries.
+
+        None if probabilities are not calibrated.
+        """
         if self.uncalibrated:
             return None
         cumulative_probabilities = self.probability.sort(descending=True).values.cumsum(0)
@@ -360,7 +368,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def called(self) -> int | None:
-        """Number of records flagged by kinks at the rate ``level``, or None if there are no kinks."""
+        """Number of records that lie on conspicuously many activation boundaries, None without boundaries."""
         return None if bool(self.kink_q.isnan().all()) else int((self.kink_q <= self.level).sum())
 
     @property
@@ -387,14 +395,18 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         return (*sentences, "no guarantee: only differential privacy gives one")
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return a dict with the keys ``COLUMNS`` for each of the ``limit`` most exposed records."""
-        order = self.order[:limit]
-        indices = order.tolist()
-        labels = self.labels[order]
-        kinks = self.kinks[order].sum(1).tolist() if self.kinks.numel() else [None] * len(order)
-        discovery_rates = plain(self.kink_q[order])
+        """Return a dictionary with the keys ``COLUMNS`` for each of the ``limit`` records at highest risk."""
+        shown_order = self.order[:limit]
+        indices = shown_order.tolist()
+        labels = self.labels[shown_order]
+        kinks = (
+            self.kinks[shown_order].sum(1).tolist()
+            if self.kinks.numel()
+            else [None] * len(shown_order)
+        )
+        discovery_rates = plain(self.kink_q[shown_order])
         computed_columns = {
-            "rank": range(1, len(order) + 1),
+            "rank": range(1, len(shown_order) + 1),
             "index": indices,
             "group": [self.groups[i] if self.groups else None for i in indices],
             "label": plain(labels if labels.ndim == 1 else labels.squeeze(1)),
@@ -405,12 +417,12 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         }
         copied_names = [name for name in COLUMNS if name not in computed_columns]
         columns = {
-            name: plain(getattr(self, name)[order]) for name in copied_names
+            name: plain(getattr(self, name)[shown_order]) for name in copied_names
         } | computed_columns
         return table_rows({name: columns[name] for name in COLUMNS})
 
     def summary(self) -> ExposureSummary:
-        """Return the part of the exposure that describes all records together."""
+        """Return the part of the risk ranking that describes all records together."""
         return ExposureSummary.from_attributes(
             self,
             schema_version=SCHEMA_VERSION,
@@ -424,20 +436,33 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         """Return the JSON object of ``exposure.json`` (:class:`PublishedExposure`), without images."""
         return {**self.summary().to_json(), "per_record": self.rows()}
 
+    def show(self) -> None:
+        """Print the most exposed records and the groups, as the command ``residuum exposure`` does."""
+        for table in tables_of(self):
+            print_table(*table)
+        for line in self.lines:
+            print_line(line)
+        print_notes(self.notes)
+
+    def _repr_html_(self) -> str:
+        records = f"{len(self)} record" if len(self) == 1 else f"{len(self)} records"
+        lines = (*self.lines, *(f"note: {note}" for note in self.notes))
+        return notebook.render(f"exposure of {records}, {self.arch}", tables_of(self), lines)
+
     def to_csv(self) -> str:
-        """Return a CSV text with a row per record, most exposed first. Cells that do not apply are empty."""
+        """Return the ranking as CSV text, with a row for each record, those at highest risk first."""
         buffer = io.StringIO()
         writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for row in self.rows():
-            group = str(row["group"] or "")
+            group_name = str(row["group"] or "")
             # A leading quote makes a spreadsheet read a formula as text. A number such as -1 is no formula.
-            if group.startswith(FORMULAS) and not NUMBER.fullmatch(group):
-                row["group"] = f"'{group}"
+            if group_name.startswith(FORMULAS) and not NUMBER.fullmatch(group_name):
+                row["group"] = f"'{group_name}"
             writer.writerow(row)
         return buffer.getvalue()
 
 
 def not_applicable(n: int) -> Tensor:
-    """Return a vector of n NaN values, which stand for numbers that do not apply."""
+    """Return a vector of n NaN values, which stand for measurements that do not apply."""
     return torch.full((n,), torch.nan, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Identification: what the weights of a polynomial network determine about its samples."""
+"""The result of an identification: what the weights of a polynomial network determine about its samples."""
 
 from __future__ import annotations
 
@@ -123,5 +123,5 @@ class Identification(Record):
 
     @property
     def normalized_margin(self) -> float | None:
-        """Smallest margin over the weight norm to the power ``order``, or None without samples."""
+        """Smallest margin divided by the weight norm to the power ``order``, None without samples."""
         return None if self.min_margin is None else self.min_margin / self.theta_norm**self.order

@@ -26,6 +26,7 @@ from torch import Tensor
 from residuum.errors import DataError, UnsafeFileError
 from residuum.records.base import Record
 from residuum.records.rundir import write_atomic
+from residuum.records.tables import Table
 
 MAX_BYTES = 4 << 30  # largest size of an unpacked data file, in bytes
 # If the arrays of a data file take at most this many bytes of memory, any compression ratio is accepted.
@@ -77,6 +78,9 @@ class Dataset(Record):
         row_numbers: Row of each sample in the file or array of the user, counted from 0, (n,), or None if the
             dataset contains all rows in order.
         record_ids: Identifier of each sample from an ID column, or () without such a column.
+        texts: The text from which each sample was made, such as the sentence of an embedding, or ().
+        table: The table from which the samples were read, with all rows and columns, or None if they were not
+            read from a table. The row of a sample is its row number.
     """
 
     x: Tensor
@@ -91,6 +95,8 @@ class Dataset(Record):
     notes: tuple[str, ...] = ()
     row_numbers: Tensor | None = None
     record_ids: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    table: Table | None = None
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
@@ -103,10 +109,11 @@ class Dataset(Record):
                 f"'x' and 'y' must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
                 "Save one label per sample.",
             )
-        column_count = self.x[0].numel()
+        column_count = self.x[0].numel()  # 0 for a table that holds only texts
         for name, sizes, rule, remedy in (
             ("row_numbers", (0, len(self)), *ONE_PER_SAMPLE),
             ("record_ids", (0, len(self)), *ONE_PER_SAMPLE),
+            ("texts", (0, len(self)), *ONE_PER_SAMPLE),
             ("features", (0, column_count), *ONE_PER_COLUMN),
             ("units", (0, column_count), *ONE_PER_COLUMN),
             ("scale", (1, column_count), *ONE_OR_ONE_PER_COLUMN),
@@ -138,11 +145,16 @@ class Dataset(Record):
         """Return the samples at ``rows`` (positions or a mask), with their row numbers and IDs."""
         positions = torch.arange(len(self))[rows]
         row_numbers = torch.tensor(self.rows)[positions]
-        record_ids = (
-            tuple(self.record_ids[i] for i in positions.tolist()) if self.record_ids else ()
+        record_ids, texts = (
+            tuple(values[i] for i in positions.tolist()) if values else ()
+            for values in (self.record_ids, self.texts)
         )
         return self.replace(
-            x=self.x[positions], y=self.y[positions], row_numbers=row_numbers, record_ids=record_ids
+            x=self.x[positions],
+            y=self.y[positions],
+            row_numbers=row_numbers,
+            record_ids=record_ids,
+            texts=texts,
         )
 
     @property
@@ -153,7 +165,8 @@ class Dataset(Record):
     def to_npz(self, path: str | Path) -> Path:
         """Write the dataset to an .npz archive and return the path."""
         tensors = {name: getattr(self, name) for name in NUMBERS}
-        texts = {name: getattr(self, name) for name in TEXTS} | {"id": self.record_ids}
+        texts = {name: getattr(self, name) for name in TEXTS}
+        texts |= {"id": self.record_ids, "text": self.texts}
         arrays = {name: t.numpy(force=True) for name, t in tensors.items() if t is not None}
         return write_npz(path, arrays | {name: np.array(t) for name, t in texts.items() if t})
 
@@ -219,8 +232,9 @@ class Dataset(Record):
             fields[name] = tuple(map(str, arrays[name].ravel()))
         for name in filter(arrays.__contains__, ("scale", "offset")):
             fields[name] = torch.from_numpy(arrays[name]).to(x.dtype)
-        if "id" in arrays:
-            fields["record_ids"] = tuple(map(str, arrays["id"].ravel()))
+        for name, array_name in (("record_ids", "id"), ("texts", "text")):
+            if array_name in arrays:
+                fields[name] = tuple(map(str, arrays[array_name].ravel()))
         return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, **fields)
 
 

@@ -1,4 +1,4 @@
-"""Knowledge: facts that the attacker knows in addition to the release, and the source of each fact."""
+"""The attacker's knowledge: facts known in addition to the model file, with the source of each fact."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ class Fact(Record):
 
 
 class Columns(NamedTuple):
-    """Adjacent columns of a table with the same type. The network receives value / scale - mean."""
+    """Neighboring columns of a table that have the same type.
+
+    The network receives value / scale - mean.
+    """
 
     first: int
     last: int
@@ -93,12 +96,13 @@ class Knowledge(Record):
         invalid_sources = set(self.provenance.values()) - set(PROVENANCES)
         if unknown_names or invalid_sources:
             raise InputError(
-                f"The provenance of a known fact must be one of {PROVENANCES}; got {self.provenance}.",
-                f"The known facts are {self.known_names}.",
+                f"The source of a fact that an attacker knows must be one of {PROVENANCES}; got "
+                f"{self.provenance}.",
+                f"The facts that are known are {self.known_names}.",
             )
         if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
             raise InputError(
-                f"A value range must go from low to high; got {self.value_range}.",
+                f"A value range must be a smaller number and a larger number; got {self.value_range}.",
                 "For images in [0, 1], pass value_range=(0, 1).",
             )
         if self.update is not None and (self.update not in UPDATES or self.moment is None):
@@ -169,7 +173,7 @@ class Knowledge(Record):
 
     @property
     def digest(self) -> str:
-        """Hash of all facts that the attacker knows."""
+        """Hash of all facts that the attacker knows, by which two knowledge records are compared."""
         moments_by_name = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
         tensors_or_none = {
             **(self.theta0 or {}),

@@ -43,7 +43,7 @@ class SchemaRule:
         self.keywords = keywords
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        """Return the JSON Schema of a type with the keywords of this rule. Pydantic calls this method."""
+        """Add the keywords of this rule to the JSON Schema of a type. Pydantic calls this method."""
         return {**handler(core_schema), **self.keywords}
 
 

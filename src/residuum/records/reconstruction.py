@@ -1,4 +1,4 @@
-"""Reconstructions: the candidates of an attack, and the candidates that the attack selects."""
+"""The result of an attack: its candidates (guesses of training samples), and those that it selects."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Selection(Record):
         return len(self.x)
 
     def confidence_of(self, i: int) -> float | None:
-        """Return the confidence of selected candidate ``i``, or None if no confidence is available."""
+        """Return the confidence that selected candidate ``i`` is a training sample, None if unknown."""
         confidence = float(self.confidence[i])
         return None if math.isnan(confidence) else confidence
 
@@ -153,7 +153,7 @@ class Reconstruction(Record):
             attack: Name of the attack.
             x: Candidates, (N, *shape).
             labels: Labels of the candidates, (N,).
-            lam: Multipliers of the candidates, (N, ...).
+            lam: Multipliers (weights) of the candidates, (N, ...).
             knowledge: Facts that the attacker knew.
             **fields: Values of other fields of the reconstruction.
 
@@ -178,17 +178,17 @@ class Reconstruction(Record):
 
     @property
     def restarts(self) -> int:
-        """Number of independent restarts of the attack."""
+        """Number of restarts (independent runs) of the attack."""
         return len(self.status)
 
     @property
     def weight(self) -> Tensor:
-        """Total absolute multiplier of each candidate, (N,)."""
+        """Weight of each of N candidates: the sum of its absolute multipliers."""
         return self.lam.abs().flatten(1).sum(1) if self.lam.ndim > 1 else self.lam.abs()
 
     @property
     def best_restart(self) -> int | None:
-        """Restart with the smallest loss, or None if all restarts diverged or no losses were recorded."""
+        """Index of the restart (run) with the smallest loss, None if all diverged or no loss was recorded."""
         is_valid = torch.tensor([status != "diverged" for status in self.status])
         if not self.loss.shape[1] or not is_valid.any():
             return None
@@ -196,7 +196,7 @@ class Reconstruction(Record):
         return int(torch.where(is_valid, smallest_losses, torch.inf).argmin())
 
     def to_json(self) -> dict[str, Any]:
-        """Return a summary of the reconstruction as JSON types, without the candidates."""
+        """Return a summary of the reconstruction as JSON types, without the reconstructed samples."""
         selection = self.selection
         return self.plain_values(*PUBLISHED) | {
             "candidates": len(self.x),
@@ -212,7 +212,7 @@ class Reconstruction(Record):
         }
 
     def _summarize_restart(self, i: int) -> dict[str, Any]:
-        """Return the last loss of restart ``i``, its best loss, and the step and residuals of this loss."""
+        """Summarize restart (run) ``i``: last loss, best loss, and the step and errors of the best loss."""
         losses = plain(self.loss[i])
         finite_losses = [(value, index) for index, value in enumerate(losses) if value is not None]
         best_loss, best_index = min(finite_losses) if finite_losses else (None, None)

@@ -64,7 +64,7 @@ class RecoveredTable(Record):
 
     @property
     def is_stated(self) -> Tensor:
-        """(records, columns) whether the table states one value: exact, likely or missing."""
+        """Mask (records, columns) of the cells with a determined value: exact, likely or missing."""
         return self.is_exact | self.is_likely | self.is_missing
 
     @property
@@ -74,17 +74,17 @@ class RecoveredTable(Record):
 
     @property
     def whole_rows(self) -> int:
-        """Number of records for which the table states one value in every column."""
+        """Number of records whose values are determined in all columns."""
         return int(self.is_stated.all(1).sum()) if self.columns else 0
 
     @property
     def stated_share(self) -> float:
-        """Share of the cells for which the table states one value: exact, likely or missing."""
+        """Share of the cells with a determined value: exact, likely or missing."""
         return float(self.is_stated.double().mean()) if self.is_stated.numel() else 0.0
 
     @property
     def certainty(self) -> str:
-        """How certain the stated cells are: "exact", or "likely" for a file without seeds and counts."""
+        """How certain the determined values are: "exact", or "likely" for a file without random seeds."""
         return "likely" if bool(self.is_likely.any()) else "exact"
 
     def estimate(self, low: Tensor, width: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ class RecoveredTable(Record):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What was recovered, in sentences."""
+        """Sentences that say what was recovered of the training table."""
         record_count = self.records_in_file or self.records
         target_noun = "labels" if self.is_classifier else "targets"
         order_text = (
@@ -130,7 +130,7 @@ class RecoveredTable(Record):
         return tuple(sentences)
 
     def summary(self) -> TableSummary:
-        """Return the counts of the table, without its values."""
+        """Return a summary of the table: counts of recovered values, without the values."""
         return TableSummary(
             model=self.model,
             trees=self.trees,

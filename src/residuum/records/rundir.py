@@ -30,10 +30,10 @@ from residuum.errors import InputError, OutputError
 
 IGNORE, LOCK = ".gitignore", ".lock"
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # names of the temporary files of write_atomic
-# Packages whose versions are stored with every run.
+# Packages whose versions are stored with the results of every run.
 PACKAGES = ["residuum", "torch", "numpy", "scipy", "safetensors", "scikit-learn", "clarabel"]
 PACKAGES += ["kornia", "optuna"]
-# Packages of the extras dp and cluster, whose versions are stored only if the packages are installed.
+# Optional packages, whose versions are stored with the results only if the packages are installed.
 OPTIONAL = ("opacus", "ray")
 
 
@@ -96,11 +96,11 @@ class RunDir:
 
     @property
     def has_work(self) -> bool:
-        """Whether the directory holds work that a run with other settings would lose."""
+        """Whether the directory holds results that a run with other settings would destroy."""
         return True
 
     def expected_files(self) -> Collection[str]:
-        """Return names of files of this kind of run. A run that has started has at least one of the files."""
+        """Return the names of files that this kind of run writes. A run that has started has at least one."""
         return self.files
 
     def begin(self, request: dict[str, Any]) -> None:
@@ -134,18 +134,18 @@ class RunDir:
         file.parent.chmod(0o700)
 
     def discard_work(self) -> None:
-        """Remove the files of an earlier run in this directory that produced no work."""
+        """Remove the files of an earlier run in this directory that ended before it produced results."""
 
 
 def digest(*values: Any) -> str:
-    """Return a hash of the values: texts, tensors (as float64) and other plain values (as JSON)."""
+    """Compute a hash of values: texts, tensors (as float64) and other plain values (as JSON)."""
     hasher = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
             hasher.update(value.detach().cpu().double().contiguous().numpy().tobytes())
         else:
-            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
-            hasher.update(text.encode())
+            text_to_hash = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            hasher.update(text_to_hash.encode())
     return hasher.hexdigest()
 
 
@@ -161,8 +161,9 @@ def refuse_other_run(path: Path, what: str, difference: str) -> NoReturn:
         InputError: Always.
     """
     raise InputError(
-        f"A folder can hold only one run; {str(path)!r} holds {what} with other {difference}.",
-        "Choose another folder with --out, or remove that folder.",
+        f"A folder can hold the results of only one run; the folder {str(path)!r} already holds {what} that "
+        f"was run with other {difference}.",
+        "Pass another folder with --out, or remove this folder.",
     )
 
 
@@ -185,9 +186,9 @@ def refuse_foreign(path: Path, what: str, files: Collection[str]) -> None:
     file_names = {name for name in file_names if not _TEMPORARY.fullmatch(name)}
     if file_names and file_names.isdisjoint(files):
         raise OutputError(
-            f"--out must be a new or empty folder, or the folder of {what}; {str(path)!r} holds other "
-            "files.",
-            "Choose another folder with --out.",
+            f"The folder --out must be new or empty, or hold the results of {what}; {str(path)!r} holds "
+            f"other files.",
+            "Pass another folder with --out.",
         )
 
 
@@ -262,7 +263,7 @@ def _explain_unwritable(path: Path, problem: OSError) -> tuple[str, str]:
     """Return the error message and the remedy for an output path that cannot be written."""
     reason = problem.strerror or type(problem).__name__
     message = f"The output path must be writable; {str(path)!r} is not ({reason})."
-    return message, "Choose another folder with --out."
+    return message, "Pass another folder with --out."
 
 
 def _clear_temporaries(folder: Path) -> None:
@@ -274,7 +275,7 @@ def _clear_temporaries(folder: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock file of a run directory. The operating system releases the lock if the process ends."""
+    """Lock a run directory for this process. The operating system releases the lock if the process ends."""
     try:
         lock_handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as problem:
@@ -284,8 +285,8 @@ def _locked(path: Path, what: str) -> Iterator[None]:
     except OSError as problem:
         os.close(lock_handle)
         raise OutputError(
-            f"Another {what.split()[-1]} is writing to {str(path)!r}.",
-            "Wait until it ends, or choose another folder with --out.",
+            f"Only one run can write to a folder; another {what.split()[-1]} is writing to {str(path)!r}.",
+            "Wait until the other run ends, or pass another folder with --out.",
         ) from problem
     try:
         yield
@@ -297,9 +298,14 @@ def require_device(device: str) -> None:
     """Raise ``InputError`` unless ``device`` names an available device, such as cpu or cuda:0."""
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise InputError(f"A device must be cpu or cuda; got {device!r}.", "Pass --device cpu.")
+        raise InputError(
+            f"The option --device must be cpu or cuda; got {device!r}.", "Pass --device cpu."
+        )
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InputError(f"No CUDA device was found for {device!r}.", "Pass --device cpu.")
+        raise InputError(
+            f"The device must exist on this machine; the CUDA device {device!r} was not found.",
+            "Pass --device cpu.",
+        )
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:

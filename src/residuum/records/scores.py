@@ -1,4 +1,4 @@
-"""Scores: how many training samples the candidates recover, compared with chance."""
+"""Scores: how many training samples the reconstructions of an attack match, compared with chance."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from residuum.records.base import Record
 
-# Columns of the text table. The first columns compare one-to-one matches with the held-out set. The columns
-# from "published" on use the threshold and the matching of the paper that introduced the metric.
+# Columns of the table of scores. The first columns count matches of reconstructions and samples, compared
+# with held-out samples. From "published" on, the columns count as in the paper that introduced the metric.
 HEAD = ["metric", "recovered", "by chance", "p", "threshold"]
 HEAD += ["published", "train", "held-out", "top 10", "best"]
 
@@ -58,7 +58,7 @@ class MetricScore(Record):
 
     @property
     def threshold(self) -> str:
-        """Condition on the value of a recovered sample, such as "> 0.83", or "-" without a held-out set."""
+        """The condition for a recovered sample, such as "> 0.83", or "-" without held-out samples."""
         if self.threshold_null99 is None:
             return "-"
         return f"{'>' if self.higher_is_better else '<'} {self.threshold_null99:.3g}"
@@ -71,7 +71,7 @@ class MetricScore(Record):
 
 @dataclass(frozen=True, eq=False)
 class SampleMatch(Record):
-    """The matches of one sample according to one metric.
+    """The reconstructions that match one training sample best, according to one metric.
 
     Attributes:
         score: Value of the one-to-one match, or None if the sample has no match.
@@ -114,7 +114,7 @@ class SampleScore(Record):
 
 @dataclass(frozen=True, eq=False)
 class ScoreSlice(Record):
-    """Number of recovered samples in a class or in a range of margins."""
+    """The number of recovered samples among those of one class, or with margins in one range."""
 
     name: str
     samples: int
@@ -173,7 +173,7 @@ class Scores(Record):
 
     @property
     def expected_by_chance(self) -> float | None:
-        """Number of samples expected to be recovered by chance, by the deciding metric.
+        """Number of samples that are expected to be recovered by chance.
 
         None without a held-out set.
         """
@@ -181,7 +181,7 @@ class Scores(Record):
 
     @property
     def p_value(self) -> float | None:
-        """p-value of the permutation test by the deciding metric, or None without a held-out set."""
+        """The p-value of the number of recovered samples, None without held-out samples."""
         return self.metrics[self.deciding].p_value
 
     def table(self) -> str:

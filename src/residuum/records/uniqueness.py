@@ -12,10 +12,10 @@ from torch import Tensor
 
 from residuum.records.base import Record, table_rows
 
-# Names of the fields that the JSON contains unchanged. The fields OF_ALL describe the whole certificate, and
-# the fields OF_SAMPLE describe each certified candidate. The fields OF_FULL_SETS are bounds for each
-# candidate that hold only for full KKT sets, the training sets that keep every margin. If the network has no
-# margins, these bounds are None in the JSON.
+# Names of the fields that the JSON of a certificate (a proof of how unique reconstructions are) contains
+# unchanged. OF_ALL describes the whole certificate, and OF_SAMPLE each certified candidate. OF_FULL_SETS
+# are stricter bounds for training sets that also keep the margins of the network. They are None for
+# networks without margins.
 OF_ALL = (
     "task",
     "samples",
@@ -64,10 +64,11 @@ class Uniqueness(Record):
     """The uniqueness certificate of k of the m candidates of an attack.
 
     The certificate is about other training sets that have the activation patterns and labels of the
-    candidates and fit the weights equally well. In such a set, other images can take over the multiplier of a
-    candidate. The certificate applies to an image that has at least the share ``share`` of this multiplier.
-    It proves that the image keeps at least ``determined_at_least`` of the energy (squared norm) of the
-    candidate, is within the distance ``radius_most``, and lies between ``low`` and ``high`` in every pixel.
+    candidates and fit the weights equally well. In such a set, other images can take over the multiplier of
+    a candidate. The certificate applies to an image that has at least the share ``share`` of this
+    multiplier. It proves that the image keeps at least ``determined_at_least`` of the energy (squared norm)
+    of the candidate, is within the distance ``radius_most``, and lies between ``low`` and ``high`` in every
+    pixel.
 
     Attributes:
         task: Task of the network.
@@ -77,7 +78,7 @@ class Uniqueness(Record):
         margins: Whether the network has margins.
         index: Indices of the k certified candidates, (k,).
         labels: Labels of the candidates, (k,).
-        lam: Multipliers of the candidates, summed over rival classes, (k,).
+        lam: Multipliers (weights) of the candidates, summed over rival classes, (k,).
         members: Number of candidates with the same activation pattern and label, (k,).
         pinned: Whether the weights determine the sums of the activation pattern, (k,). If not, only the
             activation pattern itself bounds an image, for any share.
@@ -137,7 +138,7 @@ class Uniqueness(Record):
 
     @property
     def claim(self) -> str:
-        """The statement that the certificate proves."""
+        """The statement that the certificate proves about the reconstructed images, as text."""
         return (
             "in every other training set with these patterns and labels that fits the weights equally well, "
             f"an image that takes over at least {self.share:.0%} of the multiplier of this sample "
@@ -146,7 +147,7 @@ class Uniqueness(Record):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Sentences about the proved statement, its limits, and the residuals of the candidates by layer."""
+        """Sentences for the reader: what the certificate proves, its limits, and how well the images fit."""
         pinned, free = int(self.pinned.sum()), self.sums.free
         free_dimension_text = "not computed" if free is None else f"{free}"
         return (

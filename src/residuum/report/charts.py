@@ -20,8 +20,8 @@ from xml.etree import ElementTree
 import numpy as np
 from markupsafe import Markup
 
+from residuum.conformal import TAIL
 from residuum.report.drawing import Array, mask_nonpositive, new_figure
-from residuum.risk.conformal import TAIL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +38,7 @@ TEXT = 11.5  # font size in points
 BINS = 36  # bins of a histogram, which are a few pixels wide
 MAX_POINTS = 1500  # largest number of points in a scatter plot; more points would cover each other
 MAX_STEPS = 240  # largest number of points of a curve over the steps of an attack
-STOPS = 200  # number of positions of the slider for the threshold
+STOPS = 200  # number of positions of the slider with which readers choose a threshold
 # Layout of parallel coordinates, in units of the view box: width and height of the drawing, left and right
 # margin, and the heights at which the vertical axes begin and end.
 WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300
@@ -52,7 +52,7 @@ TAG = "{http://www.w3.org/2000/svg}"
 
 @dataclass(frozen=True)
 class Mark:
-    """An entry of a legend: ``look`` is its class in the style sheet, ``value`` an optional number."""
+    """An entry of a chart's legend: ``look`` is its CSS class, ``value`` an optional number."""
 
     look: str
     name: str
@@ -125,32 +125,35 @@ def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
     low, high = _span(np.concatenate([train, null, select_finite([threshold])]))
     bin_edges = np.linspace(low, high, BINS + 1)
     for css_class, values in (("area k1", null), ("area k0", train)):
-        share = np.histogram(values, bin_edges)[0] / max(len(values), 1)
-        axes.stairs(share, bin_edges, fill=True, gid=css_class)
+        share_per_bin = np.histogram(values, bin_edges)[0] / max(len(values), 1)
+        axes.stairs(share_per_bin, bin_edges, fill=True, gid=css_class)
     axes.set_xlim(low, high)
-    axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
+    axes.yaxis.set_major_formatter(lambda share_per_bin, _: f"{100 * share_per_bin:.3g}%")
     threshold_for_script = _threshold_line(axes, threshold, "x")
-    marks = (Mark("area k1", "held-out samples (chance)"), Mark("area k0", "training samples"))
+    legend_marks = (
+        Mark("area k1", "held-out samples (chance)"),
+        Mark("area k0", "training samples"),
+    )
     title = f"{metric.name} of training samples and held-out samples"
     medians_text = (
         f"{_format_median(train)} on training samples and {_format_median(null)} by chance"
     )
-    summary = f"The median is {medians_text}."
+    summary_text = f"The median is {medians_text}."
     return Chart(
         title,
         render_svg(figure),
         metric.name,
         "share",
-        marks,
-        summary,
+        legend_marks,
+        summary_text,
         threshold=threshold_for_script,
     )
 
 
 def membership_chart(test: MembershipTest) -> Chart | None:
     """Draw histograms of the statistic T of the membership test for training samples and held-out samples."""
-    # The chart has a line at the 99th percentile of T over the held-out samples. The membership test counts
-    # the training samples above this percentile.
+    # The membership test counts the training samples whose statistic is above the 99th percentile of the
+    # held-out samples. The chart shows this percentile as a line.
     train, holdout = select_finite(test.statistic), select_finite(test.holdout_statistic)
     if not len(train) or not len(holdout):
         return None
@@ -164,17 +167,17 @@ def membership_chart(test: MembershipTest) -> Chart | None:
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     axes.axvline(tail_threshold(holdout), gid="rule")
-    marks = (
+    legend_marks = (
         Mark("area k1", f"held-out samples ({len(holdout)})"),
         Mark("area k0", f"training samples ({len(train)})"),
         Mark("rule", "99th percentile of the held-out samples"),
     )
-    summary = (
+    summary_text = (
         f"{test.above_tail} of {test.records} training samples lie above the 99th percentile of the "
         f"held-out samples. About {TAIL * test.records:.2g} are expected by chance."
     )
     title = "Membership statistic T of training samples and held-out samples"
-    return Chart(title, render_svg(figure), "T", "share", marks, summary)
+    return Chart(title, render_svg(figure), "T", "share", legend_marks, summary_text)
 
 
 def tail_threshold(holdout: Array) -> float:
@@ -208,19 +211,19 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     labels = np.array(evidence.labels if has_labels else [""] * len(scores), dtype=object)
     label_names = sorted(set(labels[drawn_indices]))
     figure, axes = _axes()
-    marks = []
+    legend_marks = []
     for k, name in enumerate(label_names):
         indices_of_label = drawn_indices[labels[drawn_indices] == name]
         css_class = "dot k0" if len(label_names) > MAX_KINDS else f"dot k{k}"
         axes.plot(outputs[indices_of_label], scores[indices_of_label], "o", gid=css_class)
-        marks += [Mark(css_class, name)] if name and len(label_names) <= MAX_KINDS else []
+        legend_marks += [Mark(css_class, name)] if name and len(label_names) <= MAX_KINDS else []
     threshold_for_script = _threshold_line(axes, threshold, "y")
     return Chart(
         f"{metric.name} against the {evidence.output_name}",
         render_svg(figure),
         evidence.output_name,
         metric.name,
-        tuple(marks),
+        tuple(legend_marks),
         f"{len(finite_indices)} training samples.",
         f"{len(drawn_indices)} of {len(finite_indices)} points drawn."
         if len(drawn_indices) < len(finite_indices)
@@ -242,16 +245,18 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
     """
     # The reconstruction stores squared residuals, and the chart shows their roots.
     residuals = mask_nonpositive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
-    steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
-    if not len(steps) or not np.isfinite(residuals).any():
+    recorded_steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
+    if not len(recorded_steps) or not np.isfinite(residuals).any():
         return None
     figure, axes = _axes()
-    step_indices = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
-    marks = []
+    step_indices = np.unique(
+        np.linspace(0, len(recorded_steps) - 1, min(len(recorded_steps), MAX_STEPS)).astype(int)
+    )
+    legend_marks = []
     for k, name in enumerate(reconstruction.layer_names):
         finite_step_indices = step_indices[np.isfinite(residuals[:, step_indices, k]).any(0)]
         x, values, kind = (
-            steps[finite_step_indices],
+            recorded_steps[finite_step_indices],
             residuals[:, finite_step_indices, k],
             f"k{k % MAX_KINDS}",
         )
@@ -259,15 +264,16 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
         if len(values) > 1:
             axes.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), gid=f"band {kind}")
         axes.plot(x, median, gid=f"line {kind}")
-        marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
-    # The axis ends at powers of ten. A value up to a tenth of a decade beyond such an end is cut off.
+        legend_marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
+    # The axis ends at powers of ten. A value that exceeds such an end by at most a tenth of a power of ten
+    # is cut off.
     log10_residuals = np.log10(select_finite(residuals))
     low, high = math.floor(log10_residuals.min() + 0.1), math.ceil(log10_residuals.max() - 0.1)
     axes.set(yscale="log", ylim=(10.0**low, 10.0 ** max(high, low + 1)), xmargin=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
     title = f"Relative residual per layer, {reconstruction.attack}"
-    return Chart(title, render_svg(figure), "step", "residual", tuple(marks))
+    return Chart(title, render_svg(figure), "step", "residual", tuple(legend_marks))
 
 
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
@@ -292,17 +298,20 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
     )
     if not len(train):
         return None
-    sign = 1 if metric.higher_is_better else -1
+    sign_of_better = 1 if metric.higher_is_better else -1
     slider_values = make_slider_stops([*train, *null], threshold)
-    # At the strictest position of the slider, no score is better than the threshold.
-    strictest_position = len(slider_values) - 1 if sign > 0 else 0
+    # At this end of the slider, the threshold is so strict that no score is better.
+    strictest_position = len(slider_values) - 1 if sign_of_better > 0 else 0
     start_position = (
         slider_values.index(threshold) if math.isfinite(threshold) else strictest_position
     )
     set_count = max(evidence.null_sets, 1)
-    train_counts = [int((sign * train > sign * stop).sum()) for stop in slider_values]
+    train_counts = [
+        int((sign_of_better * train > sign_of_better * stop).sum()) for stop in slider_values
+    ]
     chance_counts = [
-        round(float((sign * null > sign * stop).sum() / set_count), 4) for stop in slider_values
+        round(float((sign_of_better * null > sign_of_better * stop).sum() / set_count), 4)
+        for stop in slider_values
     ]
     if metric.recovered is not None:
         train_counts[start_position] = metric.recovered
@@ -312,7 +321,7 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         "metric": metric.name,
         "values": slider_values,
         "start": start_position,
-        "sign": sign,
+        "sign": sign_of_better,
         "texts": [f"{value:.4g}" for value in slider_values],
         "n": len(evidence.values),
         "train": train_counts,
@@ -335,13 +344,14 @@ def make_slider_stops(values: Sequence[float], threshold: float) -> list[float]:
     low, high = min(values), max(values)
     digits = max(3, 3 - math.floor(math.log10((high - low) or 1.0)))
     stops = {round(float(stop), digits) for stop in np.linspace(low, high, STOPS)}
-    # Add a position beyond each end, so that the slider reaches "all samples" and "no sample".
+    # Add a threshold below all scores and one above all scores, so that the slider can select all samples
+    # or no sample.
     stops |= {(math.floor(low * 1000) - 1) / 1000, (math.ceil(high * 1000) + 1) / 1000}
     return sorted(stops | ({threshold} if math.isfinite(threshold) else set()))
 
 
 def draw_parallel_coordinates(coordinates: Sequence[Coordinate]) -> Markup:
-    """Draw one line per trial across one vertical axis per setting, with the best trials on top."""
+    """Draw the trials of a sweep in parallel coordinates: one axis per setting, one line per trial."""
     # matplotlib has no parallel coordinates, so this function scales each value to its axis.
     trial_count = len(coordinates[0].values) if coordinates else 0
     if not trial_count:
@@ -394,7 +404,7 @@ def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str
 
 
 def _axes() -> tuple[Figure, Axes]:
-    """Return an empty figure with a grid in the background, a base line and a few ticks at round numbers."""
+    """Create an empty figure with a background grid, a base line and ticks at round numbers."""
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(WIDTH / POINTS_PER_INCH, HEIGHT / POINTS_PER_INCH, automatic=False)
@@ -435,7 +445,7 @@ def render_svg(figure: Figure) -> Markup:
 
 
 def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Markup]:
-    """Yield the paths, markers and texts within an SVG element, with classes in place of styles.
+    """Yield the shapes and texts within an SVG element, with CSS classes in place of styles.
 
     Args:
         parent: The element of the SVG that matplotlib wrote.
@@ -444,15 +454,15 @@ def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Mark
     Yields:
         SVG elements.
     """
-    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name, and it is not
-    # used as a class. A marker (tag "use") refers to a shape that the page defines.
+    # Names of SVG groups become CSS classes, except names with an underscore such as "axes_1", which
+    # matplotlib made. A marker (tag "use") refers to a shape that the page defines.
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
         # One decimal is enough, because nobody sees a tenth of a unit of the view box.
         x, y, path_text = (
             re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd"
         )
-        # Groups whose names start with "patch" are backgrounds, which are left out.
+        # Leave out SVG groups whose names start with "patch", because they are backgrounds.
         if tag == "g" and not name.startswith("patch"):
             yield from _elements(element, css_class if "_" in name else name or css_class)
         elif tag == "path":
@@ -472,7 +482,7 @@ def _threshold(metric: MetricScore) -> float:
 
 
 def _span(values: Array) -> tuple[float, float]:
-    """Return the limits of an axis: the smallest and the largest value, moved outward a little."""
+    """Choose the limits of an axis: the smallest and the largest value, moved outward a little."""
     low, high = float(values.min()), float(values.max())
     padding = 0.03 * (high - low) or 0.5
     return low - padding, high + padding

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from residuum.defenses import Attacked, Outcome
+from residuum.notebook import escape_invisible
 from residuum.report import drawing, html
-from residuum.report.html import escape_invisible
 from residuum.theory.uniqueness import SHARE
 
 HEADER = ["defense", "unaware", "adaptive", "strongest", "chance unaware / adaptive"]
@@ -27,7 +27,7 @@ LIMIT = (
 
 
 def make_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """Return the cells of the table, one row per defense, in the order of ``HEADER``."""
+    """Return the rows of the table that compares defenses, with cells in the order of ``HEADER``."""
     return [_row(outcome) for outcome in outcomes]
 
 
@@ -46,7 +46,7 @@ def render_markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str
     Returns:
         The text in Markdown.
     """
-    lines = [
+    markdown_lines = [
         f"## {title}",
         "",
         _explain_columns(outcomes),
@@ -54,9 +54,9 @@ def render_markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str
         _format_line(HEADER),
         _format_line(["---"] * len(HEADER)),
     ]
-    lines += [_format_line(row) for row in make_rows(outcomes)]
-    lines += ["", *(f"- {text}" for text in make_notes(outcomes)), "", LIMIT, ""]
-    return "\n".join(map(escape_invisible, lines))
+    markdown_lines += [_format_line(row) for row in make_rows(outcomes)]
+    markdown_lines += ["", *(f"- {text}" for text in make_notes(outcomes)), "", LIMIT, ""]
+    return "\n".join(map(escape_invisible, markdown_lines))
 
 
 def render_page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
@@ -118,10 +118,10 @@ def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
     )
     axes.text(0.1, 0.18, title, fontsize=8.5, color=drawing.INK)
     for i, (outcome, attacks) in enumerate(outcomes_with_attacks):
-        y = top + i * (2 * size + 0.22)
+        top_edge = top + i * (2 * size + 0.22)
         axes.text(
             0.1,
-            y + size,
+            top_edge + size,
             escape_invisible(outcome.label),
             fontsize=8,
             va="center",
@@ -129,7 +129,7 @@ def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
         )
         for k, attacked in enumerate(attacks):
             if attacked is not None:
-                _draw_band(axes, attacked, label + k * (block_width + 0.25), y, size, gap)
+                _draw_band(axes, attacked, label + k * (block_width + 0.25), top_edge, size, gap)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
     return drawing.encode_png(figure)
@@ -139,11 +139,11 @@ def _draw_band(axes: Any, attacked: Attacked, x: float, y: float, size: float, g
     for j in range(min(COLUMNS, len(attacked.images))):
         left_edge = x + j * (size + gap)
         for row in (0, 1):
-            box = (left_edge, y + row * (size + 0.02), size, size)
-            drawing.draw_image(axes, attacked.images[j, row], box)
+            image_box = (left_edge, y + row * (size + 0.02), size, size)
+            drawing.draw_image(axes, attacked.images[j, row], image_box)
         if attacked.beyond_chance[j]:
-            box = (left_edge, y, size, 2 * size + 0.02)
-            drawing.draw_frame(axes, box, ec=drawing.BLUE, lw=1.6)
+            image_box = (left_edge, y, size, 2 * size + 0.02)
+            drawing.draw_frame(axes, image_box, ec=drawing.BLUE, lw=1.6)
     caption = f"{attacked.attacker}: refused"
     if not attacked.refused:
         expected_count = _format(attacked.expected_by_chance, 2)
@@ -216,8 +216,8 @@ def _attack_notes(outcome: Outcome) -> list[str]:
     notes = [f"recovered of {outcome.n}: {counts_text}."]
     strongest, strongest_with_shift = outcome.adaptive, outcome.informed
     if strongest_with_shift and strongest and strongest_with_shift.attacker == strongest.attacker:
-        # The same attack is the strongest with and without knowledge of the shift (the offset that the
-        # defense adds to the inputs). So it is listed once.
+        # The strongest attack is the same whether or not the attacker knows the shift (the offset that the
+        # defense adds to the inputs). So the attack is listed once.
         strongest_with_shift = None
     for who, best in (
         ("knows the defense", strongest),
@@ -249,7 +249,7 @@ def _attack_notes(outcome: Outcome) -> list[str]:
 
 
 def _describe_inference(strategy: str, adapted: Attacked) -> str:
-    """Return what an attacker who adapts to the defense inferred about the defense before the attack."""
+    """Describe what an attacker who adapts to the defense inferred about it before the attack."""
     findings, texts = adapted.findings, [f"adapted attack {strategy}"]
     if balance := findings.get("balance"):
         texts.append(f"shift inferred from balance {balance['shift_per_pixel']:.4g} per pixel")
@@ -279,7 +279,7 @@ def _explain_columns(outcomes: Sequence[Outcome]) -> str:
 
 
 def _count(attacked: Attacked | None, n: int) -> str:
-    """Return how many of n samples an attacker recovered, and by which rule samples count."""
+    """Describe how many of n samples an attacker recovered, and when a sample counts as recovered."""
     if attacked is None or attacked.recovered is None:
         return "refused" if attacked and attacked.refused else "-"
     return f"{attacked.recovered}/{n}" + (f" ({attacked.rule})" if attacked.rule else "")

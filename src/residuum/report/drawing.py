@@ -215,9 +215,9 @@ def draw_image_grid(
     left_edge = MARGIN + (0.2 if any(rows) else 0.0)
     cell_width, row_height = max(w, 0.6 * CELL) + GAP, h + 0.04
     band_height = CAPTION + len(rows) * row_height + GAP
-    width = max(left_edge + columns * cell_width + MARGIN, 5.5)
+    figure_width = max(left_edge + columns * cell_width + MARGIN, 5.5)
     height = TITLE + band_count * band_height + MARGIN
-    figure = new_figure(width, height, automatic=False)
+    figure = new_figure(figure_width, height, automatic=False)
     axes = figure.add_axes((0, 0, 1, 1))  # One unit is one inch, and the origin is at the top left.
     for i, cell in enumerate(cells):
         x, y = left_edge + (i % columns) * cell_width, TITLE + (i // columns) * band_height
@@ -233,7 +233,7 @@ def draw_image_grid(
                 label_style: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center"}
                 axes.text(x - 0.07, middle, name, fontsize=size, **label_style)
     axes.text(MARGIN, 0.2, title, fontsize=8.5, color=INK)
-    axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
+    axes.set(xlim=(0, figure_width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
     return encode_png(figure)
 

@@ -29,11 +29,13 @@ def top_figure(exposure: Exposure, data: Dataset) -> bytes | None:
     if not len(exposure.top):
         return None
     is_image = drawing.is_image(data.shape)
-    mean = data.mean if is_image else None
+    added_mean = data.mean if is_image else None
     images: dict[str, Tensor] = {"record": exposure.images, "informed": exposure.informed}
     images["attack"] = exposure.nearest
-    images_to_draw = {name: add_mean(x, mean).nan_to_num() for name, x in images.items() if len(x)}
-    cells = [
+    images_to_draw = {
+        name: add_mean(x, added_mean).nan_to_num() for name, x in images.items() if len(x)
+    }
+    grid_cells = [
         Cell(
             tuple(x[k] for x in images_to_draw.values()),
             f"#{int(i)}"
@@ -46,7 +48,7 @@ def top_figure(exposure: Exposure, data: Dataset) -> bytes | None:
         "number" if exposure.uncalibrated else "number, probability of being recovered"
     )
     title = f"Most exposed records: {caption_content}; framed: flagged by activation boundaries"
-    return drawing.draw_cells(title, cells, tuple(images_to_draw), tuple(images_to_draw))
+    return drawing.draw_cells(title, grid_cells, tuple(images_to_draw), tuple(images_to_draw))
 
 
 def histogram_figure(exposure: Exposure) -> bytes:

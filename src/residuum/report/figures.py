@@ -24,7 +24,8 @@ from residuum.report import drawing
 from residuum.report.drawing import MAX_IMAGES, Cell, mask_nonpositive
 
 MAX_COMPARED = 10  # images per attack in a figure that compares attacks
-MAX_LINES = 80  # candidates in a family tree; the families with the most candidates are drawn
+# Largest number of candidates in a tree that shows which candidates were split in two.
+MAX_LINES = 80
 Matched = tuple[SampleScore, SampleMatch]
 
 
@@ -47,14 +48,14 @@ def selected_figure(reconstruction: Reconstruction) -> bytes | None:
         return _selected_points(reconstruction, title)
     is_image = drawing.is_image(reconstruction.x.shape[1:])
     images = add_mean(selection.x[:MAX_IMAGES], reconstruction.knowledge.mean if is_image else None)
-    cells = [
+    grid_cells = [
         Cell(
             (image,),
             f"{int(selection.support[i])}/{reconstruction.restarts}{_confidence(selection, i)}",
         )
         for i, image in enumerate(images)
     ]
-    return drawing.draw_cells(title, cells, ("",), ("reconstruction",))
+    return drawing.draw_cells(title, grid_cells, ("",), ("reconstruction",))
 
 
 def _confidence(selection: Selection, i: int) -> str:
@@ -88,9 +89,9 @@ def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes 
     title += "not calibrated" if metric.recovered is None else count_text + " (framed)" * is_image
     if train.shape == (2,):
         return _matched_points(candidates, *_pairs(candidates, train, matched_pairs), title)
-    cells = _cells(candidates, train, matched_pairs, train.mean if is_image else None)
+    grid_cells = _cells(candidates, train, matched_pairs, train.mean if is_image else None)
     rows, lines = ("found", "training"), ("reconstruction", "training sample")
-    return drawing.draw_cells(title, cells, rows, lines)
+    return drawing.draw_cells(title, grid_cells, rows, lines)
 
 
 def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -> bytes | None:
@@ -109,7 +110,7 @@ def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -
     columns = min(MAX_COMPARED, *map(len, best_matches))
     if not columns:
         return None
-    cells = [
+    grid_cells = [
         cell
         for matched, (candidates, _) in zip(best_matches, attacks.values(), strict=True)
         for cell in _cells(candidates, train, matched[:columns], train.mean)
@@ -119,7 +120,7 @@ def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -
         for name, (_, scores) in attacks.items()
     ]
     title = f"Best {columns}; framed: recovered. From the top: {'; '.join(count_texts)}"
-    return drawing.draw_image_grid(title, cells, ("found", "training"), columns)
+    return drawing.draw_image_grid(title, grid_cells, ("found", "training"), columns)
 
 
 def output_figure(
@@ -139,11 +140,13 @@ def output_figure(
     flat_outputs = outputs.detach().cpu().double().reshape(len(outputs), -1)
     margins = [row.margin for row in scores.per_sample]
     uses_margin = flat_outputs.shape[1] > 1 and None not in margins
-    x = torch.tensor(margins if uses_margin else flat_outputs[:, 0].tolist(), dtype=torch.float64)
+    horizontal_values = torch.tensor(
+        margins if uses_margin else flat_outputs[:, 0].tolist(), dtype=torch.float64
+    )
     figure = drawing.new_figure(4.2 * len(metric_names) + 0.4, 3.4)
     panels = figure.subplots(1, len(metric_names), squeeze=False)[0]
     for axes, name in zip(panels, metric_names, strict=True):
-        _scatter(axes, x, scores, name)
+        _scatter(axes, horizontal_values, scores, name)
         axes.set_xlabel("margin" if uses_margin else "network output", fontsize=8.5)
     marks, labels = panels[0].get_legend_handles_labels()
     if 0 < len(labels) <= len(drawing.MARKERS):
@@ -152,7 +155,7 @@ def output_figure(
 
 
 def loss_figure(reconstruction: Reconstruction) -> bytes | None:
-    """Draw the loss of each restart and the residual of each layer over the steps, None without steps."""
+    """Draw how the loss and the errors of an attack's runs change over the steps, None without steps."""
     if not len(reconstruction.steps):
         return None
     figure = drawing.new_figure(8.6, 3.3)
@@ -236,9 +239,9 @@ def ambiguity_figure(
         add_mean(uniqueness.least[:MAX_IMAGES], mean),
     )
     image_columns = zip(images, least_similar, pixel_ranges, strict=True)
-    cells = [Cell(group, text) for group, text in zip(image_columns, captions, strict=True)]
+    grid_cells = [Cell(group, text) for group, text in zip(image_columns, captions, strict=True)]
     rows, lines = ("found", "least found", "free"), ("reconstruction", "least found")
-    return drawing.draw_cells(title, cells, rows, lines)
+    return drawing.draw_cells(title, grid_cells, rows, lines)
 
 
 def alternatives_figure(
@@ -273,25 +276,26 @@ def alternatives_figure(
         ]
         columns = [(true[i], alternative[j], alternative[j + 1]) for j, i in split_pairs]
         subject = "samples, and the two that replace each"
-        # If vectors are drawn as curves, only one half is drawn, because the two halves mirror each other.
+        # A sample can be split into two halves. If samples are drawn as curves, only one half is drawn,
+        # because the other is its mirror image.
         row_names, curve_names = ("true", "half", "half"), ("true", "", "one half")
     if not columns:
         return None
 
     def measure_change(column: tuple[Tensor, ...]) -> float:
-        """Return the largest Euclidean distance between the first image of a column and another image."""
+        """Return the largest Euclidean distance between the first and any other image of a column."""
         return max(float((other - column[0]).norm()) for other in column[1:])
 
     columns.sort(key=lambda column: -measure_change(column))
     drawn_count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
     title = f"{drawn_count} of {len(columns)} {subject}; both fit the weights equally well"
-    cells = [
+    grid_cells = [
         Cell(
             tuple(add_mean(image, mean) for image in column), f"moved {measure_change(column):.3g}"
         )
         for column in columns[:drawn_count]
     ]
-    return drawing.draw_cells(title, cells, row_names, curve_names)
+    return drawing.draw_cells(title, grid_cells, row_names, curve_names)
 
 
 def identified_figure(identification: Identification, truth: Tensor | None = None) -> bytes | None:
@@ -317,13 +321,13 @@ def identified_figure(identification: Identification, truth: Tensor | None = Non
         s for s in (identification.input_shape, (dimension,)) if math.prod(s or (0,)) == dimension
     )
     shaped_pairs = (tuple(vector.reshape(shape) for vector in pair) for pair in vector_pairs)
-    cells = [Cell(pair, text) for pair, text in zip(shaped_pairs, captions, strict=True)]
+    grid_cells = [Cell(pair, text) for pair, text in zip(shaped_pairs, captions, strict=True)]
     row_names = ("found", "truth")
-    return drawing.draw_cells(title, cells, ("",) if truth is None else row_names, row_names)
+    return drawing.draw_cells(title, grid_cells, ("",) if truth is None else row_names, row_names)
 
 
 def family_figure(reconstruction: Reconstruction) -> bytes | None:
-    """Draw which candidates of the first restart split or merged at which step, None if none did."""
+    """Draw when candidates of the first run of an attack were split or merged, None if none were."""
     first_restart_events = [
         event for event in reconstruction.events if event["run"] == 0 and event["kind"] != "stable"
     ]
@@ -369,11 +373,13 @@ def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
     labels_or_none: list[float | int | None] = [*labels] or [None]
     for k, label in enumerate(labels_or_none):
         indices_of_label = [i for i, row in enumerate(sample_scores) if row.label == label]
-        y = [_nan_if_none(sample_scores[i].matches[name].nearest) for i in indices_of_label]
+        vertical_values = [
+            _nan_if_none(sample_scores[i].matches[name].nearest) for i in indices_of_label
+        ]
         name_in_legend = None if label is None else f"label {label:g}"
         axes.scatter(
             x[indices_of_label],
-            y,
+            vertical_values,
             s=20,
             alpha=0.75,
             lw=0,
@@ -452,7 +458,7 @@ def _plane(figure: Any, axes: Any, title: str) -> bytes:
 
 
 def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
-    """Return the training samples that match a candidate, each with its match, best first."""
+    """Return the training samples that match a reconstruction, with their matches, best first."""
     matched_pairs = [(row, row.matches[metric.name]) for row in scores.per_sample]
     matched_pairs = [(row, match) for row, match in matched_pairs if match.candidate is not None]
     return sorted(
@@ -461,7 +467,7 @@ def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
 
 
 def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[Tensor, Tensor]:
-    """Return k matched candidates and the k training samples that they match, each (k, *shape)."""
+    """Return k matched reconstructions and the k training samples that they match, each (k, *shape)."""
     matched_candidates = candidates.reshape(-1, *train.shape).double()[
         [match.candidate for _, match in matched]
     ]
@@ -472,11 +478,11 @@ def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[
 def _cells(
     candidates: Tensor, train: Dataset, matched: list[Matched], mean: Tensor | None
 ) -> list[Cell]:
-    """Return one cell per match: candidate and training sample, their score, and a frame if recovered."""
+    """Return a column of the figure for each match: two images, their score, and a frame if recovered."""
     matches, samples = _pairs(candidates, train, matched)
     images = zip(add_mean(matches, mean), add_mean(samples, mean), strict=True)
-    pairs = zip(images, (match for _, match in matched), strict=True)
-    return [Cell(pair, f"{match.score:.3f}", bool(match.recovered)) for pair, match in pairs]
+    image_pairs = zip(images, (match for _, match in matched), strict=True)
+    return [Cell(pair, f"{match.score:.3f}", bool(match.recovered)) for pair, match in image_pairs]
 
 
 def _nan_if_none(score: float | None) -> float:
@@ -484,7 +490,7 @@ def _nan_if_none(score: float | None) -> float:
 
 
 def _summarize_restarts(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return median, minimum and maximum of the restarts at each of T steps, without missing values."""
+    """Summarize restarts (runs) of an attack: median, minimum and maximum at each of T steps."""
     low = values.nan_to_num(nan=torch.inf).amin(0)
     high = values.nan_to_num(nan=-torch.inf).amax(0)
     return values.nanmedian(0).values, mask_nonpositive(low), mask_nonpositive(high)
@@ -562,16 +568,20 @@ def trace_candidates(events: Sequence[dict[str, Any]], first: int) -> dict[int, 
 
 
 def _order(lifetimes: dict[int, _Lifetime]) -> list[int]:
-    """Return the numbers of candidates in drawing order: by family, with children around their parent.
+    """Return the candidates in drawing order: families together, children around their parent.
 
     If not all families fit into the figure, the smallest families are left out.
     """
 
     def family(number: int) -> list[int]:
         children = lifetimes[number].children
-        middle = len(children) // 2
-        numbers_above = [n for child in children[:middle] for n in family(child)]
-        return [*numbers_above, number, *(n for child in children[middle:] for n in family(child))]
+        middle_child = len(children) // 2
+        numbers_above = [n for child in children[:middle_child] for n in family(child)]
+        return [
+            *numbers_above,
+            number,
+            *(n for child in children[middle_child:] for n in family(child)),
+        ]
 
     roots = [number for number, life in lifetimes.items() if life.parent is None]
     families = [family(root) for root in roots]

@@ -43,10 +43,10 @@ def summarize_columns(table: RecoveredTable, names: tuple[str, ...]) -> list[Col
     is_determined = table.is_exact | table.is_likely
     interval_widths = table.high - table.low
     is_bounded = interval_widths.isfinite() & ~is_determined & ~table.is_missing
-    rows = []
+    column_summaries = []
     for j in range(min(table.columns, MAX_COLUMNS)):
         bounded_widths = interval_widths[is_bounded[:, j], j]
-        rows.append(
+        column_summaries.append(
             ColumnSummary(
                 names[j],
                 int(is_determined[:, j].sum()),
@@ -55,4 +55,4 @@ def summarize_columns(table: RecoveredTable, names: tuple[str, ...]) -> list[Col
                 float(torch.median(bounded_widths)) if len(bounded_widths) else None,
             )
         )
-    return rows
+    return column_summaries

@@ -18,8 +18,8 @@ GLOSSARY: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").rea
 @cache
 def compile_pattern() -> re.Pattern[str]:
     """Return a pattern that matches the words of the glossary and their plurals, the longest first."""
-    words = sorted(GLOSSARY, key=len, reverse=True)
-    return re.compile(rf"\b(?:{'|'.join(map(_make_form, words))})\b")
+    longest_words_first = sorted(GLOSSARY, key=len, reverse=True)
+    return re.compile(rf"\b(?:{'|'.join(map(_make_form, longest_words_first))})\b")
 
 
 def _make_form(word: str) -> str:

@@ -18,7 +18,6 @@ import hashlib
 import math
 import re
 import textwrap
-import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -32,6 +31,7 @@ from torch import Tensor
 
 from residuum.evaluation.null import format_p
 from residuum.evaluation.scoring import all_candidates, join_pools
+from residuum.notebook import escape_invisible
 from residuum.records.inputs import add_mean
 from residuum.report import charts, drawing
 from residuum.report.drawing import Array
@@ -52,10 +52,6 @@ HERE = Path(__file__).parent
 # Icon and style of each answer.
 SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}
 MAX_LENGTH = 600  # characters of a name or sentence from a file; the rest is cut off
-# Unicode categories of characters that are made visible. Cc: control characters; Cf: direction marks and
-# characters without width; Cs: surrogates; Co, Cn: private use and unassigned; Zl, Zp: separators of lines
-# and paragraphs.
-INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a meaning in Markdown
 MAX_COLUMNS = 12  # columns of a table row that a card shows, the most unusual first
 # A value of a table counts as reconstructed if its error is at most this share of the spread of its column.
@@ -135,7 +131,9 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     deciding_score = result.control
     items = items_of(result)
     if redact:
-        items = tuple(replace(item, row=None, reconstruction=None) for item in items)
+        items = tuple(
+            replace(item, row=None, embedding=None, reconstruction=None) for item in items
+        )
     best_cards = [] if redact else cards_of(items[:MAX_BEST], result.shape)
     # If the matches are compared with chance, only matches beyond chance get a card.
     if deciding_score is not None:
@@ -429,15 +427,6 @@ def _environment() -> Environment:
     return environment
 
 
-def escape_invisible(text: str) -> str:
-    """Replace every invisible character of a text by its code point, such as ‹U+200B›."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(
-        f"‹U+{ord(c):04X}›" if unicodedata.category(c) in INVISIBLE_CATEGORIES else c for c in text
-    )
-
-
 def isolate(value: object) -> Markup:
     """Return a value as text of limited length, whose writing direction does not affect other text."""
     text = str(value)
@@ -547,6 +536,24 @@ class TableRow(NamedTuple):
     held_out_within: int | None
 
 
+class EmbeddingRow(NamedTuple):
+    """The cosines of a reconstructed embedding, and the texts of the embeddings that it is compared with.
+
+    Attributes:
+        cosine: Cosine of the reconstruction and the training sample.
+        holdout_cosine: Largest cosine of the reconstruction and a held-out sample, None without them.
+        chance: The 99th percentile of the largest cosines of held-out samples, None without them.
+        text: Text of the training sample, "" if it is unknown.
+        holdout_text: Text of the nearest held-out sample, "" if it is unknown.
+    """
+
+    cosine: float
+    holdout_cosine: float | None
+    chance: float | None
+    text: str
+    holdout_text: str
+
+
 @dataclass(frozen=True)
 class Item:
     """The content of a card in the gallery. No field holds markup.
@@ -577,6 +584,7 @@ class Item:
         record_id: The user's own identifier of the sample, "" if the data has no ID column.
         notes: Other remarks for the reader, one line each.
         row: The columns of a table row, None for images.
+        embedding: The cosines of an embedding, None for other samples. It replaces ``row`` on a card.
     """
 
     number: int
@@ -600,6 +608,7 @@ class Item:
     record_id: str = ""
     notes: tuple[str, ...] = ()
     row: TableRow | None = None
+    embedding: EmbeddingRow | None = None
 
     @property
     def matched(self) -> bool:
@@ -737,6 +746,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
             output=None if outputs is None else float(outputs[index]),
             multiplier=row.multiplier,
             row=_table_row(evidence, position, pool.x[candidate].double()) if is_table else None,
+            embedding=_embedding_row(evidence, position),
             **selection_fact,
             **certificate,
         )
@@ -775,6 +785,7 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
             recovered=True,
             margin=scores.per_sample[index].margin,
             row=_table_row(evidence, position, x) if len(result.shape) == 1 else None,
+            embedding=_embedding_row(evidence, position, x),
         )
 
 
@@ -844,6 +855,33 @@ def _table_row(evidence: Evidence, position: int, reconstruction: Tensor) -> Tab
     return TableRow(
         tuple(columns), sample_shape[0], int(within_tolerance_masks[0].sum()), held_out_within
     )
+
+
+def _embedding_row(
+    evidence: Evidence, position: int, reconstruction: Tensor | None = None
+) -> EmbeddingRow | None:
+    """Return the cosines of a training sample that is an embedding, or None for other samples.
+
+    Args:
+        evidence: The training samples, with the cosines of the strongest attack.
+        position: Position of the sample in ``evidence.x``.
+        reconstruction: A candidate of another attack, None for the match of the strongest attack.
+
+    Returns:
+        The cosines and the texts.
+    """
+    matches = evidence.embeddings
+    if matches is None:
+        return None
+    value = float(matches.cosine[position])
+    holdout_value = _finite(float(matches.holdout_cosine[position]))
+    text = matches.texts[position] if matches.texts else ""
+    holdout_text = matches.holdout_texts[position] if matches.holdout_texts else ""
+    if reconstruction is not None:
+        flat_reconstruction = reconstruction.reshape(1, -1).double()
+        value = float(cosine(flat_reconstruction, evidence.x[position].reshape(1, -1).double()))
+        holdout_value, holdout_text = None, ""
+    return EmbeddingRow(value, holdout_value, matches.chance, text, holdout_text)
 
 
 def _format_cell(value: float) -> str:

@@ -1,4 +1,4 @@
-"""List the training samples that a membership test names (lists individually as members) for the report."""
+"""List, for the report, the training samples that a membership test identifies as members."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_BYTES = 400_000  # largest size of all pictures in the table
 
 
 class NamedSample(NamedTuple):
-    """A training sample that the membership test names, i.e. lists individually as a member.
+    """A training sample that the membership test identifies as a member of the training set.
 
     Attributes:
         row: Row of the sample in the training data.
@@ -37,7 +37,7 @@ class NamedSample(NamedTuple):
 
 
 def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSample]:
-    """Return the training samples that the membership test lists by index, at most ``MAX_NAMED``.
+    """Return the training samples that the membership test identifies, at most ``MAX_NAMED``.
 
     Args:
         result: The audit.
@@ -54,8 +54,8 @@ def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSam
         key=lambda i: (float(membership_test.q[i]), -float(membership_test.statistic[i])),
     )
     ordered_positions = ordered_positions[:MAX_NAMED]
-    rows = {membership_test.rows[i] for i in ordered_positions}
-    pictures = {} if redact else _pictures(result, rows)
+    named_rows = {membership_test.rows[i] for i in ordered_positions}
+    pictures = {} if redact else _pictures(result, named_rows)
     identifiers: dict[int, str] = {}
     if result.scores is not None and not redact:
         identifiers = {row.index: row.id for row in result.scores.per_sample}

@@ -66,7 +66,7 @@ def sarif(
     artifact: dict[str, Any] = {"location": location, "roles": ["analysisTarget"]}
     if sha256:
         artifact["hashes"] = {"sha-256": sha256}
-    result = {
+    sarif_result = {
         "ruleId": RULE,
         "ruleIndex": 0,
         "kind": kind,
@@ -77,7 +77,7 @@ def sarif(
         "properties": properties,
     }
     invocation = {"executionSuccessful": True, "exitCode": exit_code}
-    return _log({"version": tool_version}, invocation, [artifact], [result])
+    return _log({"version": tool_version}, invocation, [artifact], [sarif_result])
 
 
 def format_message(verdict: Verdict) -> str:
@@ -123,7 +123,7 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
             rule_properties["security-severity"] = max(
                 rule_properties["security-severity"], severity
             )
-            text = (
+            message_text = (
                 f"{finding['what']} at {finding['where']}: {finding['reason']}. {finding['remedy']}"
             )
             physical_location = {"artifactLocation": {**location, "index": len(artifacts) - 1}}
@@ -135,14 +135,16 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
                     "ruleIndex": list(rules).index(rule_id),
                     "kind": "fail",
                     "level": level,
-                    "message": {"text": text},
+                    "message": {"text": message_text},
                     "locations": [{"physicalLocation": physical_location}],
                     "partialFingerprints": {"surface/v1": fingerprint},
                     "properties": finding_counts,
                 }
             )
     unread_files = [f"{file['file']}: {file['reason']}" for file in scan["unread"]]
-    notifications = [{"level": "error", "message": {"text": text}} for text in unread_files]
+    notifications = [
+        {"level": "error", "message": {"text": message_text}} for message_text in unread_files
+    ]
     invocation = {"executionSuccessful": not notifications, "exitCode": scan["exit_code"]}
     invocation |= {"toolExecutionNotifications": notifications} if notifications else {}
     driver = {"version": scan["tool"]["version"], "rules": list(rules.values())}
@@ -155,7 +157,7 @@ def _log(
     artifacts: list[dict[str, Any]],
     results: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the log of ``sarif.json``, filled with the values of a run."""
+    """Fill the template ``sarif.json`` of a SARIF log with the values of a run."""
     log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
     log_run = log["runs"][0]
     log_run["tool"]["driver"] |= driver

@@ -31,7 +31,8 @@ from residuum.evaluation.null import count_interval
 from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.records.exposure import CanaryBound, Operating
 
-# Shares of the canaries about which we guess whether they were inserted. Every share is tried.
+# Canaries are test records that were inserted into the training set or left out at random. We guess only
+# for the clearest canaries whether they were inserted. Each of these shares is tried.
 GUESSES = (1.0, 0.5, 0.25, 0.1)
 RATES = (0.01, 0.001)  # false positive rates at which a true positive rate is reported
 MIN_CANARIES = 10  # a bound needs this many inserted canaries, and this many omitted canaries
@@ -55,21 +56,21 @@ def compute_p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) 
     Returns:
         The upper bound on the probability.
     """
-    # If delta is 0, each guess is right with probability at most q.
-    q = 1 / (1 + math.exp(-epsilon))
-    upper_tail = float(binom.sf(v - 1, r, q))
+    # If delta is 0, a guess whether a canary was inserted is right with probability at most q.
+    guess_probability = 1 / (1 + math.exp(-epsilon))
+    upper_tail = float(binom.sf(v - 1, r, guess_probability))
     if delta == 0:
         return upper_tail
-    # The maximum of P(v > W >= v - i) / i over all i in the bound of the module's docstring.
+    # The bound in the docstring of this module needs the maximum of P(v > W >= v - i) / i over all i.
     largest_ratio = probability_below = 0.0
     for i in range(1, v + 1):
-        probability_below += float(binom.pmf(v - i, r, q))  # P(v > W >= v - i)
+        probability_below += float(binom.pmf(v - i, r, guess_probability))  # P(v > W >= v - i)
         largest_ratio = max(largest_ratio, probability_below / i)
     return min(1.0, upper_tail + 2 * m * delta * largest_ratio)
 
 
 def compute_epsilon_bound(m: int, r: int, v: int, confidence: float, delta: float = 0.0) -> float:
-    """Return a lower bound on epsilon: the largest epsilon under which v right guesses are improbable.
+    """Return a lower bound on the privacy loss epsilon: smaller values make v right guesses improbable.
 
     A guess says whether a canary (a sample inserted with probability 1/2) was in the training set.
 
@@ -125,7 +126,10 @@ def count_guesses(statistic: Tensor, inserted: Tensor, share: float) -> tuple[in
 def find_best_bound(
     statistics: dict[str, Tensor], inserted: Tensor, confidence: float, delta: float
 ) -> CanaryBound:
-    """Return the largest lower bound on epsilon over all statistics and all shares in ``GUESSES``.
+    """Return the best lower bound on the privacy loss epsilon over several ways to guess canaries.
+
+    Canaries are test records, and a guess says whether a canary was in the training set. All statistics and
+    all shares in ``GUESSES`` are tried.
 
     The error probability 1 - confidence is divided equally among all these bounds.
 
@@ -144,9 +148,11 @@ def find_best_bound(
     m, inserted_count = len(inserted), int(inserted.sum())
     if min(inserted_count, m - inserted_count) < MIN_CANARIES:
         raise DataError(
-            f"A bound on epsilon needs at least {MIN_CANARIES} inserted and {MIN_CANARIES} omitted canaries; "
-            f"got {inserted_count} and {m - inserted_count}.",
-            "Before training, toss a coin for each canary. List inserted and omitted canaries in the file.",
+            f"A lower bound on epsilon (the privacy loss) needs at least {MIN_CANARIES} canaries (test "
+            f"records) in the training set and at least {MIN_CANARIES} canaries that were left out; got "
+            f"{inserted_count} and {m - inserted_count}.",
+            "Before the training, decide for each canary at random whether to insert it. List all "
+            "canaries in the file.",
         )
     confidence_of_each = 1 - (1 - confidence) / (len(GUESSES) * len(statistics))
     epsilon_bounds = []
@@ -165,7 +171,8 @@ def find_best_bound(
             f"{inserted_count} of {m} canaries were inserted; if fair coins decide, a split at least this "
             f"uneven has probability {coin_p_value:.1g}",
         )
-    # An operating point is a false positive rate, and the true positive rate at this rate.
+    # Each operating point is a pair of a false positive rate and the true positive rate that is reached at
+    # it.
     operating_points = tuple(
         _measure_operating_point(statistics[name], inserted, rate) for rate in RATES
     )
@@ -175,7 +182,7 @@ def find_best_bound(
 
 
 def _measure_operating_point(statistic: Tensor, inserted: Tensor, rate: float) -> Operating:
-    """Return the true positive rate of a statistic at the false positive rate ``rate``.
+    """Return which share of inserted canaries a statistic detects at a false positive rate.
 
     A canary counts as inserted if its statistic exceeds a threshold. The threshold is chosen such that at
     most a share ``rate`` of the omitted canaries exceeds it. The true positive rate is the share of the

@@ -32,7 +32,7 @@ from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 
 
 class Samples(NamedTuple):
-    """Samples x (n, *shape) in float64, and their labels y in the format that the task needs."""
+    """Samples x (n, *shape) in float64, and their labels y in the format of the network's task."""
 
     x: Tensor
     y: Tensor
@@ -139,14 +139,15 @@ class Case:
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs (n, C) of the network for the samples x, computed block by block."""
-        # Assumed upper limit of the float64 values that the network stores for one sample.
+        # Assumed upper limit of the number of float64 values that a pass through the network stores for one
+        # sample.
         values_per_sample = 8 * x[0].numel() + 4096
         return torch.cat(
             [evaluate(self.model, x[block]) for block in split_blocks(len(x), values_per_sample)]
         )
 
     def rows(self, samples: Samples) -> Rows:
-        """Return one term of the weighted sum of gradients for each constraint or record.
+        """Return the terms of the sum of gradients that should equal the weights, one for each record.
 
         A term has a sample and a covector. The covector has the weights of the network's outputs whose
         weighted sum is differentiated. Usually this weighted sum is a margin, or one output of a regression.
@@ -161,7 +162,7 @@ class Case:
         return make_loss_rows(outputs, samples.y, self.task)
 
     def signals(self, samples: Samples) -> Tensor:
-        """Return each sample's backward signal at the first layer, (n, h) for h neurons.
+        """Return the backward signals of the samples at the first layer, (n, h) for h neurons.
 
         The backward signal is the gradient of the weighted sum of the outputs with respect to the layer's
         pre-activations. The weights of the outputs come from :func:`compute_covectors`.
@@ -195,9 +196,8 @@ def _read_input_rows(
     These rows are linear combinations of samples. If the rows are no such combinations, the function returns
     the reason as a text.
     """
-    # ``read_input_layer`` needs the final weights and not the weight update, because it subtracts the initial
-    # weights itself. Before it subtracts them, it scales them by the factor by which weight decay shrank
-    # them.
+    # ``read_input_layer`` needs the trained weights and not the weight update, because it subtracts the
+    # initial weights itself, after scaling them by the factor by which weight decay shrank them.
     surface_to_read = SURFACES[WEIGHTS](network, knowledge) if surface.name == CHANGE else surface
     input_rows = read_input_layer(surface_to_read, knowledge.replace(shape=shape, provenance={}))
     if isinstance(input_rows, InputLayer) and not input_rows.is_sample:
@@ -228,13 +228,17 @@ def _target(surface: Surface, knowledge: Knowledge, initial_factor: float, devic
         The tensors by parameter name.
     """
     target = {name: t.to(device, torch.float64) for name, t in surface.target.items()}
-    # An optimizer state is a sum of gradients of the loss. The records' weighted sum has gradients of the
-    # negative loss, so the sign changes.
+    # An optimizer state is a sum of gradients of the loss, and the sum over the records uses gradients of
+    # the negative loss. So the sign is changed.
     if surface.name == MOMENT:
         return {name: -t for name, t in target.items()}
     if surface.name == CHANGE and knowledge.theta0 is not None and knowledge.weight_decay:
-        theta0 = {name: t.to(device, torch.float64) for name, t in knowledge.theta0.items()}
-        return {name: t + (1 - initial_factor) * theta0[name] for name, t in target.items()}
+        initial_weights = {
+            name: t.to(device, torch.float64) for name, t in knowledge.theta0.items()
+        }
+        return {
+            name: t + (1 - initial_factor) * initial_weights[name] for name, t in target.items()
+        }
     return target
 
 

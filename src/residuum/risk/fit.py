@@ -1,4 +1,4 @@
-"""Fit the multipliers of the records to the target, and compute the residual.
+"""Fit multipliers (weights) to the records, so that the weighted sum of their gradients gives the weights.
 
 The target of the first layer is its weight matrix, weight update or optimizer state. This target is a
 weighted sum over records x_i, up to the residual E. Record x_i has a multiplier lam_i. Its backward signal
@@ -55,7 +55,7 @@ class Fit:
 
     @classmethod
     def from_records(cls, case: Case, samples: Samples, watch: Counter | None = None) -> Fit:
-        """Fit the multipliers of records to the target.
+        """Fit the multipliers (weights) with which the records' gradients add up to the target.
 
         The multipliers are nonnegative, except for a regression.
 
@@ -81,8 +81,8 @@ class Fit:
             raise InconclusiveError(
                 "The network must allow PyTorch to compute the gradient of each record alone; got the error: "
                 f"{str(problem).splitlines()[0][:200]}",
-                "Use eval mode. Records must not affect each other, and the network must have no random "
-                "numbers and no state.",
+                "Call network.eval(). The output for a record must not depend on the other records, on "
+                "random numbers or on buffers that change.",
             ) from problem
         weighted_sum = gradients.combine(multipliers.lam)
         residual = {name: case.target[name] - t for name, t in weighted_sum.items()}

@@ -73,9 +73,9 @@ class ForestExposure(Record):
 
     @property
     def per_record(self) -> list[dict[str, Any]]:
-        """A dictionary for each record. The most exposed record comes first."""
+        """A dictionary for each record, with its measurements. Records at highest risk come first."""
         score = self.digits + self.has_target.double() / (self.columns + 1)
-        order = score.argsort(descending=True, stable=True).tolist()
+        record_order = score.argsort(descending=True, stable=True).tolist()
         return [
             {
                 "rank": rank,
@@ -85,16 +85,16 @@ class ForestExposure(Record):
                 "right_digits": round(float(self.digits[i]), 3),
                 "target": bool(self.has_target[i]),
             }
-            for rank, i in enumerate(order, 1)
+            for rank, i in enumerate(record_order, 1)
         ]
 
     def to_csv(self) -> str:
         """Return the ranking as CSV text with one row per record."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        csv_text = io.StringIO()
+        writer = csv.DictWriter(csv_text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(self.per_record)
-        return text.getvalue()
+        return csv_text.getvalue()
 
 
 def rank_records(table: RecoveredTable, data: Dataset) -> ForestExposure:
@@ -113,7 +113,8 @@ def rank_records(table: RecoveredTable, data: Dataset) -> ForestExposure:
     n, width = len(data), data.x[0].numel()
     if width != table.columns:
         raise InputError(
-            f"The samples must have {table.columns} columns, as the forest has; got {width} columns.",
+            f"The samples must have as many columns as the forest was trained on; the forest has "
+            f"{table.columns} columns, and the samples have {width}.",
             "Pass the columns that the forest was trained on, in the same order.",
         )
     train = data.replace(x=data.x.flatten(1))
@@ -122,25 +123,27 @@ def rank_records(table: RecoveredTable, data: Dataset) -> ForestExposure:
     exact, digits = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.float64)
     if table.records:
         candidates = Dataset(table.estimate(low, ranges), torch.zeros(table.records))
-        rows = scale_columns(candidates, low, ranges).x
-        matched = torch.from_numpy(greedy(right_digits(rows, scaled).numpy()).candidate)
+        scaled_candidates = scale_columns(candidates, low, ranges).x
+        matched = torch.from_numpy(
+            greedy(right_digits(scaled_candidates, scaled).numpy()).candidate
+        )
         is_matched = matched >= 0
-        error = (rows[matched] - scaled).abs()
-        is_exact = (error <= EXACT) & table.is_stated[matched]
+        errors_by_column = (scaled_candidates[matched] - scaled).abs()
+        is_exact = (errors_by_column <= EXACT) & table.is_stated[matched]
         exact = torch.where(is_matched, is_exact.sum(1), exact)
-        digits = torch.where(is_matched, DIGITS.score(rows[matched], scaled), digits)
+        digits = torch.where(is_matched, DIGITS.score(scaled_candidates[matched], scaled), digits)
     has_target = torch.zeros(n, dtype=torch.bool)
     if table.targets.shape[1]:
-        y = data.y.double().reshape(n, -1)[:, 0].numpy()
-        has_target = torch.from_numpy(match_targets(table, y))
+        table_targets = data.y.double().reshape(n, -1)[:, 0].numpy()
+        has_target = torch.from_numpy(match_targets(table, table_targets))
     whole_rows = int((exact == width).sum())
     what = "labels" if table.is_classifier else "targets"
-    lines = (
+    summary_lines = (
         f"{whole_rows} of {n} records are determined exactly in all {width} columns.",
         f"The {what} of {int(has_target.sum())} of {n} records are determined.",
         f"On average a column of a record has {float(digits.mean()):.1f} of {MAX_DIGITS} right digits.",
     )
     ids = tuple(data.record_ids)
     return ForestExposure(
-        table.model, width, tuple(data.rows), ids, exact, digits, has_target, lines
+        table.model, width, tuple(data.rows), ids, exact, digits, has_target, summary_lines
     )

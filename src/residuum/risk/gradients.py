@@ -43,12 +43,14 @@ from residuum.stationarity import Rows, Theta, by_layer, parameters
 from residuum.theory.multipliers import factor_gram, solve
 
 BLOCK_BYTES = 1 << 27  # bytes of the gradients or activations of one block of records
-# With more gradients than this, the multipliers are fitted without the Gram matrix, which needs much memory.
+# With more gradients than this, the weights of the records are fitted without the Gram matrix (all inner
+# products of gradients), which would need much memory.
 MAX_EXACT_ROWS = 1500
-# Largest number of steps of the descent, and number of steps of the power method for the step size.
+# Largest number of steps of the gradient descent, and number of steps of the power method that finds its
+# step size.
 ITERATIONS, POWER_ITERATIONS = 400, 20
-# The descent stops if no entry of the projected gradient exceeds this share of the largest gradient entry at
-# zero multipliers. At the optimum, the projected gradient is zero.
+# The gradient descent under constraints stops if no entry of the projected gradient, which is zero at the
+# optimum, exceeds this share of the largest gradient entry at the start.
 TOLERANCE = 1e-4
 # A function that reports progress. It is called with the step, the number of steps, and a text.
 Counter = Callable[[int, int, str], None]
@@ -106,7 +108,7 @@ class _Layer:
 
     @property
     def squares(self) -> Tensor:
-        """Squared norm of each input of the layer, (n,). A bias counts as a further input of value 1."""
+        """Squared norm of the layer's input for each record, (n,). A bias counts as an input of value 1."""
         return self.inputs.square().sum(1) + bool(self.bias)
 
 
@@ -174,7 +176,7 @@ class ChainGradients:
         return gram_matrix
 
     def combine(self, lam: Tensor) -> Theta:
-        """Return the sum of all gradients weighted by the multipliers ``lam``, by parameter name."""
+        """Return the sum of all gradients, weighted with the numbers ``lam``, by parameter name."""
         weighted_sum: Theta = {}
         for layer in self.layers:
             columns = self._columns(layer, lam)
@@ -194,10 +196,12 @@ class ChainGradients:
         return inner_products
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """Return the vector c_i of each record x_i. The record's gradient times its multiplier is c_i x_i^T.
+        """Return the vector c_i of each record x_i.
+
+        The record's gradient times its multiplier is c_i x_i^T.
 
         Args:
-            lam: Multipliers of the rows, (R,).
+            lam: Multipliers (weights) of the R terms of the sum.
             name: Name of a weight matrix that is multiplied with the records.
 
         Returns:
@@ -206,10 +210,10 @@ class ChainGradients:
         return self._columns(next(layer for layer in self.layers if layer.weight == name), lam)
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """Return the norm of each record's gradient times its multipliers.
+        """Return the norm of each record's gradient times its multipliers (weights).
 
         Args:
-            lam: Multipliers of the rows, (R,).
+            lam: Multipliers (weights) of the R terms of the sum.
             name: Name of the weight whose gradient is measured, "" for all layers.
 
         Returns:
@@ -232,11 +236,11 @@ class AnyGradients:
 
     def __init__(self, model: nn.Module, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
         self.model, self.x, self.rows = model, x, rows
-        theta = parameters(model)
-        names_by_layer = by_layer(theta)
+        weights_by_name = parameters(model)
+        names_by_layer = by_layer(weights_by_name)
         chosen_names = {name for layer in layers for name in names_by_layer[layer]}
-        self.chosen = {name: t for name, t in theta.items() if name in chosen_names}
-        self.frozen = {name: t for name, t in theta.items() if name not in chosen_names}
+        self.chosen = {name: t for name, t in weights_by_name.items() if name in chosen_names}
+        self.frozen = {name: t for name, t in weights_by_name.items() if name not in chosen_names}
         self.size = sum(t.numel() for t in self.chosen.values())
         # Assumed upper limit of the float64 values that a pass through the network stores for one record.
         self.activations = 32 * x[0].numel() + 4096
@@ -262,14 +266,14 @@ class AnyGradients:
         return torch.cat([t.flatten(1) for n, t in gradients.items() if name in ("", n)], 1)
 
     def squares(self) -> Tensor:
-        """Return the squared norm of every gradient, (R,). Only one block of gradients is in memory."""
+        """Return the squared norm of every gradient, (R,), with one block of gradients in memory."""
         row_blocks = split_blocks(len(self.rows), self.size)
         return torch.cat([self._row_gradients(block).square().sum(1) for block in row_blocks])
 
     def gram(self) -> Tensor:
         """Return the inner products of all pairs of gradients, (R, R)."""
-        # Only the gradients of two blocks are in memory. So the gradients of a later block are computed again
-        # for each earlier block.
+        # Only the gradients of two blocks of records fit into memory. So the gradients of a block are
+        # computed again for each other block.
         row_blocks = list(split_blocks(len(self.rows), self.size))
         gram_matrix = self.x.new_zeros(len(self.rows), len(self.rows))
         for k, block in enumerate(row_blocks):
@@ -281,7 +285,7 @@ class AnyGradients:
         return gram_matrix
 
     def combine(self, lam: Tensor) -> Theta:
-        """Return the sum of all gradients weighted by the multipliers ``lam``, by parameter name.
+        """Return the sum of all gradients, weighted with the numbers ``lam``, by parameter name.
 
         Each block of records needs one backward pass.
         """
@@ -312,10 +316,10 @@ class AnyGradients:
         return self.rows.values(torch.cat(output_changes))
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """Return the norm of each record's gradient times its multipliers.
+        """Return the norm of each record's gradient times its multipliers (weights).
 
         Args:
-            lam: Multipliers of the rows, (R,).
+            lam: Multipliers (weights) of the R terms of the sum.
             name: Name of the weight whose gradient is measured, "" for all parameters.
 
         Returns:
@@ -328,10 +332,12 @@ class AnyGradients:
         )
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """Return the vector c_i of each record x_i. The record's gradient times its multiplier is c_i x_i^T.
+        """Return the vector c_i of each record x_i.
+
+        The record's gradient times its multiplier is c_i x_i^T.
 
         Args:
-            lam: Multipliers of the rows, (R,).
+            lam: Multipliers (weights) of the R terms of the sum.
             name: Name of a weight matrix that is multiplied with the records.
 
         Returns:
@@ -339,12 +345,12 @@ class AnyGradients:
         """
         weighted_covectors, columns = self.rows.combine(lam, len(self.x)), []
         for block in split_blocks(len(self.x), self.size):
-            x = self.x[block].flatten(1)
+            flat_records = self.x[block].flatten(1)
             gradients = self._flat(self.x[block], weighted_covectors[block], name).reshape(
-                len(x), -1, x.shape[1]
+                len(flat_records), -1, flat_records.shape[1]
             )
-            squared_norms = x.square().sum(1, keepdim=True).clamp(min=1e-300)
-            columns.append((gradients @ x[:, :, None])[..., 0] / squared_norms)
+            squared_norms = flat_records.square().sum(1, keepdim=True).clamp(min=1e-300)
+            columns.append((gradients @ flat_records[:, :, None])[..., 0] / squared_norms)
         return torch.cat(columns)
 
 
@@ -353,7 +359,7 @@ Gradients = ChainGradients | AnyGradients
 
 @dataclass(frozen=True, eq=False)
 class Multipliers:
-    """Multipliers with which the weighted sum of gradients is closest to a target.
+    """The multipliers (weights) with which a sum of gradients is closest to a target.
 
     Attributes:
         lam: One multiplier per row, (R,).
@@ -387,25 +393,29 @@ def fit_multipliers(
     """
     inner_products = gradients.project(target)
     if rows <= MAX_EXACT_ROWS:
-        gram = gradients.gram()
-        least_squares_problem = factor_gram(gram.cpu(), inner_products.cpu())
-        lam = solve(least_squares_problem, free).to(inner_products)
+        gram_matrix = gradients.gram()
+        least_squares_problem = factor_gram(gram_matrix.cpu(), inner_products.cpu())
+        multipliers = solve(least_squares_problem, free).to(inner_products)
         return Multipliers(
-            lam,
-            _relative_violation(lam, inner_products - gram @ lam, inner_products, free),
+            multipliers,
+            _relative_violation(
+                multipliers, inner_products - gram_matrix @ multipliers, inner_products, free
+            ),
             "exact",
         )
-    lam = descend(gradients, inner_products, free, watch)
-    descent_direction = inner_products - gradients.project(gradients.combine(lam))
+    multipliers = descend(gradients, inner_products, free, watch)
+    descent_direction = inner_products - gradients.project(gradients.combine(multipliers))
     return Multipliers(
-        lam, _relative_violation(lam, descent_direction, inner_products, free), "descent"
+        multipliers,
+        _relative_violation(multipliers, descent_direction, inner_products, free),
+        "descent",
     )
 
 
 def descend(
     gradients: Gradients, inner: Tensor, free: bool, watch: Counter | None = None
 ) -> Tensor:
-    """Fit multipliers by accelerated projected gradient descent without the Gram matrix.
+    """Fit the weights (multipliers) of many gradients by projected gradient descent.
 
     The (R, R) Gram matrix is too large to store. Each product with this matrix is computed by two passes over
     the records instead. Gradients are first scaled to equal norms. The step size is 1 / (1.1 s), where s is
@@ -423,7 +433,7 @@ def descend(
         The multipliers, (R,).
     """
     gradient_norms = gradients.squares().sqrt()
-    # If a gradient is zero up to rounding, its multiplier stays 0.
+    # If the gradient of a record is zero up to rounding, the weight (multiplier) of the record stays 0.
     inverse_norms = torch.where(
         gradient_norms > 1e-12 * gradient_norms.max(), 1 / gradient_norms.clamp(min=1e-300), 0.0
     )
@@ -451,7 +461,7 @@ def descend(
         descent_direction = scaled_inner_products - product(lookahead)
         next_scaled_lam = lookahead + step_size * descent_direction
         next_scaled_lam = next_scaled_lam if free else next_scaled_lam.clamp(min=0)
-        # If the step points against the descent direction, the momentum restarts.
+        # If a step with momentum points against the descent direction, the momentum is set to zero.
         if float((descent_direction * (next_scaled_lam - scaled_lam)).sum()) < 0:
             next_momentum = 1.0
         previous_scaled_lam, scaled_lam, momentum = scaled_lam, next_scaled_lam, next_momentum
@@ -476,7 +486,10 @@ def _largest_projected_entry(lam: Tensor, descent_direction: Tensor, free: bool)
 
 
 def _relative_violation(lam: Tensor, descent_direction: Tensor, inner: Tensor, free: bool) -> float:
-    """Return the largest entry of the projected gradient, relative to the gradient at zero multipliers."""
+    """Return how far fitted multipliers (weights) are from the optimum: the largest projected gradient.
+
+    The entry is relative to the gradient at zero multipliers.
+    """
     return _largest_projected_entry(lam, descent_direction, free) / max(
         float(inner.abs().max()), 1e-300
     )

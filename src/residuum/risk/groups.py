@@ -38,13 +38,14 @@ def name_groups(data: Dataset, task: str, groups: tuple[str, ...]) -> tuple[str,
     if groups:
         if len(groups) != len(data):
             raise DataError(
-                f"Every record needs the name of a group; got {len(groups)} names for {len(data)} "
+                f"Each record needs the name of the group that it belongs to; got {len(groups)} names for "
+                f"{len(data)} "
                 "records.",
                 "Pass one name for each record.",
             )
         if len(set(groups)) > MAX_GROUPS:
             raise DataError(
-                f"Groups may have at most {MAX_GROUPS} different names; got {len(set(groups))}.",
+                f"Records may belong to at most {MAX_GROUPS} different groups; got {len(set(groups))}.",
                 "Choose a column with fewer values.",
             )
         return groups

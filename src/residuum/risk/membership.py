@@ -5,7 +5,7 @@ on which the record lies. This module compares these values between training rec
 Named records are the records that the test lists as members of the training set. A finding is the result that
 the network reveals membership.
 
-1. The p-value of a record is its rank among the held-out records (:mod:`residuum.risk.conformal`).
+1. The p-value of a record is its rank among the held-out records (:mod:`residuum.conformal`).
 2. The group test counts the records above the 99th percentile of the held-out records.
 3. A record is named if three conditions hold. The group test rejects. The rule of Benjamini and Hochberg
    accepts the record at a false discovery rate of 5%. The record lies on at least two activation boundaries.
@@ -37,13 +37,13 @@ import torch
 from scipy.stats import false_discovery_control, norm
 from torch import Tensor
 
+from residuum.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.errors import DataError
 from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.networks.kinks import ActivationBoundaries, make_decoys
 from residuum.networks.network import Network
 from residuum.records import Dataset
 from residuum.records.base import Record
-from residuum.risk.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.risk.stages import margins_and_losses
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
@@ -77,6 +77,10 @@ CONFIDENCE = 0.95  # confidence of the one-sided limits of the AUC
 MAX_AUC = 0.65
 MAX_TRUE_POSITIVE_RATE = 0.05
 SHOWN, ABSENT, UNCLEAR = "shown", "absent", "unclear"
+BOUNDARIES, MOVED_ROWS = (
+    "activation boundaries",
+    "moved rows",
+)  # values of ``MembershipTest.signal``
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +167,8 @@ class MembershipTest(Record):
         decoy_named: Indices of the records that would be named if decoys replaced the held-out records. No
             group test is applied.
         loss: How well losses separate members from non-members, None without labeled held-out records.
+        signal: What distinguishes the named records: "activation boundaries" of a network, or "moved rows" of
+            an embedding, whose count is then the number of different tokens of a text.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("line",)
@@ -187,6 +193,7 @@ class MembershipTest(Record):
     decoy_p: Tensor
     decoy_named: Tensor
     loss: LossSeparation | None
+    signal: str = BOUNDARIES
 
     @classmethod
     def by_loss_alone(
@@ -295,10 +302,10 @@ def measure_membership(
         p_values = rank_p_values(statistic, holdout_statistic)
         above_tail_count = count_above_tail(statistic, holdout_statistic)
         group_p = group_p_value(statistic, holdout_statistic)
-    accepted_records, q_values = _accept(p_values, boundary_counts[:n])
+    accepted_records, q_values = accept_members(p_values, boundary_counts[:n])
     named_records = accepted_records if group_p <= GROUP_LEVEL else accepted_records[:0]
     decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, seed))
-    decoy_named, _ = _accept(decoy_p, boundary_counts[:n])
+    decoy_named, _ = accept_members(decoy_p, boundary_counts[:n])
     is_named, is_confirmed = len(named_records) >= min_named(n), len(decoy_named) >= MIN_NAMED
     reason = _explain_untestable(n, len(holdout_statistic), boundaries.neurons)
     if is_named:
@@ -412,7 +419,7 @@ def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[f
     return max(0.0, auc - half_width), min(1.0, auc + half_width)
 
 
-def _accept(p: Tensor, boundary_counts: Tensor) -> tuple[Tensor, Tensor]:
+def accept_members(p: Tensor, boundary_counts: Tensor) -> tuple[Tensor, Tensor]:
     """Select the records that the rule of Benjamini and Hochberg accepts as members.
 
     Args:

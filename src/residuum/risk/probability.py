@@ -37,23 +37,24 @@ from residuum.surfaces.surface import WEIGHTS
 
 # This number is added to the arguments of logarithms, because an argument may be zero.
 LOG_OFFSET = 1e-4
-# If clean directions (singular vectors above the noise) span at least this share of the input space, nearly
-# every input lies in their span. Then they do not distinguish training records from other inputs.
+# Clean directions are singular vectors of the first layer above the noise of the initial weights. If they
+# span at least this share of the input space, nearly every input lies in their span, so they do not
+# identify training records.
 FULL_SHARE = 0.9
-# The intercept and the coefficients of a linear model. The model gives the log odds that the stationarity
-# attack recovers a record. The coefficients belong to log(1 - signal share) and log(signal-to-residual
-# ratio).
+# Coefficients of a logistic model for the probability that an attack on the stationarity equation recovers
+# a record: the intercept, and the coefficients of log(1 - signal share) and log(signal-to-residual ratio).
 STATIONARITY = (-5.081, -2.230, 0.254)
-# The same for the unmixing attack. The coefficients belong to log(1 - reach_ncc^2), log(signal-to-residual
-# ratio), log(values per record / records) and log(records / clean directions). Clean directions are the
-# singular vectors of the first layer's weight above the noise. ``reach_ncc`` is the best NCC of a record with
-# a vector in their span.
+# Coefficients of a logistic model for the probability that the attack "unmix" recovers a record: the
+# intercept, and the coefficients of log(1 - reach_ncc^2), log(signal-to-residual ratio), log(values per
+# record / records) and log(records / clean directions). Clean directions are singular vectors of the first
+# layer above the noise. ``reach_ncc`` is the best NCC of a record with a vector in their span.
 UNMIXING = (-9.267, -0.755, 0.361, 2.109, 2.835)
-# The intercept and the coefficient of logit(q) in the log odds that any attack recovers a record. Here q is
-# the probability that at least one of the two attacks recovers the record, if the attacks are independent.
+# Coefficients of a logistic model for the probability that any attack recovers a record: the intercept, and
+# the coefficient of logit(q). Here q is the probability that at least one of two attacks recovers the
+# record, if the attacks are independent.
 COMBINED = (-0.486, 0.923)
-# The intercept and the coefficients of a model for networks without clean directions (singular vectors above
-# the noise). The coefficients belong to log(signal-to-residual ratio) and log(values per record / records).
+# Coefficients of a logistic model for networks whose first layer has no singular vectors above the noise:
+# the intercept, and the coefficients of log(signal-to-residual ratio) and log(values per record / records).
 RATIO_ONLY = (-1.061, 0.814, 1.060)
 # The predicted probability that a record is recovered was compared with the results of attacks. On CIFAR
 # networks within the limits below, 349 of 600 records were expected to be recovered, and 325 were recovered.
@@ -76,7 +77,7 @@ ATTACKS = (
 def score_records(
     ratio: Tensor, signal_share: Tensor, reach_ncc: Tensor, values: int, rank: int | None
 ) -> Tensor:
-    """Return the log odds that attacks recover each record.
+    """Compute for each record the log odds that attacks recover it.
 
     Args:
         ratio: Signal-to-residual ratio of each record, (n,).
@@ -89,14 +90,14 @@ def score_records(
     Returns:
         The log odds of each record, (n,).
     """
-    n = len(ratio)
-    log_ratio, log_values = (ratio.double() + LOG_OFFSET).log(), math.log(values / n)
+    record_count = len(ratio)
+    log_ratio, log_values = (ratio.double() + LOG_OFFSET).log(), math.log(values / record_count)
     if rank is None or _fills_input_space(rank, values):
         return _add_features(RATIO_ONLY, log_ratio, log_values)
     log_missing_share = (1 - signal_share.double() + LOG_OFFSET).log()
     log_unreachable_share = (1 - reach_ncc.double().square() + LOG_OFFSET).log()
     p_stationarity = torch.sigmoid(_add_features(STATIONARITY, log_missing_share, log_ratio))
-    log_records_per_direction = math.log(n / max(rank, 1))
+    log_records_per_direction = math.log(record_count / max(rank, 1))
     p_unmixing = torch.sigmoid(
         _add_features(
             UNMIXING, log_unreachable_share, log_ratio, log_values, log_records_per_direction

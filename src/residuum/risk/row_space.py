@@ -37,11 +37,11 @@ from residuum.networks.spectrum import noise_edge
 from residuum.risk.gradients import split_blocks
 from residuum.similarity import standardize
 
-# The signal share of a sample is a weighted sum over singular vectors. If a singular value is below this
-# share of the largest singular value, its vector has a weight below 1/2 (t in the module's docstring).
+# The signal share of a sample is a weighted sum over singular vectors. Vectors whose singular value is
+# below this share of the largest one get a weight below 1/2. It is t in the docstring of this module.
 SOFT = 1e-2
-# The estimate of a sample's dual vector divides by singular values. Values below this share of the largest
-# singular value are damped, because they would amplify noise (e in the module's docstring).
+# The computation divides by singular values. Values below this share of the largest one are damped, because
+# dividing by them would amplify noise. It is e in the docstring of this module.
 RIDGE = 5e-3
 
 
@@ -77,7 +77,7 @@ class RowSpace:
         return cls(layer, shape, min(rank_above_noise, nonzero_rank) if noise else layer.rank)
 
     def reach(self, x: Tensor) -> Tensor:
-        """Return the largest cosine of each sample with a vector in the span of the clean directions.
+        """Compute how close an attack can get to each sample: its largest cosine with clean directions.
 
         Clean directions are the singular vectors of the first layer's weight with singular values above the
         noise.
@@ -94,7 +94,7 @@ class RowSpace:
         return ((flat_samples @ clean_directions.T).norm(dim=1) / sample_norms).clamp(max=1)
 
     def reach_ncc(self, x: Tensor) -> Tensor:
-        """Return the largest NCC of each sample with a vector in the span of the clean directions.
+        """Compute the largest NCC of each sample with a vector in the span of the clean directions.
 
         NCC is the normalized cross-correlation. Clean directions are the singular vectors of the first
         layer's weight with singular values above the noise.
@@ -110,8 +110,10 @@ class RowSpace:
         standardized = standardize(x.reshape(len(x), *self.shape)).reshape(len(x), channels, -1)
         mean_ncc = x.new_zeros(len(x))
         for c in range(channels):
-            centered = clean_directions[:, c] - clean_directions[:, c].mean(1, keepdim=True)
-            _, sigma, span_basis = torch.linalg.svd(centered, full_matrices=False)
+            centered_directions = clean_directions[:, c] - clean_directions[:, c].mean(
+                1, keepdim=True
+            )
+            _, sigma, span_basis = torch.linalg.svd(centered_directions, full_matrices=False)
             span_basis = span_basis[sigma > 1e-6 * sigma.max().clamp(min=1e-300)]
             # The NCC of a sample is the mean of the NCCs of its channels. Each channel of a standardized
             # sample has length 1 / sqrt(channels). So the mean needs only one further factor 1 /
@@ -129,15 +131,15 @@ class RowSpace:
         flat_samples, S = x.flatten(1), self.layer.S.to(x)
         direction_weights = S.square() / (S.square() + (SOFT * S[0]) ** 2)
         squared_norms = flat_samples.square().sum(1).clamp(min=1e-300)
-        V = self.layer.V.to(flat_samples)
+        right_singular_vectors = self.layer.V.to(flat_samples)
         weighted_square_sums = [
-            (flat_samples[block] @ V.T).square() @ direction_weights
-            for block in split_blocks(len(flat_samples), len(V))
+            (flat_samples[block] @ right_singular_vectors.T).square() @ direction_weights
+            for block in split_blocks(len(flat_samples), len(right_singular_vectors))
         ]
         return (torch.cat(weighted_square_sums) / squared_norms).clamp(max=1)
 
     def dual(self, x: Tensor, signals: Tensor) -> Tensor:
-        """Return the normalized cross-correlation (NCC) of each sample with an estimate of its dual vector.
+        """Compute the normalized cross-correlation of each sample with an estimate of its dual vector.
 
         The dual vector of a training sample has the inner product 1 with this sample and 0 with all other
         training samples. Samples outside the training set usually have a smaller NCC.

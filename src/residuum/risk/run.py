@@ -66,7 +66,8 @@ from residuum.risk.stages import (
 from residuum.similarity import ncc
 from residuum.surfaces.surface import WEIGHTS
 
-# By default, the images of this number of most exposed records are stored in the result.
+# By default, the result contains the images of this number of records, those with the highest risk of being
+# recovered.
 MAX_SHOWN = 10
 MIN_HOLDOUT = 100  # smallest number of held-out records; with fewer, no p-value is below 1%
 STAGES = ("outputs", "multipliers", "span", "kinks", "canaries")
@@ -116,11 +117,13 @@ def expose(
     Returns:
         The measurements of every record.
     """
-    start = time.monotonic()
+    start_time = time.monotonic()
     _check_holdout(data, holdout)
-    case = Case.create(network, data, holdout, knowledge or Knowledge(), surface, task, device)
-    names = name_groups(data, case.task, tuple(groups))
-    results = _run_stages(case, canaries, work, watch)
+    exposure_case = Case.create(
+        network, data, holdout, knowledge or Knowledge(), surface, task, device
+    )
+    names = name_groups(data, exposure_case.task, tuple(groups))
+    results = _run_stages(exposure_case, canaries, work, watch)
     values, row_space = data.x[0].numel(), results.row_space.figures
     log_odds_of_recovery = score_records(
         results.fit.figures.own_over_misfit,
@@ -129,17 +132,17 @@ def expose(
         values,
         row_space.rank,
     )
-    why_uncalibrated = explain_uncalibrated(case)
+    why_uncalibrated = explain_uncalibrated(exposure_case)
     probability = None if why_uncalibrated else torch.sigmoid(log_odds_of_recovery)
     most_exposed = log_odds_of_recovery.argsort(descending=True, stable=True)[:top]
     found_ncc, nearest = best_candidates(candidates, data.x.double(), most_exposed)
     return Exposure(
         **results.figures,
         arch=network.arch,
-        surface=case.surface.name,
-        task=case.task,
+        surface=exposure_case.surface.name,
+        task=exposure_case.task,
         holdout=0 if holdout is None else len(holdout),
-        layers=case.layers,
+        layers=exposure_case.layers,
         attacks=ATTACKS,
         level=LEVEL,
         labels=data.y,
@@ -152,17 +155,17 @@ def expose(
         canaries=results.epsilon,
         top=most_exposed,
         images=data.x[most_exposed].double(),
-        informed=_informed_images(case, results.fit.tensors, most_exposed),
+        informed=_informed_images(exposure_case, results.fit.tensors, most_exposed),
         found_ncc=found_ncc,
         nearest=nearest,
-        seconds=time.monotonic() - start,
-        notes=(*results.notes, *_notes(case, row_space.rank)),
+        seconds=time.monotonic() - start_time,
+        notes=(*results.notes, *_notes(exposure_case, row_space.rank)),
     )
 
 
 @dataclass(frozen=True)
 class Results:
-    """The results of the stages of an exposure measurement.
+    """The results of the steps (stages) of a risk measurement.
 
     Attributes:
         outputs: Margin and loss of each record.
@@ -180,18 +183,18 @@ class Results:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The measurements of the records by all stages, by name of the measurement."""
+        """All measurements of the records, by name of the measurement."""
         results = (self.outputs, self.fit, self.row_space, self.kinks)
         return {name: value for result in results for name, value in vars(result.figures).items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """The notes of all stages for the reader of the result."""
+        """The notes of all steps of the measurement for the reader of the result."""
         return (*self.fit.notes, *self.row_space.notes, *self.kinks.notes)
 
     @property
     def flagged(self) -> Tensor | None:
-        """Which records lie on significantly many activation boundaries, None if there are no p-values."""
+        """Mask of the records on significantly many activation boundaries, None without p-values."""
         q_values = self.kinks.figures.kink_q
         return None if q_values.isnan().all() else q_values <= LEVEL
 
@@ -199,7 +202,7 @@ class Results:
 def _run_stages(
     case: Case, canaries: Canaries | None, work: Path | None, watch: Watcher | None
 ) -> Results:
-    """Run the stages of an exposure measurement, or read their saved results from the folder ``work``."""
+    """Run the steps of a risk measurement, or read their saved results from the folder ``work``."""
 
     def progress(done: int, text: str) -> None:
         if watch is not None:
@@ -238,18 +241,21 @@ def _check_holdout(data: Dataset, holdout: Dataset | None) -> None:
         return
     if holdout.shape != data.shape:
         raise DataError(
-            f"Held-out records must have the shape of the records, {data.shape}; got {holdout.shape}.",
+            f"Held-out records must have the shape of the training records, {data.shape}; got "
+            f"{holdout.shape}.",
             "Preprocess records and held-out records in the same way.",
         )
     if len(holdout) < MIN_HOLDOUT:
         raise DataError(
-            f"P-values need at least {MIN_HOLDOUT} held-out records; got {len(holdout)}.",
-            "Pass more held-out records. To measure exposure without p-values, omit --holdout.",
+            f"Computing p-values needs at least {MIN_HOLDOUT} held-out records (records that were not "
+            f"used for training); got {len(holdout)}.",
+            "Pass more held-out records. To measure the exposure of records without p-values, omit "
+            "--holdout.",
         )
 
 
 def _informed_images(case: Case, fit: dict[str, Tensor], records: Tensor) -> Tensor:
-    """Return the informed estimates of k records, (k, *shape).
+    """Return estimates of k records by an attacker who knows all other records, (k, *shape).
 
     The informed estimate of a record is the estimate of an attacker who knows all other records. If the first
     layer was not fitted, the result is an empty tensor.
@@ -257,10 +263,10 @@ def _informed_images(case: Case, fit: dict[str, Tensor], records: Tensor) -> Ten
     shape = tuple(case.data.shape)
     if not fit:
         return torch.zeros(0, *shape, dtype=torch.float64)
-    x = case.records.x[records.to(case.records.x.device)].cpu()
-    return compute_informed_estimate(x, fit["columns"][records], fit["residual"]).reshape(
-        -1, *shape
-    )
+    chosen_records = case.records.x[records.to(case.records.x.device)].cpu()
+    return compute_informed_estimate(
+        chosen_records, fit["columns"][records], fit["residual"]
+    ).reshape(-1, *shape)
 
 
 def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
@@ -284,7 +290,7 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
         return not_applicable(len(x)), torch.zeros(0, *x.shape[1:], dtype=torch.float64)
     if candidates.shape[1:] != x.shape[1:]:
         raise DataError(
-            "Candidates (reconstructed images) must have the shape of the records, "
+            f"The candidates of an attack (reconstructed images) must have the shape of the records, "
             f"{tuple(x.shape[1:])}; got {tuple(candidates.shape[1:])}.",
             "Pass the folder of an attack on this network.",
         )
@@ -292,12 +298,12 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
     similarity = ncc(x, candidates)
     most_similar = similarity.abs().max(1)
     nearest_index = most_similar.indices[records]
-    sign = similarity[records, nearest_index].sign().reshape(-1, *[1] * (x.ndim - 1))
-    return most_similar.values.double(), sign * candidates[nearest_index]
+    ncc_signs = similarity[records, nearest_index].sign().reshape(-1, *[1] * (x.ndim - 1))
+    return most_similar.values.double(), ncc_signs * candidates[nearest_index]
 
 
 def _notes(case: Case, rank: int | None) -> list[str]:
-    """Return the notes that concern the whole exposure measurement and no single stage."""
+    """Return the notes that concern the whole risk measurement and not a single step of it."""
     notes, n = [], len(case.data)
     if case.surface.name != WEIGHTS:
         notes.append(f"attack surface: {case.surface.name}")

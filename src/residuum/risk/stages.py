@@ -13,6 +13,7 @@ import torch
 from scipy.stats import false_discovery_control
 from torch import Tensor, nn
 
+from residuum.conformal import rank_p_values
 from residuum.errors import DataError
 from residuum.networks import dense_chain
 from residuum.networks.kinks import ActivationBoundaries
@@ -26,7 +27,6 @@ from residuum.records.exposure import (
 )
 from residuum.records.rundir import digest
 from residuum.risk.case import Case, Samples
-from residuum.risk.conformal import rank_p_values
 from residuum.risk.fit import Fit, compute_informed_ncc
 from residuum.risk.gradients import Counter
 from residuum.similarity import chunks
@@ -39,7 +39,7 @@ F = TypeVar("F", bound=Record)
 
 @dataclass(frozen=True, eq=False)
 class Measured(Record, Generic[F]):
-    """The result of a stage, which is saved so that an interrupted run can resume.
+    """The result of one step of a risk measurement, saved so that an interrupted run can resume.
 
     Attributes:
         figures: The measurements of the records.
@@ -78,7 +78,7 @@ def margins_and_losses(outputs: Tensor, y: Tensor, task: str) -> tuple[Tensor, T
 
 
 def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures]:
-    """Fit the multipliers of the records, and compare each record with its informed estimate.
+    """Fit the weights (multipliers) of the records, and estimate each record from the others.
 
     The multipliers weight the gradients of the records in a sum that equals the target. The informed estimate
     of a record is the estimate of an attacker who knows all other records.
@@ -92,28 +92,28 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
         backward signal of each record, (n, h)) and ``residual`` (the target minus the fit, (h, d)).
     """
     x, n = case.records.x, len(case.data)
-    fitted = Fit.from_records(case, case.records, watch)
-    lam, gap, notes = fitted.multipliers.lam, fitted.multipliers.gap, []
-    target_norm = norm({name: case.target[name] for name in fitted.residual})
+    record_fit = Fit.from_records(case, case.records, watch)
+    lam, gap, notes = record_fit.multipliers.lam, record_fit.multipliers.gap, []
+    target_norm = norm({name: case.target[name] for name in record_fit.residual})
     informed_ncc, tensors = not_applicable(n), {}
-    if fitted.weight:
+    if record_fit.weight:
         columns, residual = (
-            fitted.gradients.columns(lam, fitted.weight),
-            fitted.residual[fitted.weight],
+            record_fit.gradients.columns(lam, record_fit.weight),
+            record_fit.residual[record_fit.weight],
         )
         informed_ncc = compute_informed_ncc(x, columns, residual, case.data.shape)
         tensors = {"columns": columns.cpu(), "residual": residual.cpu()}
     else:
         notes.append("no informed estimate: no dense layer on whole samples was fitted")
-    if fitted.multipliers.method == "descent":
+    if record_fit.multipliers.method == "descent":
         notes.append(
-            f"the multipliers of {len(fitted.rows)} gradients were fitted by descent and violate the "
+            f"the multipliers of {len(record_fit.rows)} gradients were fitted by descent and violate the "
             f"optimality conditions by {gap:.1g}"
         )
     figures = FitFigures(
-        multiplier=x.new_zeros(n).index_add_(0, fitted.rows.index, lam.abs()).cpu(),
-        own_over_misfit=fitted.signal_to_residual.cpu(),
-        misfit=norm(fitted.residual) / max(target_norm, 1e-300),
+        multiplier=x.new_zeros(n).index_add_(0, record_fit.rows.index, lam.abs()).cpu(),
+        own_over_misfit=record_fit.signal_to_residual.cpu(),
+        misfit=norm(record_fit.residual) / max(target_norm, 1e-300),
         gap=gap,
         informed_ncc=informed_ncc.cpu(),
     )
@@ -207,19 +207,22 @@ def measure_canaries(case: Case, canaries: Canaries) -> dict[str, Tensor]:
         One value per canary (m,) by name of the statistic.
     """
     records = case.records
-    x = canaries.data.x.to(records.x).reshape(-1, *case.data.shape)
-    is_inserted = canaries.inserted.to(x.device)
-    record_index = locate_records(x, records.x)
+    canary_samples = canaries.data.x.to(records.x).reshape(-1, *case.data.shape)
+    is_inserted = canaries.inserted.to(canary_samples.device)
+    record_index = locate_records(canary_samples, records.x)
     _check_inserted(record_index, is_inserted)
-    outputs = case.outputs(x)
-    y = normalize_labels(canaries.data.y, case.task, outputs.shape[1]).to(records.y)
+    outputs = case.outputs(canary_samples)
+    canary_labels = normalize_labels(canaries.data.y, case.task, outputs.shape[1]).to(records.y)
     omitted = ~is_inserted
     record_index[omitted] = len(records.x) + torch.arange(
         int(omitted.sum()), device=record_index.device
     )
-    all_samples = Samples(torch.cat([records.x, x[omitted]]), torch.cat([records.y, y[omitted]]))
+    all_samples = Samples(
+        torch.cat([records.x, canary_samples[omitted]]),
+        torch.cat([records.y, canary_labels[omitted]]),
+    )
     signal_to_residual = Fit.from_records(case, all_samples).signal_to_residual
-    loss = margins_and_losses(outputs, y, case.task)[1]
+    loss = margins_and_losses(outputs, canary_labels, case.task)[1]
     return {"loss": -loss.cpu(), "own part": signal_to_residual[record_index].cpu()}
 
 
@@ -228,14 +231,16 @@ def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
     missing_count = int((index[is_inserted] < 0).sum())
     if missing_count:
         raise DataError(
-            f"Inserted canaries must be among the records of --data; {missing_count} of them are not.",
-            "Save inserted canaries as the network received them. Subtract the mean if it was subtracted "
-            "from --data.",
+            f"Canaries (test records) that are marked as inserted must be among the records of --data; "
+            f"{missing_count} of them are missing.",
+            "Save the canaries as the network received them. Subtract the mean from the canaries if it "
+            "was subtracted from --data.",
         )
     extra_count = int((index[~is_inserted] >= 0).sum())
     if extra_count:
         raise DataError(
-            f"Omitted canaries must not be among the records; {extra_count} of them are.",
+            f"Canaries (test records) that are marked as left out must not be among the records of "
+            f"--data; {extra_count} of them are.",
             "Correct the array 'inserted' in the file of canaries, or remove duplicates of records from it.",
         )
 

@@ -42,14 +42,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from residuum.errors import CheckpointError
+from residuum.errors import CheckpointError, ResiduumError
 from residuum.io.adapters import WRAPPER_PREFIX, compute_update, find_adapter_pairs
 from residuum.io.inert import Block
 from residuum.io.release import Release
 from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.tree import MAX_PATH_LENGTH
-from residuum.scanning.findings import ADAPTER, START, TOUCHED, Finding
+from residuum.io.vocabularies import Vocabulary
+from residuum.networks import recognize
+from residuum.scanning.finding import (
+    ADAPTER,
+    START,
+    TOUCHED,
+    Finding,
+    list_examples,
+    printable,
+)
 
+# Tables whose rows are positions in a text or kinds of sentences, and not tokens.
+POSITIONS = re.compile(r"(position|pos_emb|\bwpe\b|token_type)", re.IGNORECASE)
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
 MIN_TABLE_ROWS = 100  # smallest number of rows of a matrix that we treat as an embedding table
 MAX_VALUES = 400_000_000  # largest number of values of a tensor that is compared with the base
@@ -66,6 +77,7 @@ MAX_NOISE = 4e-5
 # Largest median deviation of entries from the curve f in w = f(w0), relative to the median change of entries.
 # If the deviation is larger, no curve fits the table.
 MAX_SPREAD = 3e-4
+CHUNK = 1 << 19  # number of entries that are converted to float64 at once
 BIN = 64  # number of entries with similar initial values whose median gives one point of the curve
 # Largest change of a final value by the rounding of the initial and final values in the files, in units in
 # the last place.
@@ -73,16 +85,27 @@ ROUNDING_UNITS = 2.0
 # We compare the final values of entries with the same initial value only if there are at least this many
 # entries.
 MIN_EQUAL_STARTS = 8
+PROTECT_CHANGE = (
+    "residuum audit cannot attack this kind of network from its weights alone. If the base is public, train "
+    "with differential privacy, or round the weights."
+)
 NOTHING = "You need to do nothing about this finding."
 EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
 
 
-def compare_with_base(release: Release, base: Release) -> list[Finding]:
+def compare_with_base(
+    release: Release, base: Release, vocabulary: Vocabulary | None = None
+) -> list[Finding]:
     """Return what a release and its base reveal together about the training data.
+
+    The change of the weights is a finding of medium severity. Everybody who has the base knows the change, so
+    it is what an attacker knows, and no evidence that the release reveals records. Rows of an embedding that
+    changed are such evidence.
 
     Args:
         release: The released file.
         base: The file that training started from.
+        vocabulary: The tokens of the rows of an embedding, if a tokenizer is known.
 
     Returns:
         The findings.
@@ -111,7 +134,9 @@ def compare_with_base(release: Release, base: Release) -> list[Finding]:
             "share no such tensor.",
             "Pass the checkpoint that training started from.",
         )
-    return [*_find_touched_rows(shared_blocks, release_blocks), *_find_change(shared_blocks)]
+    touched_rows = _find_touched_rows(shared_blocks, release_blocks, vocabulary)
+    is_auditable = release.kind != "onnx" and _is_auditable(release_blocks)
+    return [*touched_rows, *_find_change(shared_blocks, is_auditable=is_auditable)]
 
 
 def _state(release: Release) -> dict[str, Any]:
@@ -126,7 +151,9 @@ def _is_comparable(block: Block, other: Block) -> bool:
 
 
 def _find_touched_rows(
-    shared: Mapping[str, tuple[Block, Block]], after: Mapping[str, Block]
+    shared: Mapping[str, tuple[Block, Block]],
+    after: Mapping[str, Block],
+    vocabulary: Vocabulary | None,
 ) -> Iterator[Finding]:
     """Find rows of embedding tables that training changed. Such rows show what was in the training data."""
     # If an embedding table is also the output head, every row changes in training. Such a table gets a
@@ -155,15 +182,22 @@ def _find_touched_rows(
             what = f"every row of {name[:60]} changed"
             yield Finding(TOUCHED, "low", what, where, touched_rows.sentence, NOTHING)
         elif rows:
-            first_rows = ", ".join(map(str, rows[:MAX_LISTED]))
-            ellipsis = ", ..." if len(rows) > MAX_LISTED else ""
+            is_named = vocabulary is not None and vocabulary.fits(len(table))
+            is_named = is_named and not POSITIONS.search(name)
+            words = vocabulary.words(rows) if vocabulary is not None and is_named else ()
+            entries = words or tuple(map(str, rows))
+            examples = list_examples(entries, MAX_LISTED)
             what = f"rows of {name[:60]} that training changed"
-            reason = (
-                f"{touched_rows.sentence}: tokens, users or items {first_rows}{ellipsis} were in the "
-                "training data"
-            )
+            reason = f"{touched_rows.sentence}: tokens, users or items {examples} were in the training data"
+            if words:
+                reason = f"{touched_rows.sentence}. Words seen in training: {examples}"
             remedy = "Freeze the table, or train it with differential privacy."
-            yield Finding(TOUCHED, "high", what, where, reason, remedy, count=len(rows), rows=rows)
+            yield Finding(
+                *(TOUCHED, "high", what, where, printable(reason), remedy),
+                count=len(rows),
+                rows=rows,
+                words=tuple(map(printable, words)),
+            )
 
 
 def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, Block]) -> str:
@@ -177,13 +211,14 @@ def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, 
     return ""
 
 
-def _find_change(shared: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
+def _find_change(
+    shared: Mapping[str, tuple[Block, Block]], *, is_auditable: bool
+) -> Iterator[Finding]:
     """Yield a finding that the base reveals the weight update. It names the tensors that changed most."""
     relative_changes = {}
     for name, (block, other) in shared.items():
-        w, w0 = block.tensor().double(), other.tensor().double()
-        if not torch.equal(w, w0):
-            relative_changes[name] = float((w - w0).norm() / w0.norm()) if w0.any() else math.inf
+        if (relative_change := _measure_change(block.tensor(), other.tensor())) > 0:
+            relative_changes[name] = relative_change
     if relative_changes:
         largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])
         examples = ", ".join(
@@ -196,7 +231,25 @@ def _find_change(shared: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]
         )
         remedy = "If the base is public, attack the change before release: "
         remedy += "residuum audit FILE --base BASE."
-        yield Finding(START, "high", what, where, reason, remedy, len(relative_changes))
+        if not is_auditable:
+            remedy = PROTECT_CHANGE
+        yield Finding(START, "medium", what, where, reason, remedy, len(relative_changes))
+
+
+def _measure_change(w: Tensor, w0: Tensor) -> float:
+    """Return the norm of w - w0 relative to the norm of w0, in float64. Infinite if w0 is zero."""
+    if w.dtype == w0.dtype and torch.equal(w, w0):
+        return 0.0
+    # A part of the entries is converted at a time, because a table of words can have a gigabyte.
+    pairs = zip(w.flatten().split(CHUNK), w0.flatten().split(CHUNK), strict=True)
+    change_square = base_square = 0.0
+    for w_chunk, w0_chunk in pairs:
+        base_chunk = w0_chunk.double()
+        base_square += float(base_chunk.square().sum())
+        change_square += float((w_chunk.double() - base_chunk).square().sum())
+    if change_square == 0:
+        return 0.0
+    return math.sqrt(change_square / base_square) if base_square > 0 else math.inf
 
 
 def _find_adapter_change(
@@ -229,7 +282,19 @@ def _find_adapter_change(
         f"the adapter and the base give the change of {len(relative_changes)} layers: {examples}"
     )
     remedy = "Attack the adapter before release: residuum audit BASE --adapter ADAPTER."
-    yield Finding(ADAPTER, "high", what, where, reason, remedy, len(relative_changes))
+    if not _is_auditable(before):
+        remedy = PROTECT_CHANGE
+    yield Finding(ADAPTER, "medium", what, where, reason, remedy, len(relative_changes))
+
+
+def _is_auditable(blocks: Mapping[str, Block]) -> bool:
+    """Return True if an audit can read the network with these weights. No weights are read."""
+    try:
+        state = {name: block.meta() for name, block in blocks.items()}
+        recognize(state)
+    except (ResiduumError, RuntimeError, ValueError):
+        return False
+    return True
 
 
 def _describe_change(relative_change: float) -> str:
@@ -289,10 +354,13 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
     """
     relative_rounding_error = max(torch.finfo(table.dtype).eps, torch.finfo(base.dtype).eps)
     is_coarse = relative_rounding_error > 1e-4
+    min_unchanged_rows = max(MIN_ROWS, MIN_SHARE * len(table))
+    is_changed = _is_unequal(table, base)
+    if int((~is_changed).sum()) >= min_unchanged_rows:
+        rows = tuple(is_changed.nonzero().flatten().tolist())
+        return TouchedRows(rows, EQUAL, len(table), is_coarse)
     w, w0 = table.detach().double(), base.detach().double()
-    min_unchanged_rows = max(MIN_ROWS, MIN_SHARE * len(w))
     rules: list[tuple[str, Callable[[], Tensor | None]]] = [
-        (EQUAL, lambda: _is_unequal(table, base)),
         (FACTOR, lambda: None if is_coarse else _is_off_factor(w, w0, relative_rounding_error)),
         (CURVE, lambda: _is_off_lookup(w, w0) if is_coarse else _is_off_curve(w, w0)),
         # If training used more bits than the file, the final values of rows that training did not touch can
@@ -307,18 +375,21 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
         ),
     ]
     for rule, test_rows in rules:
-        is_changed = test_rows()
-        if is_changed is not None and int((~is_changed).sum()) >= min_unchanged_rows:
-            return TouchedRows(
-                tuple(is_changed.nonzero().flatten().tolist()), rule, len(w), is_coarse
-            )
+        is_off_rule = test_rows()
+        if is_off_rule is not None and int((~is_off_rule).sum()) >= min_unchanged_rows:
+            rows = tuple(is_off_rule.nonzero().flatten().tolist())
+            return TouchedRows(rows, rule, len(w), is_coarse)
     return TouchedRows((), NONE, len(w), is_coarse)
 
 
 def _is_unequal(table: Tensor, base: Tensor) -> Tensor:
     """Return for each row of a table whether it changed, in the less precise dtype of the two tables."""
     less_precise_dtype = max(table.dtype, base.dtype, key=lambda kind: torch.finfo(kind).eps)
-    return (table.to(less_precise_dtype) != base.to(less_precise_dtype)).any(1)
+    rows_at_once = max(1, CHUNK // max(table.shape[1], 1))
+    pairs = zip(table.split(rows_at_once), base.split(rows_at_once), strict=True)
+    return torch.cat(
+        [(t.to(less_precise_dtype) != t0.to(less_precise_dtype)).any(1) for t, t0 in pairs]
+    )
 
 
 def _is_off_factor(w: Tensor, w0: Tensor, rounding_unit: float) -> Tensor | None:

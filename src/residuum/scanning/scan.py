@@ -1,7 +1,8 @@
 """Scan a file or folder for everything that can reveal training data, without an attack.
 
 A scan needs no data and never executes anything in a file. A folder is searched within limits, and links are
-not followed. The result lists files that cannot be read, so no model is skipped silently.
+not followed. All files of a folder are examined: models, and also data, tokenizers and files of a Trainer.
+The result lists models that cannot be read and names the files that are skipped.
 
 If a file holds a network that residuum can read, the scan also measures the weights of this network, such as
 their size and singular values. A file that is not safe to load is never read as a network.
@@ -9,55 +10,119 @@ their size and singular values. A file that is not safe to load is never read as
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
+from residuum.errors import (
+    CheckpointError,
+    InconclusiveError,
+    InputError,
+    ResiduumError,
+    UnsafeFileError,
+)
 from residuum.io.checkpoints import load_checkpoint
+from residuum.io.folders import list_folder
 from residuum.io.forests import read_forests
 from residuum.io.inert import Block
-from residuum.io.release import (
-    ADAPTER_CONFIG,
-    RELEASE_KINDS,
-    Release,
-    is_release,
-    open_release,
-    read_release,
-)
+from residuum.io.release import OTHER, RELEASE_KINDS, Release, open_release, read_release
 from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.tree import walk
+from residuum.io.vocabularies import Vocabulary, find_vocabulary
 from residuum.records import Record
 from residuum.records.published import Count, SchemaRule, Tool, this_tool
+from residuum.scanning import showing
 from residuum.scanning.base_comparison import compare_with_base
-from residuum.scanning.findings import CODE, KINDS, STORED, Finding, Kind, findings, printable, rank
+from residuum.scanning.content import ContentSearch, Queries, read_queries, search_content
+from residuum.scanning.fail_on import HIGH, check_limits, select_failing
+from residuum.scanning.findings import (
+    CODE,
+    KINDS,
+    SEVERITIES,
+    Finding,
+    Kind,
+    findings,
+    printable,
+    rank,
+)
+from residuum.scanning.folder_files import (
+    DATA,
+    MAX_FILES,
+    MODEL,
+    VOCABULARY,
+    FolderItem,
+    open_item,
+    plan_folder,
+)
+from residuum.scanning.folder_rules import BaseFolder, examine_file, examine_unread_data
 from residuum.scanning.update_rules import find_updates
 from residuum.surfaces.inspection import Inspection, inspect_network
 
-# Largest number of model files, largest number of files and folders, and largest nesting depth of the folders
-# that a scan searches. A folder that exceeds these limits is not a release but an entire disk.
-MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16
 # Largest total number of weights of the networks that a scan measures. Most of the time is for the singular
 # values of the first layer: up to 5 s for a layer of 2000 x 2000, and 40 s for a layer of 4000 x 4000.
 MAX_MEASURED_WEIGHTS = 5_000_000
-SCHEMA_VERSION = "1.2"
+SCHEMA_VERSION = "2.0"
 # A function that receives the number of the file, the number of all files, and the name of the file.
 Watch = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, eq=False)
-class ScannedFile(Record):
-    """A file that a scan has read.
+class Searched(Record):
+    """The size of a search for given samples and texts in a file.
 
     Attributes:
-        file: Name of the file.
+        samples: Number of given samples.
+        found_samples: Number of given samples that are stored in the file.
+        holdout: Number of held-out samples, to which the given samples were compared.
+        shuffled: Number of shuffled samples, to which the given samples were compared.
+        texts: Number of given texts.
+        found_texts: Number of given texts that are stored in the file.
+        arrays: Number of arrays, tables and lists of numbers in the file.
+        strings: Number of strings in the file.
+        notes: What was not searched.
+    """
+
+    samples: Count
+    found_samples: Count
+    holdout: Count
+    shuffled: Count
+    texts: Count
+    found_texts: Count
+    arrays: Count
+    strings: Count
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def from_search(cls, search: ContentSearch) -> Searched:
+        """Return the size of a search."""
+        queries = search.queries
+        found_texts = {i for place in search.texts for i in (*place.long, *place.short)}
+        return cls(
+            samples=0 if queries.samples is None else len(queries.samples),
+            found_samples=len(search.samples),
+            holdout=0 if queries.holdout is None else len(queries.holdout),
+            shuffled=search.shuffled_count,
+            texts=len(queries.texts),
+            found_texts=len(found_texts),
+            arrays=search.array_count,
+            strings=search.string_count,
+            notes=search.notes,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ScannedFile(Record):
+    """A file that a scan has read, or many files of one format in the same folder.
+
+    Attributes:
+        file: Name of the file, or a pattern such as ``images/*.png``.
         kind: Format of the file.
         bytes: Size of the file.
         findings: What in the file can reveal training data, the most severe first.
         network: The measurements of the network in the file, None if no network was measured.
-        network_reason: Why no network was measured, "" if a network was measured.
+        network_reason: Why no network was measured, "" if a network was measured or if the file is no model.
+        searched: What was searched for the given samples and texts, None without samples and texts.
     """
 
     file: str
@@ -66,6 +131,7 @@ class ScannedFile(Record):
     findings: tuple[Finding, ...]
     network: Inspection | None = None
     network_reason: str = ""
+    searched: Searched | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +158,7 @@ class Scan(Record):
         files: The files that were read, with their findings.
         unread: Files with the name of a model that could not be read, with the reason.
         notes: What was skipped in a folder.
-        fail_on: Kinds of findings that make ``exit_code`` 1.
+        fail_on: A severity, or kinds of findings, that make ``exit_code`` 1. Empty if no finding does.
     """
 
     derived = ("failed", "exit_code", "schema_version", "tool")
@@ -101,7 +167,7 @@ class Scan(Record):
     files: tuple[ScannedFile, ...]
     unread: tuple[UnreadFile, ...] = ()
     notes: tuple[str, ...] = ()
-    fail_on: tuple[Kind, ...] = (STORED,)
+    fail_on: tuple[Annotated[str, SchemaRule(enum=[*SEVERITIES, *KINDS])], ...] = (HIGH,)
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -110,20 +176,23 @@ class Scan(Record):
 
     @property
     def failed(self) -> tuple[Kind, ...]:
-        """The kinds of findings in ``fail_on`` that the scan found."""
-        return tuple(kind for kind in self.fail_on if any(f.kind == kind for f in self.findings))
+        """The kinds of the findings that ``fail_on`` names."""
+        failing_kinds = {finding.kind for finding in select_failing(self.findings, self.fail_on)}
+        return tuple(kind for kind in KINDS if kind in failing_kinds)
 
     @property
-    def exit_code(self) -> Annotated[int, SchemaRule(enum=[0, 1, 2, 4])]:
-        """The exit code of the command ``residuum scan``.
+    def exit_code(self) -> Annotated[int, SchemaRule(enum=[0, 1, 3, 4])]:
+        """The exit code of the command ``residuum scan``, which is the worst of its files.
 
-        The code is 4 if loading a file would run code or exhaust memory. Otherwise it is 1 if a kind in
-        ``fail_on`` was found. Otherwise it is 2 if a file could not be read, and 0 if all files were read.
+        The code is 4 if loading a file would run code or exhaust memory. Otherwise it is 1 if the scan found
+        what ``fail_on`` names. Otherwise it is 3 if a model could not be read, and 0 if all models were read.
         """
-        largest_code = max((file.exit_code for file in self.unread), default=0)
-        if largest_code == 4 or any(finding.kind == CODE for finding in self.findings):
-            return 4
-        return 1 if self.failed else largest_code
+        is_unsafe = any(file.exit_code == UnsafeFileError.exit_code for file in self.unread)
+        if is_unsafe or any(finding.kind == CODE for finding in self.findings):
+            return UnsafeFileError.exit_code
+        if self.failed:
+            return 1
+        return InconclusiveError.exit_code if self.unread else 0
 
     @property
     def schema_version(self) -> Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]:
@@ -135,65 +204,190 @@ class Scan(Record):
         """The program that ran the scan."""
         return this_tool()
 
+    def show(self) -> None:
+        """Print the findings, as the command ``residuum scan`` does."""
+        showing.show(self)
+
+    def _repr_html_(self) -> str:
+        return showing.render(self)
+
 
 def scan(
     path: str | Path,
     *,
     base: str | Path | None = None,
-    fail_on: Iterable[str] = (STORED,),
+    data: Any = None,
+    holdout: Any = None,
+    fail_on: str | Iterable[str] = HIGH,
     watch: Watch | None = None,
 ) -> Scan:
     """List what in a release can reveal training data, and measure the network in it.
 
-    Nothing in a file is executed. A folder must hold a model. A file in a folder that cannot be read is
-    listed in ``unread``. If ``path`` is a single file that cannot be read, a ``CheckpointError`` is raised.
+    Nothing in a file is executed. A model in a folder that cannot be read is listed in ``unread``. If
+    ``path`` is a single file that cannot be read, a ``CheckpointError`` is raised.
 
     Args:
         path: A file or a folder of files.
-        base: The file with the weights before training, which shows which rows and layers changed.
-        fail_on: Kinds of findings (``scanning.findings.KINDS``) that make ``exit_code`` 1.
+        base: The file or folder with the weights before training, which shows which rows and layers changed.
+            Its tokenizer shows which tokens were added.
+        data: Samples or texts that are searched in every array and string: a file, a folder, a DataFrame, a
+            list of texts, or other samples, see ``rs.audit``.
+        holdout: Samples or texts that the model never saw, to which the matches are compared.
+        fail_on: What makes ``exit_code`` 1: findings of at least a severity ("high", "medium" or "low"),
+            or kinds of findings (``scanning.findings.KINDS``), separated by commas or as a list. "none" for
+            no finding.
         watch: Function that is called with the number of the file, the number of all files, and the name of
             the file.
 
     Returns:
         The findings of every file, and the measurements of the network if there is one.
     """
-    path, kinds = Path(path), tuple(dict.fromkeys(fail_on))
-    for kind in kinds:
-        require_known(kind, KINDS, "No kind of finding")
-    base_release = None if base is None else open_release(base)
-    if not path.is_dir():
-        files = (_scan_file(path, str(path), base_release, MAX_MEASURED_WEIGHTS),)
-        return Scan(str(path), files, fail_on=kinds)
-    models, notes = _find_models(path)
-    scanned, unread, weight_budget = [], [], MAX_MEASURED_WEIGHTS
-    for i, file in enumerate(models):
-        relative_name = printable(file.relative_to(path).as_posix())
-        if watch is not None:
-            watch(i, len(models), relative_name)
-        try:
-            scanned.append(_scan_file(file, relative_name, base_release, weight_budget))
-        except ResiduumError as problem:
-            unread.append(UnreadFile(relative_name, printable(str(problem)), problem.exit_code))
-            continue
-        if (network := scanned[-1].network) is not None:
-            weight_budget -= network.parameters
-    return Scan(str(path), tuple(scanned), tuple(unread), tuple(notes), kinds)
-
-
-def _scan_file(path: Path, name: str, base: Release | None, weight_budget: int) -> ScannedFile:
-    """Scan one file, and measure its network if the network has at most ``weight_budget`` weights."""
+    path, limits = Path(path), check_limits(fail_on)
+    known_base = None if base is None else _Base.read(base)
+    queries = None if data is None else read_queries(data, holdout)
+    if path.is_dir():
+        return _scan_folder(path, known_base, queries, limits, watch)
     release = read_release(path)
-    file_findings = findings(release)
-    if _count_weights(release) <= weight_budget and (updates := find_updates(release, base)):
-        # Nothing can be subtracted from an update, so the update is not compared with the base.
-        file_findings = sorted([*file_findings, *updates], key=rank)
-    elif base is not None:
-        file_findings = sorted([*file_findings, *compare_with_base(release, base)], key=rank)
+    file = _describe_model(release, str(path), MAX_MEASURED_WEIGHTS)
+    changes = _find_updates(release, known_base)
+    if not changes and known_base is not None:
+        changes = known_base.compare(release, path)
+    file = _add_findings(file, changes)
+    return Scan(str(path), (_search_file(file, release, queries),), fail_on=limits)
+
+
+def _search_file(file: ScannedFile, release: Release, queries: Queries | None) -> ScannedFile:
+    """Return the file with the given samples and texts that are stored in it."""
+    if queries is None:
+        return file
+    search = search_content(release, queries)
+    file_findings = tuple(sorted([*search.findings(), *file.findings], key=rank))
+    return file.replace(findings=file_findings, searched=Searched.from_search(search))
+
+
+def _find_updates(release: Release, base: _Base | None) -> list[Finding]:
+    """Return a finding if a file holds a gradient or a weight difference in place of weights."""
+    if release.unsafe or _count_weights(release) > MAX_MEASURED_WEIGHTS:
+        return []
+    return find_updates(release, None if base is None else base.release)
+
+
+def _add_findings(file: ScannedFile, new_findings: list[Finding]) -> ScannedFile:
+    return file.replace(findings=tuple(sorted([*file.findings, *new_findings], key=rank)))
+
+
+@dataclass(frozen=True, eq=False)
+class _Base:
+    """The base of a release.
+
+    Attributes:
+        release: The weights before training.
+        files: The tokens of its tokenizer.
+        vocabulary: The same tokens by row of the embedding, None if the base has no tokenizer.
+    """
+
+    release: Release
+    files: BaseFolder
+    vocabulary: Vocabulary | None
+
+    @classmethod
+    def read(cls, path: str | Path) -> _Base:
+        """Read the weights and the tokenizer of a base from a file or a folder."""
+        return cls(open_release(path), BaseFolder.read(path), find_vocabulary(path))
+
+    def compare(self, release: Release, path: Path) -> list[Finding]:
+        """Return what a release and its base reveal together."""
+        vocabulary = find_vocabulary(path.parent) or self.vocabulary
+        return compare_with_base(release, self.release, vocabulary)
+
+
+def _scan_folder(
+    folder: Path,
+    base: _Base | None,
+    queries: Queries | None,
+    limits: tuple[str, ...],
+    watch: Watch | None,
+) -> Scan:
+    listing = list_folder(folder)
+    items, notes = plan_folder(listing)
+    if sum(item.role == MODEL for item in items) > MAX_FILES:
+        raise InputError(
+            f"A folder may hold at most {MAX_FILES} models; {str(folder)!r} holds more.",
+            "Scan the subfolders one by one.",
+        )
+    if not items:
+        raise CheckpointError(
+            f"A folder to scan must hold a model or data; {str(folder)!r} has no file that a scan reads "
+            f"({len(listing.files)} other files, {len(listing.links)} links, which are not followed).",
+            "Pass the path of the model file itself.",
+        )
+    scanned: list[ScannedFile] = []
+    unread: list[UnreadFile] = []
+    comparison = _FolderComparison(base)
+    weight_budget = MAX_MEASURED_WEIGHTS
+    for i, item in enumerate(items):
+        if watch is not None:
+            watch(i, len(items), item.name)
+        try:
+            release = open_item(item)
+            if item.role == MODEL:
+                file = _describe_model(release, item.name, weight_budget)
+                file = comparison.add_changes(file, release, item)
+            else:
+                base_folder = BaseFolder() if base is None else base.files
+                file_findings = examine_file(item, release, base_folder)
+                file = ScannedFile(item.name, release.kind, release.size, tuple(file_findings))
+            file = _search_file(file, release, queries)
+        except ResiduumError as problem:
+            is_damaged = item.role in (DATA, VOCABULARY) and isinstance(problem, InputError)
+            if is_damaged:
+                finding = examine_unread_data(item, problem)
+                size = item.path.lstat().st_size
+                scanned.append(ScannedFile(item.name, OTHER, size, (finding,)))
+            else:
+                unread.append(UnreadFile(item.name, printable(str(problem)), problem.exit_code))
+            continue
+        scanned.append(file)
+        if file.network is not None:
+            weight_budget -= file.network.parameters
+    comparison.check()
+    return Scan(str(folder), tuple(scanned), tuple(unread), tuple(notes), limits)
+
+
+class _FolderComparison:
+    """The comparison of the models of a folder with a base. At least one of them must fit the base."""
+
+    def __init__(self, base: _Base | None) -> None:
+        self._base = base
+        self._has_match = False
+        self._problem: CheckpointError | None = None
+
+    def add_changes(self, file: ScannedFile, release: Release, item: FolderItem) -> ScannedFile:
+        """Return the file with the findings about the change from the base."""
+        # Nothing can be subtracted from an update, so an update is not compared with the base.
+        if updates := _find_updates(release, self._base):
+            return _add_findings(file, updates)
+        if self._base is None or release.unsafe:
+            return file
+        try:
+            changes = self._base.compare(release, item.path)
+        except CheckpointError as problem:
+            self._problem = problem
+            return file
+        self._has_match = True
+        return _add_findings(file, changes)
+
+    def check(self) -> None:
+        """Raise an error if models were compared and none of them fits the base."""
+        if self._problem is not None and not self._has_match:
+            raise self._problem
+
+
+def _describe_model(release: Release, name: str, weight_budget: int) -> ScannedFile:
+    """Return the findings of a model, and measure its network if it has at most ``weight_budget`` weights."""
     network, reason = _measure_network(release, weight_budget)
-    return ScannedFile(
-        name, release.kind, path.stat().st_size, tuple(file_findings), network, reason
-    )
+    size = release.size
+    return ScannedFile(name, release.kind, size, tuple(findings(release)), network, reason)
 
 
 def _measure_network(release: Release, weight_budget: int) -> tuple[Inspection | None, str]:
@@ -225,55 +419,3 @@ def _count_weights(release: Release) -> int:
     except CheckpointError:  # the file holds no state dict, so we count the values of all arrays
         values = (place.value for place in walk(release.content))
         return sum(value.numel for value in values if isinstance(value, Block))
-
-
-def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the sorted files of a folder that have names of model files, and notes on skipped entries."""
-    models: list[Path] = []
-    other_files, links, deep_folders = 0, 0, 0
-    for count, (entry, depth) in enumerate(_walk_folder(folder)):
-        if count >= MAX_ENTRIES or len(models) >= MAX_FILES:
-            raise InputError(
-                f"A folder may hold at most {MAX_FILES} models and {MAX_ENTRIES} entries; "
-                f"{str(folder)!r} holds more.",
-                "Scan the subfolders one by one.",
-            )
-        if entry.is_symlink():
-            links += 1
-        elif entry.is_dir(follow_symlinks=False):
-            deep_folders += depth >= MAX_DEPTH
-        elif entry.is_file(follow_symlinks=False) and is_release(Path(entry.name)):
-            models.append(Path(entry.path))
-        else:
-            other_files += entry.name != ADAPTER_CONFIG
-    if not models:
-        raise CheckpointError(
-            f"A folder to scan must hold a model; {str(folder)!r} has no file with the name of a model "
-            f"({links} links were not followed).",
-            "Pass the path of the model file itself.",
-        )
-    notes = [f"{other_files} other files were skipped"] if other_files else []
-    notes += [f"{links} links were not followed; scan their targets"] if links else []
-    notes += (
-        [f"{deep_folders} folders deeper than {MAX_DEPTH} levels were skipped"]
-        if deep_folders
-        else []
-    )
-    return sorted(models), notes
-
-
-def _walk_folder(folder: Path) -> Iterator[tuple[os.DirEntry[str], int]]:
-    folder_stack = [(str(folder), 1)]
-    while folder_stack:
-        name, depth = folder_stack.pop()
-        try:
-            with os.scandir(name) as entries:
-                for entry in entries:
-                    yield entry, depth
-                    is_folder = entry.is_dir(follow_symlinks=False) and not entry.is_symlink()
-                    if is_folder and depth < MAX_DEPTH:
-                        folder_stack.append((entry.path, depth + 1))
-        except OSError as problem:
-            message = f"A folder must be readable; {name!r} is not ({problem.strerror})."
-            remedy = "Check whether you have the permission to read this folder."
-            raise CheckpointError(message, remedy) from problem

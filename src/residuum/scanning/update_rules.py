@@ -12,7 +12,7 @@ from residuum.errors import ResiduumError
 from residuum.io.checkpoints import load_checkpoint
 from residuum.io.release import Release
 from residuum.io.updates import recognize_update
-from residuum.scanning.findings import UPDATE, Finding, printable
+from residuum.scanning.finding import UPDATE, Finding, printable
 
 REASON = (
     "An update of federated learning is a sum of gradients at the samples of one client. Anyone who has "

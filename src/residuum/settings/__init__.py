@@ -29,6 +29,7 @@ from residuum.settings.requests import (
     DefenseRequest,
     ExposureRequest,
     SweepSettings,
+    TableSettings,
 )
 from residuum.settings.training import LOSSES, TrainingConfig
 
@@ -45,5 +46,11 @@ __all__ = [
 __all__ += ["PER_RUN", "PRESETS", "PRIOR_NAMES", "TRIAL_RESTARTS", "AttackSettings"]
 __all__ += ["DefenseRequest", "ExposureRequest", "KKTSettings", "ModelInversionSettings"]
 __all__ += ["NTKSettings", "Preset", "RestartSettings", "SearchSettings", "Settings"]
-__all__ += ["StationaritySettings", "SweepSettings", "TrainingConfig", "UnmixSettings"]
+__all__ += [
+    "StationaritySettings",
+    "SweepSettings",
+    "TableSettings",
+    "TrainingConfig",
+    "UnmixSettings",
+]
 __all__ += ["bounds_in_words", "choices_of", "input_error"]

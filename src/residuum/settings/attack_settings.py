@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 FAST_PRECISIONS = ("tf32", "bf16")  # number formats that are float32 with faster matrix products
-LR_LAM = 0.01  # default learning rate of the multipliers, if no sparse prior for images is used
-# Default values of settings whose default is None, because the attack chooses their value by the data.
+# Default learning rate of the multipliers (weights of the candidates), if no sparse prior for images is
+# used.
+LR_LAM = 0.01
+# For some settings, the attack may choose another value that suits the data, so their default is None.
+# These are the values that it uses otherwise.
 FALLBACKS = {"lr_lam": LR_LAM}
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
 PER_RUN = (*NUMBERS, "priors")  # settings that can have another value in each restart of an attack
@@ -52,35 +55,49 @@ class AttackSettings(Settings):
 
 
 class SearchSettings(AttackSettings):
-    """Settings of attacks that optimize candidates for training samples."""
+    """Settings of attacks that optimize candidates (guesses of training samples)."""
 
     candidates: int = Field(
         default=0,
         ge=0,
-        description="Number of candidates for training samples per restart. 0 means twice the number of "
-        "training samples, if this number is known, or half the number of neurons of the first layer.",
+        description="Number of candidates (guesses of training samples) in each restart. 0 means twice "
+        "the number of training samples, or half the number of neurons of the first layer if the number "
+        "of samples is not known.",
     )
-    steps: int = Field(default=3000, gt=0, description="Number of steps of every restart.")
-    lr_x: float = Field(default=0.01, gt=0, description="Learning rate of the candidates.")
+    steps: int = Field(
+        default=3000,
+        gt=0,
+        description="Number of optimization steps in each restart. A "
+        "restart is one run from a new random start.",
+    )
+    lr_x: float = Field(
+        default=0.01,
+        gt=0,
+        description="Learning rate of the candidates (guesses of training samples).",
+    )
     sigma: float = Field(
-        default=0.1, gt=0, description="Standard deviation of the random initial candidates."
+        default=0.1,
+        gt=0,
+        description="Standard deviation of the random candidates (guesses of training "
+        "samples) with which the search begins.",
     )
     dtype: Literal["auto", "tf32", "bf16", "float32", "float64"] = Field(
         default="auto",
-        description="Number format of the attack. 'tf32' and 'bf16' are float32 with rounded matrix "
-        "products. 'auto' is tf32 on a GPU and float64 on the CPU.",
+        description="Number format of the attack. 'tf32' and 'bf16' mean float32 numbers whose matrix "
+        "products are computed faster and less precisely. 'auto' means tf32 on a GPU and float64 on the "
+        "CPU.",
     )
 
     @property
     def precision(self) -> str:
-        """Name of the number format of the attack. For "auto", tf32 on a GPU and float64 on the CPU."""
+        """Name of the number format of the attack: if the setting is "auto", tf32 on a GPU, else float64."""
         if self.dtype != "auto":
             return self.dtype
         return "tf32" if self.device.startswith("cuda") else "float64"
 
     @property
     def numbers(self) -> torch.dtype:
-        """Data type of PyTorch in which the attack stores candidates and weights."""
+        """Data type of PyTorch in which the attack stores reconstructed samples and weights."""
         import torch
 
         return (
@@ -89,183 +106,200 @@ class SearchSettings(AttackSettings):
 
 
 class RestartSettings(SearchSettings):
-    """Settings of attacks that run several restarts."""
+    """Settings of attacks that run several restarts (runs from different random starts)."""
 
-    restarts: int = Field(default=4, gt=0, description="Number of independent runs of the attack.")
+    restarts: int = Field(
+        default=4,
+        gt=0,
+        description="Number of independent runs of the attack, each from a new random start.",
+    )
     lr_decay: float = Field(
         default=0.1,
         ge=0,
-        description="Ratio of the last to the first learning rate.",
+        description="Learning rate of the last step, divided by the learning rate of the first step.",
     )
 
 
 class StationaritySettings(RestartSettings):
-    """Settings of attacks that minimize the residual of a stationarity equation.
+    """Settings of attacks that search for samples that solve a stationarity equation.
 
     A stationarity equation says that the weights are a sum of gradients at the training samples, weighted by
     multipliers.
     """
 
     optimizer: Literal["adam", "sgd"] = Field(
-        default="adam", description="Optimizer that updates the candidates and the multipliers."
+        default="adam",
+        description="Optimizer that updates the candidates (guesses of training samples) "
+        "and their multipliers (weights).",
     )
-    momentum: float = Field(default=0.9, description="Momentum of the optimizer 'sgd'.")
+    momentum: float = Field(
+        default=0.9, description="Momentum of the optimizer, if the optimizer is 'sgd'."
+    )
     lr_lam: float | None = Field(
         default=None,
         ge=0,
-        description=f"Learning rate of the multipliers. By default {LR_LAM:g}, or 0.003 together with a "
-        "sparse prior.",
+        description=f"Learning rate of the multipliers (weights of the candidates). The default is "
+        f"{LR_LAM:g}, or 0.003 if a sparse prior (a penalty for images) is used.",
     )
     lam_init: tuple[float, float] = Field(
         default=(0.0, 1.0),
-        description="Lowest and highest initial multiplier, in units of the scale that lam_scale sets. "
-        "If lam_distribution is 'normal', the two numbers are the mean and the standard deviation.",
+        description="Lowest and highest initial multiplier (weight of a candidate), in units of "
+        "lam_scale. If lam_distribution is 'normal', the two numbers are the mean and the standard "
+        "deviation.",
     )
     lam_distribution: Literal["uniform", "normal"] = Field(
-        default="uniform", description="Distribution of the initial multipliers."
+        default="uniform",
+        description="Distribution of the initial multipliers (weights of the candidates).",
     )
     lam_scale: Literal["auto", "mean", "one"] = Field(
         default="auto",
-        description="Scale of the multipliers. one: 1. mean: 1/m for m candidates, as in the released code "
-        "of Haim et al. auto: the scale at which the weighted sum of gradients and the weights that "
-        "the sum must fit are equally large at the first step.",
+        description="Unit of the multipliers (weights of the candidates). one: 1. mean: 1/m for m "
+        "candidates, as in the code of Haim et al. auto: the weighted sum of gradients is as large at the "
+        "first step as the weights that it must fit.",
     )
     lam_min: float = Field(
         default=0.0,
-        description="Smallest allowed multiplier, in units of the scale that lam_scale sets.",
+        description="Smallest allowed multiplier (weight of a candidate), in units of lam_scale.",
     )
     lam_every: int = Field(
         default=0,
         ge=0,
-        description="Number of steps after which the multipliers are fitted exactly to the current "
-        "candidates. 0 means never.",
+        description="Interval in steps at which the multipliers (weights of the candidates) are set to "
+        "their best values for the current candidates. 0 means never.",
     )
     surrogate: Literal["sigmoid", "softplus", "none"] = Field(
         default="sigmoid",
-        description="Surrogate: the smooth function that replaces the derivative of the ReLU in the search.",
+        description="Smooth function (surrogate) that replaces the derivative of the ReLU during the "
+        "search.",
     )
     sharpness: float = Field(
         default=150.0,
         gt=0,
-        description="Sharpness of the surrogate (the smooth derivative of the ReLU) at the last step.",
+        description="Sharpness, at the last step, of the smooth function (surrogate) that replaces the "
+        "derivative of the ReLU.",
     )
     sharpness_from: float = Field(
         default=10.0,
-        description="Sharpness of the surrogate (the smooth derivative of the ReLU) at the first step. Used "
-        "only if anneal is 'geometric'.",
+        description="Sharpness, at the first step, of the smooth function (surrogate) that replaces the "
+        "derivative of the ReLU. Used only if anneal is 'geometric'.",
     )
     anneal: Literal["none", "geometric", "loo2024"] = Field(
         default="geometric",
-        description="How the sharpness of the surrogate (the smooth derivative of the ReLU) increases during "
-        "the search.",
+        description="How the smooth function (surrogate) that replaces the derivative of the ReLU gets "
+        "sharper during the search.",
     )
     normalize: bool = Field(
         default=True,
-        description="Divide the squared residual of each layer by the squared norm of the weights that it "
-        "must fit in this layer.",
+        description="Divide the squared error of each layer's equation by the squared norm of the layer's "
+        "weights, so that all layers count equally.",
     )
     layers: Literal["auto", "all", "first"] = Field(
         default="auto",
-        description="Layers whose residuals are minimized. 'auto' means the first layer of an MLP, and all "
-        "layers of any other network. The other layers of an MLP hardly change in training.",
+        description="Layers whose weights the attack fits. 'auto' means the first layer of an MLP, "
+        "because its other layers hardly change in training, and all layers of any other network.",
     )
     priors: tuple[tuple[str, Annotated[float, Field(ge=0)]], ...] | None = Field(
         default=None,
-        description="Names and weights of priors, which are penalties on the candidates. By default, "
-        "images get a sparse prior if the first layer shows that the samples are images. Known priors: "
+        description="Names and weights of priors, which are penalties on the candidates (guesses of "
+        "training samples). By default, a sparse prior is used if the first layer shows that the samples "
+        "are images. Known priors: "
         f"{', '.join(PRIOR_NAMES)}.",
     )
     constraint: Literal["project", "penalty"] = Field(
         default="project",
-        description="How candidates are kept in the known value range, and multipliers at or above "
-        "lam_min. project: after every step, values outside their range are moved to its bound. penalty: "
-        "only priors penalize such values.",
+        description="How the candidates are kept in the known value range, and their multipliers at or "
+        "above lam_min. project: after every step, values outside the range are moved to the nearest "
+        "allowed value. penalty: values outside the range are only penalized.",
     )
     polish: float = Field(
         default=0.05,
-        description="Share of the steps, at the end of the search, that use full float32 if dtype is "
-        "'tf32' or 'bf16'.",
+        description="Share of the steps that use full float32 precision, at the end of the search, if "
+        "dtype is 'tf32' or 'bf16'.",
     )
     compile: bool = Field(
-        default=False, description="Fuse elementwise operations with torch.compile on a GPU."
+        default=False,
+        description="Speed up the attack on a GPU by fusing elementwise operations with "
+        "torch.compile.",
     )
     split: Literal["none", "curvature"] = Field(
         default="none",
-        description="Whether candidates are split in two during the search (Shen et al. 2026). curvature: a "
-        "candidate is split along a direction in which the loss has negative curvature.",
+        description="Whether a candidate (guess of a training sample) can be split into two candidates "
+        "during the search (Shen et al. 2026). curvature: a candidate is split along a direction in which "
+        "the loss curves downwards.",
     )
     split_trigger: Literal["period", "stagnation", "gradient"] = Field(
         default="stagnation",
-        description="When candidates are split. period: every split_every steps. stagnation: if the "
-        "relative decrease of the loss within split_every steps is below split_tolerance. gradient: if the "
-        "norm of the gradient is at most split_tolerance, and the last split is at least split_every "
+        description="When candidates are split in two. period: every split_every steps. stagnation: if "
+        "the loss decreases by less than the share split_tolerance within split_every steps. gradient: if "
+        "the norm of the gradient is at most split_tolerance, and the last split is at least split_every "
         "steps ago.",
     )
     split_every: int = Field(
         default=300,
         gt=0,
-        description="Number of steps between two splits of candidates. split_trigger describes the rule.",
+        description="Number of optimization steps after which candidates may be split in two again. The "
+        "setting split_trigger describes when they are split.",
     )
     split_tolerance: float = Field(
         default=0.1,
-        description="Limit below which candidates are split. If split_trigger is 'stagnation', the limit is "
-        "for the relative decrease of the loss. If split_trigger is 'gradient', the limit is for the norm of "
-        "the gradient.",
+        description="Candidates are split in two if a number is below this limit. If split_trigger is "
+        "'stagnation', the number is the relative decrease of the loss. If split_trigger is 'gradient', "
+        "the number is the norm of the gradient.",
     )
     split_threshold: float = Field(
         default=0.01,
         ge=0,
-        description="A candidate is split if the curvature of the loss is below minus this number when the "
-        "two halves of the candidate move apart. This curvature is the smallest eigenvalue of the "
-        "splitting matrix.",
+        description="A candidate is split in two only if the curvature of the loss along the split is "
+        "below minus this number.",
     )
     split_relative: bool = Field(
         default=True,
-        description="Multiply split_threshold by the loss divided by the squared median length of the "
-        "candidates, so that one threshold suits networks of every scale.",
+        description="Scale split_threshold (the limit for splits of candidates) to the loss and the size "
+        "of the candidates, so that the same threshold suits all networks.",
     )
     split_cap: float = Field(
         default=0.1,
         ge=0,
-        description="Largest share of the candidates that are split at the same step. At least one "
-        "candidate can be split.",
+        description="Largest share of the candidates that are split in two at the same step. At least one "
+        "candidate can always be split.",
     )
     split_limit: int = Field(
         default=0,
         ge=0,
-        description="Largest number of candidates after splits. 0 means four times the initial number.",
+        description="Largest number of candidates that splitting candidates in two may produce. 0 means "
+        "four times the initial number.",
     )
     split_eta: float = Field(
         default=0.0,
         ge=0,
-        description="Largest distance by which a split moves a candidate. 0 means half the median length of "
-        "the candidates.",
+        description="Largest distance by which the two halves of a split candidate are moved apart. 0 "
+        "means half the median norm of the candidates.",
     )
     split_zero: float = Field(
         default=1e-6,
-        description="If the relative squared residual is at most this number, the candidates fit the "
-        "weights, and no more candidates are split.",
+        description="Stop splitting candidates if their relative squared error in fitting the weights is "
+        "at most this number.",
     )
     split_merge: bool = Field(
         default=True,
-        description="Drop candidates with zero multipliers and merge similar candidates before candidates "
-        "are split.",
+        description="Before candidates are split in two, remove candidates with multiplier (weight) zero "
+        "and merge similar candidates.",
     )
     split_eps: float = Field(
         default=1e-3,
-        description="Tolerance eps of the check whether a restart ended at a minimum of the loss. The check "
-        "needs a gradient norm of at most eps and no curvature below -sqrt(eps).",
+        description="Tolerance eps of the check whether the search ended at a minimum of the loss. At a "
+        "minimum, the norm of the gradient is at most eps, and no curvature is below -sqrt(eps).",
     )
 
 
 class KKTSettings(StationaritySettings):
-    """Settings of the KKT attack (Haim et al. 2022, Buzaglo et al. 2023)."""
+    """Settings of the attack on the KKT equation of margin maximization (Haim et al. 2022)."""
 
     rivals: Literal["tied", "best"] = Field(
         default="tied",
-        description="With several classes: which wrong classes of a sample have a multiplier. tied: every "
-        "wrong class whose output equals the largest output of a wrong class. best: only one wrong class "
-        "with the largest output.",
+        description="For networks with several classes: which wrong classes of a sample get a multiplier "
+        "(a term) in the equation of the attack. best: only the wrong class with the largest output. "
+        "tied: every wrong class that shares the largest output.",
     )
 
 
@@ -274,8 +308,8 @@ class NTKSettings(StationaritySettings):
 
     gradients: Literal["theta", "theta0", "both"] = Field(
         default="theta",
-        description="Weights at which the gradients of the network are computed: the final weights "
-        "(theta), the initial weights (theta0), or both.",
+        description="Weights at which the attack computes the gradients of the network: the trained "
+        "weights (theta), the initial weights (theta0), or both.",
     )
 
 
@@ -288,39 +322,44 @@ class UnmixSettings(AttackSettings):
 
     domain: Literal["auto", "differences", "series", "coordinates"] = Field(
         default="auto",
-        description="Transform after which most values of a sample are close to zero, such as differences "
-        "of neighboring pixels. 'auto' chooses the transform by the shape of the samples.",
+        description="Transform that makes most values of a training sample close to zero, such as "
+        "differences of neighboring pixels. 'auto' chooses the transform by the shape of the samples.",
     )
     rank: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Number of samples that a run separates, as a share of the rank of the first layer's "
-        "weight matrix. The rank counts the singular values above the noise of the initial weights. 0 means "
-        "that several shares are compared.",
+        description="Number of samples that a run tries to recover, as a share of the rank of the first "
+        "layer's weight matrix. 0 means that several shares are tried.",
     )
     strength: float = Field(
         default=0.0,
         ge=0,
-        description="Strength a of the contrast function log cosh(a y), which measures how sparse a "
-        "separated sample y is. 0 means that several strengths are compared.",
+        description="Parameter a of the function log cosh(a y), which measures how sparse a recovered "
+        "sample y is. 0 means that several values are tried.",
     )
     starts: int = Field(
         default=0,
         ge=0,
-        description="Number of random starting points of a run. 0 means as many as the time limit allows.",
+        description="Number of random starting points from which a run searches. 0 means as many as the "
+        "time limit allows.",
     )
     restarts: int = Field(
         default=4,
         gt=0,
-        description="Number of independent runs of the attack. Used only if rank or strength is not 0.",
+        description="Number of independent runs of the attack, each from a new random start. Used only if "
+        "rank or strength is not 0.",
     )
 
 
 class ModelInversionSettings(SearchSettings):
-    """Settings of model inversion, a baseline that maximizes the output of a class."""
+    """Settings of model inversion, a simple attack for comparison that maximizes a class output."""
 
-    steps: int = Field(default=200, gt=0, description="Number of steps of gradient ascent.")
+    steps: int = Field(
+        default=200,
+        gt=0,
+        description="Number of gradient steps of the search for one training sample.",
+    )
 
 
 class ForestSettings(AttackSettings):
@@ -328,8 +367,9 @@ class ForestSettings(AttackSettings):
 
     rows: bool = Field(
         default=True,
-        description="Estimate the values of the columns of classification forests, not only the labels. The "
-        "search takes at most 60 seconds and needs the package ortools (the extra 'trees' of residuum).",
+        description="For classification forests: reconstruct all columns of the training table, not only the "
+        "labels. The search takes at most 60 seconds and needs the package ortools (the extra 'trees' of "
+        "residuum).",
     )
 
 

@@ -50,7 +50,7 @@ class Settings(BaseModel):
         return type(self)(**{**set_values, **changes})
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings as values for JSON. An infinite number becomes None."""
+        """Return all settings as plain values for JSON. Infinite numbers become None."""
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
@@ -123,8 +123,8 @@ def bounds_in_words(field: FieldInfo) -> str:
 
 
 def _sentence(message: str) -> str:
-    text = message.removeprefix("Value error, ").rstrip(".")
-    return f"{text[:1].lower()}{text[1:]}."
+    message_text = message.removeprefix("Value error, ").rstrip(".")
+    return f"{message_text[:1].lower()}{message_text[1:]}."
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-AUTO = "auto"  # name of the attack that suits the network
+AUTO = "auto"  # the name "auto" stands for the attack that suits the network
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ def _haim(sigma: float, lr_x: float, lam_min: float, sharpness: float) -> Preset
 
 
 PRESETS: dict[str, Preset] = {
-    # The defaults of residuum. We chose these values on networks trained on digits, with data seeds 0 and 1.
+    # The default settings, which were chosen on networks trained on images of digits.
     "residuum": Preset(),
-    # Settings of the four released runs of Haim et al. 2022.
+    # Settings of the four runs that Haim et al. published in 2022.
     "haim2022-cifar-b9dfyspx": _haim(8.857e-4, 0.5549, 0.4983, 19.14),
     "haim2022-cifar-k60fvjdy": _haim(4.474e-3, 0.3462, 0.4936, 21.68),
     "haim2022-mnist-kcf9bhbi": _haim(3.498e-2, 0.03052, 0.4471, 149.9),
@@ -80,7 +80,7 @@ PRESETS: dict[str, Preset] = {
             "priors": (("haim2022-box", 1.0),),
         },
     ),
-    # Settings of the released code of Loo et al. 2024.
+    # Settings of the code that Loo et al. published in 2024.
     "loo2024": Preset(
         "ntk",
         {
@@ -102,10 +102,8 @@ PRESETS: dict[str, Preset] = {
             "priors": (("loo2024-box", 0.1),),
         },
     ),
-    # Settings of residuum for known initial weights. We compared twelve sets of settings on 200 MNIST images
-    # with data seed 5. These settings were the best. They reconstruct twice as many images as the published
-    # settings. We chose the default prior for images on 40 other CIFAR images. With the prior, the normalized
-    # cross-correlation (NCC) of 28 reconstructions exceeds 0.9. Without the prior, the NCC of 5 exceeds 0.9.
+    # Settings for attackers who know the initial weights. They were the best of twelve sets of settings on
+    # 200 MNIST images, where they reconstruct twice as many images as the published settings.
     "ntk": Preset(
         "ntk",
         {
@@ -121,9 +119,8 @@ PRESETS: dict[str, Preset] = {
             "sigma": 0.2,
         },
     ),
-    # Settings of Shen et al. 2026. The paper splits candidates every 20,000 to 40,000 steps.
-    # The paper splits at most half of the candidates, if the curvature of the loss is below -0.1.
-    # The two halves of a split candidate move by at most 0.01.
+    # Settings of Shen et al. 2026. Every 20,000 to 40,000 steps, the method splits at most half of the
+    # candidates in two, if the curvature of the loss is below -0.1. The halves move by at most 0.01.
     "shen2026": Preset(
         AUTO,
         {

@@ -7,9 +7,11 @@ torch takes seconds, and ``--help`` must be fast.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from residuum.settings.base import EXPERT, Settings
 
@@ -17,7 +19,27 @@ from residuum.settings.base import EXPERT, Settings
 TRIAL_RESTARTS = 2
 
 
-class ExposureRequest(Settings):
+class TableSettings(Settings):
+    """The roles of the columns, if the samples are a table."""
+
+    label: str = Field(
+        default="",
+        description="Column of a table that holds the labels. By default the column named label, target, "
+        "class or y, or else the last column.",
+    )
+    drop: Sequence[str] = Field(
+        default=(),
+        description="Columns of a table that are not inputs of the model. The search for stored texts still "
+        "uses them.",
+    )
+
+    @field_validator("drop", mode="before")
+    @classmethod
+    def _list_columns(cls, columns: Any) -> Any:
+        return (columns,) if isinstance(columns, str) else tuple(columns)
+
+
+class ExposureRequest(TableSettings):
     """Settings of :func:`residuum.exposure`."""
 
     surface: str = Field(
@@ -32,6 +54,12 @@ class ExposureRequest(Settings):
     arch: str | None = Field(
         default=None,
         description="Architecture of the network, if the file does not state it.",
+        json_schema_extra=EXPERT,
+    )
+    model_code: str | None = Field(
+        default=None,
+        description="Code that makes the network, as package.module:factory, if --arch cannot describe it. "
+        "The code is run, so it needs --trust-code.",
         json_schema_extra=EXPERT,
     )
     grouped_by: str = Field(

@@ -23,7 +23,7 @@ class TrainingConfig(Settings):
     method: Literal["margin", "gd", "sgd"] = Field(
         default="margin",
         description="Training method. margin: maximize the margin by gradient descent on the logarithm of "
-        "the exponential loss, where steps that increase the loss too much are undone. gd: gradient descent "
+        "the exponential loss. gd: gradient descent "
         "on full batches. sgd: gradient descent on mini-batches.",
     )
     loss: Literal["", "logistic", "exponential", "squared", "cross_entropy"] = Field(
@@ -38,7 +38,7 @@ class TrainingConfig(Settings):
         default=0.0,
         ge=0,
         lt=1,
-        description="Momentum of the methods 'gd' and 'sgd'. Published runs used 0 or 0.9.",
+        description="Momentum of the methods 'gd' and 'sgd'.",
     )
     batch: int = Field(
         default=0, ge=0, description="Number of samples in a mini-batch of the method 'sgd'."
@@ -46,13 +46,14 @@ class TrainingConfig(Settings):
     weight_decay: float = Field(
         default=0.0,
         ge=0,
-        description="Weight decay w of the methods 'gd' and 'sgd'. It adds w theta to the gradient in the "
-        "weights theta.",
+        description="Weight decay of the methods 'gd' and 'sgd'. In each step, the weights times this "
+        "number are added to the gradient.",
     )
     init: Initialization = Field(
         default="small",
-        description="Initial weights. small: weights and biases of the first layer are standard normal "
-        "numbers times init_scale. default: the default of PyTorch. lecun: variance 1/fan_in, zero biases.",
+        description="Initial weights. small: the weights and biases of the first layer are normal random "
+        "numbers times init_scale. default: as in PyTorch. lecun: random weights with variance 1/fan_in, "
+        "and zero biases.",
     )
     init_scale: float = Field(
         default=1e-4,
@@ -60,10 +61,13 @@ class TrainingConfig(Settings):
         description="Scale of the initial weights of the first layer, if init is 'small'.",
     )
     dtype: Literal["float64", "float32"] = Field(
-        default="float64", description="Number format of the training."
+        default="float64", description="Number format in which the network is trained."
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**63, description="Seed of the initial weights and of the batches."
+        default=0,
+        ge=0,
+        lt=2**63,
+        description="Seed of the random initial weights and mini-batches.",
     )
     seconds: float = Field(
         default=math.inf,
@@ -73,31 +77,34 @@ class TrainingConfig(Settings):
     )
     stop_margin: float = Field(
         default=math.inf,
-        gt=-math.inf,  # this bound refuses nan and allows every other number
+        gt=-math.inf,  # this bound rejects NaN and allows every other number
         allow_inf_nan=True,
-        description="Stop the training if the normalized margin reaches this number.",
+        description="Stop the training when the normalized margin (distance of the training samples from "
+        "the decision boundary) reaches this number.",
     )
     stop_residual: float = Field(
         default=0.0,
         ge=0,
-        description="Stop the training if the relative KKT residual falls to this number. 0 means never.",
+        description="Stop the training when the KKT residual falls to this number. The KKT residual is "
+        "the relative error in the equation of a network with maximal margin. 0 means never.",
     )
     stop_loss: float = Field(
         default=0.0,
         ge=0,
-        description="Stop the training if the training loss falls to this number. 0 means never.",
+        description="Stop the training when the training loss falls to this number. 0 means never.",
     )
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
         if self.method == "sgd" and self.batch < 1:
             raise InputError(
-                f"The method 'sgd' needs a batch size of at least 1; got {self.batch}.",
+                f"The training method 'sgd' needs a batch size of at least 1; got {self.batch}.",
                 "Pass --batch 50, or --method gd.",
             )
         if self.method == "margin" and (self.weight_decay or self.loss == "squared"):
             raise InputError(
-                "The method 'margin' must have no weight decay, and cannot minimize the loss 'squared'; got "
+                "The training method 'margin' cannot be combined with weight decay or with the loss "
+                "'squared'; got "
                 f"weight decay {self.weight_decay:g} and loss {self.loss or 'default'!r}.",
                 "Pass --method gd.",
             )

@@ -1,1 +1,1 @@
-"""Attack surfaces of a release: tensors that equal a weighted sum of gradients at the training samples."""
+"""Attack surfaces: tensors of a model that equal a weighted sum of gradients at the training samples."""

@@ -41,13 +41,13 @@ class Head:
 
     @property
     def note(self) -> str:
-        """Sentence that tells users that candidates and scores describe features, not samples."""
+        """Sentence for users: the reconstructions and scores describe features, not samples."""
         feature_count = self.checkpoint.architecture.inputs
         return FEATURES_NOTE.format(", ".join(self.frozen), feature_count)
 
     @torch.no_grad()
     def compute_features(self, data: Dataset) -> Dataset:
-        """Return the samples with their values replaced by the features that the frozen layers compute."""
+        """Replace samples by their features, which the frozen layers compute."""
         dtype = next(self.body.parameters()).dtype
         features = [self.body(batch.flatten(1).to(dtype)) for batch in data.x.split(1000)]
         return data.replace(x=torch.cat(features).to(data.x.dtype), mean=None)
@@ -96,15 +96,15 @@ def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
     Returns:
         The head, or None if training changed the first layer or the network is not an MLP.
     """
-    theta0 = knowledge.theta0
-    if theta0 is None or checkpoint.live is not None:
+    initial_weights = knowledge.theta0
+    if initial_weights is None or checkpoint.live is not None:
         return None
     architecture = checkpoint.architecture
     chain = checkpoint.chain
     if architecture.kind != "mlp" or chain is None:
         return None
     layers = tuple(by_layer(checkpoint.theta))
-    trained_layers = moved_layers(checkpoint.theta, theta0)
+    trained_layers = moved_layers(checkpoint.theta, initial_weights)
     if not trained_layers or layers[0] in trained_layers:
         return None
     first_trained = layers.index(trained_layers[0])
@@ -137,7 +137,7 @@ def renumber_layers(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:
     """
     renumbered = {}
     for name, t in theta.items():
-        match = re.fullmatch(r"layers\.(\d+)\.(\w+)", name)
-        if match and int(match[1]) >= first:
-            renumbered[f"layers.{int(match[1]) - first}.{match[2]}"] = t
+        name_match = re.fullmatch(r"layers\.(\d+)\.(\w+)", name)
+        if name_match and int(name_match[1]) >= first:
+            renumbered[f"layers.{int(name_match[1]) - first}.{name_match[2]}"] = t
     return renumbered

@@ -15,8 +15,8 @@ from residuum.networks.spectrum import count_directions, rank_above, singular_va
 from residuum.records import Record
 from residuum.records.published import Count
 
-# Fractions of the largest singular value of the first layer. For each fraction, ``Inspection.ranks`` counts
-# the singular values above this fraction of the largest one.
+# For each of these fractions, ``Inspection.ranks`` counts the singular values of the first layer that
+# exceed this fraction of the largest one.
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 
 
@@ -74,7 +74,7 @@ class Inspection(Record):
     assumptions: tuple[str, ...] = ()
 
     def directions_for(self, samples: int | None) -> tuple[int | None, str]:
-        """Return the number of singular vectors of the first layer that come from training.
+        """Return how many directions (singular vectors) of the first layer come from training.
 
         If there are more samples than inputs, training can change every singular vector. Then the number says
         nothing about the samples, and it is not returned.
@@ -105,8 +105,8 @@ def inspect_network(network: Network) -> Inspection:
         The measurements.
     """
     architecture = network.architecture
-    theta = network.theta
-    weight = first_layer(theta)
+    weights_by_name = network.theta
+    weight = first_layer(weights_by_name)
     spectrum = singular_values(weight)
     if network.live is not None:
         direction_count, explanation = None, "it is not known which layer receives the input"
@@ -124,11 +124,11 @@ def inspect_network(network: Network) -> Inspection:
         outputs=architecture.outputs,
         layers=tuple(
             ParameterSummary(name, tuple(t.shape), t.numel(), float(t.double().norm()))
-            for name, t in theta.items()
+            for name, t in weights_by_name.items()
         ),
-        parameters=sum(t.numel() for t in theta.values()),
-        bytes=sum(t.numel() * t.element_size() for t in theta.values()),
-        dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
+        parameters=sum(t.numel() for t in weights_by_name.values()),
+        bytes=sum(t.numel() * t.element_size() for t in weights_by_name.values()),
+        dtype=str(next(iter(weights_by_name.values())).dtype).removeprefix("torch."),
         homogeneity_order=network.homogeneity_order,
         directions=direction_count,
         directions_of=explanation,

@@ -1,4 +1,4 @@
-"""Sweeps: run an attack with many settings, rank the trials without training data, pool the candidates."""
+"""Sweeps: run an attack with many settings (trials), rank the trials, and combine their results."""
 
 from residuum.sweeping.run import sweep
 from residuum.sweeping.scoring import Sweep

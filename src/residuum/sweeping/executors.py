@@ -50,9 +50,10 @@ from residuum.sweeping.space import (
     count_restarts,
 )
 
-MEMORY = "out of memory"  # the reason of a failed job contains this text if memory ran out
-# A slot of a cluster is the cores and the GPU share that a job needs. This many jobs are submitted per slot.
-# A second job waits in the queue, so that the slot is never idle, and an autoscaler adds machines.
+# If a job failed because memory ran out, the reason of the failure contains this text.
+MEMORY = "out of memory"
+# A slot of a cluster is the cores and the GPU share that one job needs. For each slot, this many jobs are
+# submitted. While one runs, the other waits, so that no slot is idle and an autoscaler adds machines.
 JOBS_PER_SLOT = 2
 REFRESH = 5.0  # seconds after which we count again how many jobs a cluster can run at the same time
 # These environment variables switch off the usage reports and a warning of Ray.
@@ -64,7 +65,7 @@ LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The inputs that all trials of a sweep share. A task is sent to each worker once.
+    """The inputs that all trials of a sweep share. They are sent to each worker process once.
 
     Attributes:
         network: The released network.
@@ -99,11 +100,11 @@ class Job:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of the trials of this job."""
+        """Numbers of the trials (runs with one set of settings) in this job."""
         return list(self.params)
 
     def split_in_halves(self) -> list[Job]:
-        """Split this job into two jobs. Each of them has half of the trials."""
+        """Split this job into two jobs, each with half of the trials (attacks to run)."""
         numbered_params, first_half_size = list(self.params.items()), -(-len(self.params) // 2)
         return [
             Job(dict(half), self.seed)
@@ -113,7 +114,7 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of a job: a reconstruction for each trial, a paused state, or the reason of a failure."""
+    """The outcome of a job of a sweep: reconstructions, a paused state, or the reason of a failure."""
 
     job: Job
     reconstructions: tuple[Reconstruction, ...] = ()
@@ -123,7 +124,9 @@ class Outcome:
 
 
 def split_into_jobs(params: Mapping[int, Params], seed: int, batch: int) -> list[Job]:
-    """Split trials into jobs by their numbers. The first job has the trials 0 to ``batch`` - 1.
+    """Divide the trials of a sweep into jobs by their numbers.
+
+    The first job has the trials 0 to ``batch`` - 1.
 
     Args:
         params: Values of the varied settings of the trials that remain to be run, by trial number.
@@ -138,7 +141,7 @@ def split_into_jobs(params: Mapping[int, Params], seed: int, batch: int) -> list
 
 
 def run_job(task: Task, job: Job) -> Outcome:
-    """Run a job. Every engine calls this function.
+    """Run a job: one or more trials of a sweep. Every engine calls this function.
 
     Args:
         task: The inputs that all trials of the sweep share.
@@ -192,7 +195,7 @@ def first_layer_residual(loss: Tensor, layers: Tensor) -> float | None:
 
 
 def paused_value(path: Path) -> tuple[int, float | None]:
-    """Read the saved state of a paused trial. Return its step and residual, or (0, None) without a state."""
+    """Read the step and the error of a paused trial from its saved state, (0, None) without a state."""
     if not path.is_file():
         return 0, None
     solver_state = SolverState.load(path)
@@ -204,7 +207,7 @@ def paused_value(path: Path) -> tuple[int, float | None]:
 def judge_trial(
     number: int, params: Params, reconstruction: Reconstruction, objectives: tuple[str, ...]
 ) -> Trial:
-    """Compute the statistics of a finished trial, from the weights alone.
+    """Compute statistics that judge a finished trial of a sweep without training data.
 
     The candidates of all restarts form groups of similar candidates. ``agreement`` is the share of the
     candidates that are in groups with candidates of several restarts. Each group has a confidence, which is
@@ -233,14 +236,17 @@ def judge_trial(
         "seconds": reconstruction.seconds,
         "step": int(steps[-1]) if len(steps) else None,
     }
-    groups = reconstruction.selection
-    if groups is not None and len(groups):
-        is_found_by_several_restarts = groups.support > 1
+    candidate_groups = reconstruction.selection
+    if candidate_groups is not None and len(candidate_groups):
+        is_found_by_several_restarts = candidate_groups.support > 1
         statistics["agreement"] = float(
-            groups.members[is_found_by_several_restarts].sum() / groups.members.sum()
+            candidate_groups.members[is_found_by_several_restarts].sum()
+            / candidate_groups.members.sum()
         )
-        restart_share = groups.support / max(reconstruction.restarts, 1)
-        confidence = torch.where(groups.confidence.isnan(), restart_share, groups.confidence)
+        restart_share = candidate_groups.support / max(reconstruction.restarts, 1)
+        confidence = torch.where(
+            candidate_groups.confidence.isnan(), restart_share, candidate_groups.confidence
+        )
         statistics["expected"] = float(confidence[is_found_by_several_restarts].sum())
     if statistics["residual"] is None and "residual" in objectives:
         reason = "diverged" if statistics["diverged"] else "no finite residual"
@@ -252,7 +258,7 @@ def judge_trial(
 
 
 def _run_attack(task: Task, job: Job) -> Outcome:
-    """Run all trials of a job at the same time, to the end or to the step ``job.until``."""
+    """Run all trials (attacks with different settings) of a job at the same time."""
     restarts = count_restarts(task.attack)
     seeded_attack = task.attack.changed(seed=job.seed * SEEDS + job.numbers[0])
     attacks = [configure(seeded_attack, params) for params in job.params.values()]
@@ -281,7 +287,7 @@ def _run_attack(task: Task, job: Job) -> Outcome:
 
 
 def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reconstruction:
-    """Return the result of one trial from the combined result of all trials of a job."""
+    """Extract the result of one trial (one set of settings) from the combined result of a job."""
     restart_count = count_restarts(attack)
     first_run = index * restart_count
     own_runs = slice(first_run, first_run + restart_count)
@@ -309,14 +315,14 @@ def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reco
 
 
 class Engine(Protocol):
-    """Interface of the classes that run the jobs of a sweep, for example in other processes."""
+    """Base class of engines, which run the attacks of a sweep, for example in other processes."""
 
     def count_slots(self) -> int:
-        """Return the number of jobs that may be submitted at the same time."""
+        """Return how many jobs may be submitted to the engine at the same time."""
         return 1
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Start a job. Return a future of its outcome, or of an exception if the worker dies."""
+        """Start a job. Return a future that gives its outcome, or an exception if the worker process dies."""
 
     def close(self) -> None:
         """Stop all running jobs and release the processes or machines of the engine."""
@@ -355,7 +361,7 @@ def run_jobs(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outc
 
 
 class Local(Engine):
-    """An engine that runs jobs in this process, one after the other."""
+    """An engine that runs the attacks of a sweep in this process, one after the other."""
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
         self._task, self._threads = task, torch.get_num_threads()
@@ -376,7 +382,7 @@ class WorkerDiedError(Exception):
 
 
 class Worker:
-    """A process that runs jobs one after the other. The shared inputs of the trials are sent to it once."""
+    """A worker process that runs jobs (attacks of a sweep) one after the other."""
 
     def __init__(self, task: Task) -> None:
         process_context = mp.get_context("spawn")
@@ -426,17 +432,18 @@ def _end_with_parent() -> None:
 
 
 class Processes(Engine):
-    """An engine that runs jobs in several processes on this machine."""
+    """An engine that runs the attacks of a sweep in several processes on this machine."""
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
         self._count = request.workers or max(1, (os.cpu_count() or 1) // request.cpus)
         self._task = task
-        self._threads = ThreadPoolExecutor(self._count)  # each thread waits for one process
+        # One thread for each worker process, which waits for the result of the process.
+        self._threads = ThreadPoolExecutor(self._count)
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
 
     def count_slots(self) -> int:
-        """Return the number of worker processes."""
+        """Return the number of worker processes, each of which runs one job at a time."""
         return self._count
 
     def submit(self, job: Job) -> Future[Outcome]:
@@ -477,7 +484,7 @@ class Ray(Engine):
             import ray
         except ImportError as problem:
             raise MissingExtraError(
-                "The engine 'ray' needs Ray, which is not installed.",
+                "The option --engine ray needs the package Ray, which is not installed.",
                 'Install it in a clone of residuum: pip install ".[cluster]"',
             ) from problem
         self._ray, self._request = ray, request
@@ -507,7 +514,7 @@ class Ray(Engine):
             raise InputError(
                 f"A Ray cluster must be reachable at {request.address or 'this machine'!r}; connecting "
                 f"failed ({' '.join(str(problem).split())[:120]}).",
-                "Start a cluster with `ray start --head`, or leave --address out.",
+                "Start a cluster with `ray start --head`, or omit --address.",
             ) from problem
 
     def count_slots(self) -> int:
@@ -524,7 +531,7 @@ class Ray(Engine):
         return self._slots
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Start a Ray task for the job."""
+        """Start a task on the Ray cluster that runs the job."""
         object_ref = self._remote.remote(self._task, job)
         future = object_ref.future()
         self._running[future] = object_ref

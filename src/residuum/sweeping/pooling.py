@@ -38,12 +38,14 @@ from residuum.attacks.unmixing.attack import Unmix, confidence_by_share
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-LIMIT = 4096  # maximal number of groups in memory: 300 MB for images of 3 x 32 x 32 values
-MAX_GROUPS = 2000  # maximal number of groups in the pooled result
+# Maximal number of groups of similar candidates in memory: 300 MB for images of 3 x 32 x 32 values.
+LIMIT = 4096
+# Maximal number of groups of similar candidates in the combined result of all trials.
+MAX_GROUPS = 2000
 
 
 class Pool:
-    """Groups of similar candidates from all runs that were added.
+    """Groups of similar candidates (guesses of samples) from all runs that were added.
 
     Attributes:
         limit: Maximal number of groups in memory.
@@ -61,7 +63,7 @@ class Pool:
         self._groups: dict[str, Tensor] = {}
 
     def add(self, trial: Reconstruction) -> None:
-        """Add the candidates of a trial. Runs of the trial that diverged are left out."""
+        """Add the candidates (guesses of samples) of a trial, except those of runs that diverged."""
         is_usable = find_usable_candidates(trial)
         for run, status in enumerate(trial.status):
             is_in_run = is_usable & (trial.run == run)
@@ -90,7 +92,8 @@ class Pool:
             group_count += len(new_groups)
         self._merge(x, labels, weight, group_index, group_count)
         self.runs, self.candidates = self.runs + 1, self.candidates + len(x)
-        # Groups are dropped only if there are 25% more than the limit, because sorting all groups is slow.
+        # The weakest groups are removed only if there are 25% more groups than the limit, because sorting
+        # is slow.
         if len(self) > 1.25 * self.limit:
             best_group_indices = self.order()[: self.limit].sort().values
             self.dropped += len(self) - len(best_group_indices)
@@ -102,18 +105,18 @@ class Pool:
         return len(self._groups["sum"]) if self._groups else 0
 
     def _find_nearest(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the index of the group that each candidate joins, (k,). The index is -1 for no group."""
+        """Find the group of similar samples that each of k reconstructed samples joins, -1 for none."""
         if not len(self):
             return torch.full((len(x),), -1)
-        groups = self._groups
+        stored_groups = self._groups
         if (
             self.radius is None
         ):  # compare directions: the sum of a group has the direction of its mean
-            closeness = cosine(x, groups["sum"])
+            closeness = cosine(x, stored_groups["sum"])
         else:
-            closeness = -l2(x, groups["sum"] / groups["weight"][:, None])
+            closeness = -l2(x, stored_groups["sum"] / stored_groups["weight"][:, None])
         best_closeness, nearest = closeness.masked_fill_(
-            labels[:, None] != groups["label"], -math.inf
+            labels[:, None] != stored_groups["label"], -math.inf
         ).max(1)
         threshold = SIMILARITY if self.radius is None else -self.radius
         return nearest.masked_fill(best_closeness < threshold, -1)
@@ -121,7 +124,7 @@ class Pool:
     def _merge(
         self, x: Tensor, labels: Tensor, weight: Tensor, group_index: Tensor, count: int
     ) -> None:
-        """Add candidates to their groups.
+        """Add candidates to their groups of similar candidates.
 
         For each group, only three sums over its candidates and one candidate are stored, so memory does not
         grow with the number of runs. The stored candidate has the largest weight. With weights w_i and
@@ -162,7 +165,7 @@ class Pool:
         groups["run"][changed_group_indices] = float(self.runs)
 
     def order(self) -> Tensor:
-        """Return the indices of the groups, sorted by the number of runs that found them, then by weight."""
+        """Sort groups of similar samples by the number of runs that reconstructed them, then by weight."""
         support, weight = self._groups["support"], self._groups["weight"]
         order_by_weight = weight.argsort(descending=True, stable=True)
         return order_by_weight[support[order_by_weight].argsort(descending=True, stable=True)]
@@ -178,8 +181,10 @@ class Pool:
         group_order = (consensus_order if len(consensus_order) else group_order)[:MAX_GROUPS]
         best_groups = {name: values[group_order] for name, values in self._groups.items()}
         best_groups["label"] = best_groups["label"].to(self.label_type)
-        mean = best_groups["sum"] / best_groups["weight"][:, None]
-        weighted_cosine = (mean * best_groups["unit"]).sum(1) / mean.norm(dim=1).clamp(min=1e-300)
+        group_means = best_groups["sum"] / best_groups["weight"][:, None]
+        weighted_cosine = (group_means * best_groups["unit"]).sum(1) / group_means.norm(
+            dim=1
+        ).clamp(min=1e-300)
         group_rows = [
             {"support": int(s), "lam": float(w / s), "tightness": float(t)}
             for s, w, t in zip(
@@ -190,12 +195,12 @@ class Pool:
             )
         ]
         largest_weight = max((row["lam"] for row in group_rows), default=0.0)
-        log_dimension = math.log(grouping.effective_dimension(mean))
+        log_dimension = math.log(grouping.effective_dimension(group_means))
         features = [
             compute_features(row, self.runs, largest_weight, log_dimension) for row in group_rows
         ]
         selection = Selection(
-            x=mean.reshape(-1, *self.shape),
+            x=group_means.reshape(-1, *self.shape),
             labels=best_groups["label"],
             lam=torch.tensor([row["lam"] for row in group_rows]),
             support=best_groups["support"].long(),
@@ -212,7 +217,7 @@ def pool_trials(
     knowledge: Knowledge,
     settings: dict[str, Any],
 ) -> tuple[Reconstruction | None, Pool]:
-    """Pool the candidates of finished trials into one reconstruction, which can be scored.
+    """Combine the candidates of all finished trials of a sweep into one reconstruction.
 
     The candidates of all trials form groups of similar candidates. The pooled reconstruction has one
     candidate per group: the candidate with the largest weight. The field ``selection`` of the pooled
@@ -230,7 +235,7 @@ def pool_trials(
     for reconstruction in reconstructions:
         attack, selection = reconstruction.attack, reconstruction.selection
         if selection is not None and len(selection):
-            # If a trial has no confidence (NaN), the maximum and the pooled confidence become NaN.
+            # If a trial gave no confidence (NaN), the maximum and the combined confidence are NaN as well.
             best_confidence = torch.maximum(
                 best_confidence, selection.confidence.max().to(best_confidence)
             )

@@ -65,14 +65,14 @@ REPORT, ATTACK, RANKINGS = "report.html", "attack.json", "rankings.json"
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """The progress of a sweep.
+    """The progress of a sweep (an attack that is run with many settings).
 
     Attributes:
         done: Number of finished trials.
         total: Number of all trials.
         fresh: Number of trials that finished since the sweep was started or continued.
         failed: Number of failed trials.
-        best: Value of the best trial in the statistic that ranks trials. None if no trial is complete.
+        best: Best value so far of the statistic by which trials are ranked. None if no trial is complete.
         seconds: Time since the sweep was started or continued.
     """
 
@@ -98,7 +98,7 @@ def sweep(
     watch: Watcher | None = None,
     **options: Unpack[SweepOptions],
 ) -> Sweep:
-    """Run an attack with many settings. Rank the trials without training data, and pool their candidates.
+    """Run an attack with many settings (trials). Rank the trials, and combine their reconstructions.
 
     An ``InputError`` is raised if an option is not valid or if the attack does not apply.
 
@@ -133,16 +133,16 @@ def sweep(
     with ExitStack() as stack:
         out = Path(out or stack.enter_context(TemporaryDirectory()))
         sweep_run = stack.enter_context(SweepRun.open(out))
-        identity = {
+        sweep_identity = {
             **network_source,
             "plan": request.plan(),
             "threads": request.cpus,
             "weights": digest(*network.theta.values()),
             "knowledge": knowledge.digest,
         }
-        sweep_run.begin(identity)
+        sweep_run.begin(sweep_identity)
         storage = stack.enter_context(open_storage(out / JOURNAL, request.storage))
-        driver = Driver(request, task, sweep_run, Study(request, storage, identity), watch)
+        driver = Driver(request, task, sweep_run, Study(request, storage, sweep_identity), watch)
         driver.run()
         finished_sweep = driver.result(network_source)
         _write(out, finished_sweep, network_source, subject)
@@ -158,13 +158,16 @@ def sweep(
 
 
 def _check(network: Network, knowledge: Knowledge, attack: Attack) -> None:
-    """Raise an error before the first trial if the attack does not apply to these inputs."""
+    """Raise an error before a sweep starts if its attack does not apply to the network."""
     if isinstance(attack, Stationarity):
         # The solver checks the inputs when it is created. With two candidates on the CPU, this is fast.
         attack.changed(device="cpu", restarts=1, candidates=2).solver(network, knowledge)
         return
     if reason := attack.why_not(SURFACES[attack.surface](network, knowledge), knowledge):
-        raise InputError(f"{attack.name} does not apply: {reason}.", "Sweep another attack.")
+        raise InputError(
+            f"The attack '{attack.name}' does not apply to this network: {reason}.",
+            "Run the sweep with another attack.",
+        )
 
 
 def _samples(data: Dataset | str | Path, name: str) -> Dataset:
@@ -190,7 +193,7 @@ def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None
 
 @dataclass
 class Driver:
-    """Runs all trials of a sweep that are not finished, and records their results."""
+    """Runs all unfinished trials (attacks with different settings) of a sweep, and records the results."""
 
     request: SweepRequest
     task: Task
@@ -223,7 +226,7 @@ class Driver:
                 self._advance(engine, params)
 
     def result(self, source: dict[str, Any]) -> Sweep:
-        """Rank and pool the trials, write the pooled reconstruction, and return the finished sweep."""
+        """Rank the trials (attacks with different settings), combine their results, and return the sweep."""
         trials = tuple(trial for _, trial in sorted(self.trials.items()))
         order, plan = rank_trials(trials), self.request.plan()
         saved_results = (self.folder.load(trial.number) for trial in order)
@@ -284,10 +287,10 @@ class Driver:
             if number not in self.trials
             and (not until or paused_value(self.folder.state(number))[0] < until)
         }
-        jobs = split_into_jobs(waiting_params, self.request.seed, self.request.batch)
-        while jobs:
+        waiting_jobs = split_into_jobs(waiting_params, self.request.seed, self.request.batch)
+        while waiting_jobs:
             smaller_jobs: list[Job] = []
-            resumed_jobs = (self._resume(job, until) for job in jobs)
+            resumed_jobs = (self._resume(job, until) for job in waiting_jobs)
             for outcome in run_jobs(engine, resumed_jobs, self.request.retries):
                 self.compute += outcome.seconds
                 if outcome.state is not None:
@@ -296,10 +299,10 @@ class Driver:
                     smaller_jobs += outcome.job.split_in_halves()
                 else:
                     self._end(outcome)
-            jobs = smaller_jobs
+            waiting_jobs = smaller_jobs
 
     def _resume(self, job: Job, until: int) -> Job:
-        """Return a copy of the job that continues the saved state of its trial to the step ``until``."""
+        """Create a job that continues the saved state of a trial to the step ``until``."""
         state_file = self.folder.state(job.numbers[0])
         saved_state = (
             state_file.read_bytes() if len(job.numbers) == 1 and state_file.is_file() else None
@@ -307,7 +310,7 @@ class Driver:
         return dataclasses.replace(job, state=saved_state, until=until)
 
     def _halve(self, params: dict[int, Params], until: int) -> None:
-        """Stop all except the best trials in ``params``, which paused at the step ``until``.
+        """Stop the worst trials among those in ``params``, which have paused at the step ``until``.
 
         We do not use the pruners of Optuna. A pruner compares a trial with the trials that reported before
         this trial, so the result would depend on the order in which trials end. Pruners also do not support
@@ -317,7 +320,7 @@ class Driver:
             number: paused_value(self.folder.state(number))[1]
             for number in params.keys() - self.trials.keys()
         }
-        # Count also the trials that were stopped at this step before the sweep was interrupted.
+        # Also count the trials that the sweep had stopped at this step before it was interrupted.
         recorded_trials = (self.trials[number] for number in params.keys() & self.trials.keys())
         stopped_count = sum(t.state == PRUNED and t.step == until for t in recorded_trials)
         survivor_count = math.ceil((len(residual_by_trial) + stopped_count) / ETA)
@@ -341,7 +344,7 @@ class Driver:
             self._record(trial)
 
     def _end(self, outcome: Outcome) -> None:
-        """Save the candidates of the finished trials of a job, then record these trials in the study."""
+        """Save the reconstructed samples of finished trials (attacks), and record the trials as finished."""
         params = outcome.job.params
         if not outcome.reconstructions:
             seconds = outcome.seconds / len(params)

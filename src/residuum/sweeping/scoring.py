@@ -24,11 +24,16 @@ from residuum.sweeping.executors import Task
 from residuum.sweeping.pooling import Pool
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, SweepRequest, Trial
 
-SUBSETS = 500  # number of held-out subsets for the chance level of the pooled result
-# Number of held-out subsets for the chance level of a trial, which is the smallest allowed number.
+# Number of random subsets of held-out samples that show how many samples all trials together match by
+# chance.
+SUBSETS = 500
+# Number of random subsets of held-out samples that show how many samples one trial matches by chance. It is
+# the smallest allowed number.
 TRIAL_SUBSETS = 200
-TOP = 5  # the report names the trial that recovered most samples among this number of best trials
-MAX_ROWS, MAX_CARDS = 12, 60  # maximal numbers of table rows and of pictures in the report
+# Of this number of best-ranked trials, the report names the trial that recovered most samples.
+TOP = 5
+# Maximal numbers of table rows and of pictures in the report of a sweep.
+MAX_ROWS, MAX_CARDS = 12, 60
 HEADLINES = {"residual": "First-layer residual", "expected": "Reconstructions expected to be real:"}
 
 
@@ -38,21 +43,21 @@ class SweepRun(RunDir):
     what, files, summary = "a sweep", ("request.json",), "sweep.json"
 
     def trial(self, number: int) -> Path:
-        """Return the path of the candidates of a finished trial."""
+        """Return the path of the file with the reconstruction of a finished trial (one attack)."""
         return self.path / "trials" / f"{number:06d}.safetensors"
 
     def state(self, number: int) -> Path:
-        """Return the path of the saved state of a paused trial."""
+        """Return the path of the file with the saved state of a paused trial (one attack)."""
         return self.trial(number).with_suffix(".state.safetensors")
 
     def load(self, number: int) -> Reconstruction | None:
-        """Return the candidates of a finished trial, or None if its file does not exist or cannot be read."""
+        """Load the reconstruction of a finished trial (one attack), None if it cannot be read."""
         return Reconstruction.load_or_none(self.trial(number))
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """A finished sweep.
+    """The result of a sweep, in which an attack was run with many settings.
 
     Attributes:
         request: The settings of the sweep.
@@ -74,30 +79,33 @@ class Sweep:
 
     @property
     def fresh(self) -> int:
-        """Number of trials that finished since the sweep was started or continued."""
+        """Number of trials (attacks) that finished since the sweep was started or continued."""
         return self.summary["session"]["trials"]
 
     @property
     def order(self) -> list[Trial]:
-        """The complete trials, ranked without the training data, the best trial first."""
+        """The completed trials (attacks), ranked without the training data, best first."""
         return rank_trials(self.trials)
 
     @property
     def front(self) -> list[Trial]:
-        """Trials that no other trial beats in all objectives. With one objective, only the best trial."""
+        """Trials that no other trial beats in all objectives.
+
+        If there is one objective, only the best trial.
+        """
         by_number = {trial.number: trial for trial in self.trials}
         return [by_number[number] for number in self.summary["front"]]
 
 
 def rank_trials(trials: Iterable[Trial]) -> list[Trial]:
-    """Sort the complete trials by their first objective, which is minimized, and then by their number."""
+    """Sort the completed trials of a sweep by their first objective, best first, and then by number."""
     complete = (trial for trial in trials if trial.state == COMPLETE)
     return sorted(complete, key=lambda trial: (trial.values[0], trial.number))
 
 
 @dataclass(frozen=True)
 class Rankings:
-    """The rankings of a sweep with and without the training data.
+    """Two rankings of a sweep's trials: with and without the training data.
 
     Attributes:
         rows: Statistics and number of recovered samples of each complete trial. The rows are sorted by the
@@ -114,12 +122,12 @@ class Rankings:
 
     @property
     def by_data(self) -> list[dict[str, Any]]:
-        """The items of ``rows``, sorted by recovered samples, then by the mean score of the best matches."""
+        """The statistics of each trial (attack), sorted by the number of recovered samples."""
         return sorted(self.rows, key=lambda row: (-(row["recovered"] or 0), -(row["top10"] or 0)))
 
     @property
     def correlation(self) -> float | None:
-        """Spearman correlation between a small residual and many recovered samples, None if undefined.
+        """Rank correlation between a good fit (small residual) and many recovered samples, None if undefined.
 
         If the attack has no residual, the number ``expected`` of real reconstructions replaces the residual.
         """
@@ -262,28 +270,34 @@ def render_report(done: Sweep, subject: str) -> str:
 
 
 def _table_rows(done: Sweep) -> list[tuple[str, ...]]:
-    """Return the table rows of the best trials, and of the Pareto front if there are two objectives."""
-    order = done.order
+    """Return the table rows of the best trials (attacks with different settings) of a sweep."""
+    ranked_trials = done.order
     front = done.front[:MAX_ROWS] if len(done.request.objectives) > 1 else []
-    trials = order[:MAX_ROWS] + [trial for trial in front if trial not in order[:MAX_ROWS]]
+    trials = ranked_trials[:MAX_ROWS] + [
+        trial for trial in front if trial not in ranked_trials[:MAX_ROWS]
+    ]
     recovered_cells = (
         {row["number"]: _format_count(row) for row in done.scored.rows} if done.scored else {}
     )
     table_rows = []
     for trial in trials:
-        rank = f"{order.index(trial) + 1}{' front' if trial in front else ''}"
+        rank_text = f"{ranked_trials.index(trial) + 1}{' front' if trial in front else ''}"
         trial_values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
-        cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in trial_values)]
+        table_cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in trial_values)]
         if done.scored:
-            cells.append(recovered_cells.get(trial.number, "–"))
-        table_rows.append((rank, *cells))
+            table_cells.append(recovered_cells.get(trial.number, "–"))
+        table_rows.append((rank_text, *table_cells))
     return table_rows
 
 
 def choice_lines(scored: Rankings) -> tuple[str, ...]:
     """Return sentences that compare the rankings with and without the training data."""
-    summary = scored.to_json()
-    chosen, best, top = summary["chosen"], summary["best_with_data"], summary["best_of_top"]
+    rankings_json = scored.to_json()
+    chosen, best, top = (
+        rankings_json["chosen"],
+        rankings_json["best_with_data"],
+        rankings_json["best_of_top"],
+    )
     if chosen["recovered"] is None:
         return (
             "Recovered samples cannot be counted, because there are no held-out samples to compare with.",
@@ -291,7 +305,7 @@ def choice_lines(scored: Rankings) -> tuple[str, ...]:
     ranking_reason = (
         "a low residual" if chosen["residual"] is not None else "many expected reconstructions"
     )
-    spearman = summary["spearman"]
+    spearman = rankings_json["spearman"]
     correlation = (
         "undefined, because one of these numbers is equal in all trials."
         if spearman is None
@@ -308,14 +322,14 @@ def choice_lines(scored: Rankings) -> tuple[str, ...]:
 
 
 def _format_count(row: dict[str, Any]) -> str:
-    """Return the number of samples that a trial recovered as text, with the NCC that a match must exceed."""
+    """Describe how many samples a trial (one attack) recovered, and which NCC a match must exceed."""
     if row["recovered"] is None:
         return "–"
     return f"{row['recovered']} (ncc > {row['threshold']:.3g})"
 
 
 def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
-    """Return the name, the value and the meaning of each score of the pooled candidates."""
+    """Return the name, value and meaning of each score of the combined reconstruction."""
     scores_by_name = (("all groups", scored.pooled), ("consensus only", scored.consensus))
     return tuple(
         (
@@ -334,11 +348,11 @@ def score_lines(scored: Rankings) -> tuple[str, ...]:
 
 
 def _items(done: Sweep) -> list[Item]:
-    """Return the pictures of the report, one for each group of candidates that several runs found."""
+    """Return the pictures of the report: one for each sample that several runs reconstructed."""
     if done.reconstruction is None or done.reconstruction.selection is None:
         return []
     groups, mean = done.reconstruction.selection, done.task.knowledge.mean
-    indices = (groups.support > 1).nonzero().flatten()[:MAX_CARDS].tolist()
+    group_indices = (groups.support > 1).nonzero().flatten()[:MAX_CARDS].tolist()
     return [
         Item(
             number=rank,
@@ -348,5 +362,5 @@ def _items(done: Sweep) -> list[Item]:
             support=int(groups.support[i]),
             restarts=done.pool.runs,
         )
-        for rank, i in enumerate(indices, 1)
+        for rank, i in enumerate(group_indices, 1)
     ]

@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 
 Params = dict[str, float]
 SAMPLERS = ("random", "sobol", "tpe")
-# Samplers that use the results of earlier trials. They draw trials in waves, which are groups of trials.
+# Names of the samplers that use the results of earlier trials to choose the settings of the next trials.
 LEARNING = ("tpe",)
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
-STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # the names of states in Optuna
-# Maximal number of trials of a sweep, so that sweeps with different seeds give their trials different seeds.
+# The names that Optuna gives to the states of a trial.
+STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}
+# Maximal number of trials of a sweep. It guarantees that the trials of two sweeps with different seeds have
+# different seeds.
 SEEDS = 100_003
 OBJECTIVES = ("residual", "agreement")
-# Objective for attacks without a residual: the number of reconstructions that are expected to be real.
+# What a sweep maximizes if the attack solves no equation: the number of reconstructions that are probably
+# real.
 EXPECTED = ("expected",)
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
 RANKING_RULES = {  # the key is True for the attack unmix, and False for other attacks
@@ -49,7 +52,7 @@ ETA = 3
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """The result of a trial.
+    """The result of a trial, one run of the attack with one set of settings.
 
     Attributes:
         number: Number of the trial in the sweep, from 0.
@@ -99,7 +102,7 @@ class Range:
     integer: bool = False
 
     def distribution(self) -> BaseDistribution:
-        """Return the range as a distribution of Optuna."""
+        """Convert the range to a distribution of the library Optuna."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.integer:
@@ -123,7 +126,7 @@ UNMIX_SPACE: dict[str, Range] = {
 
 
 def list_numeric_settings(attack: type[Attack]) -> dict[str, Any]:
-    """Return the settings of an attack that a sweep can vary, with their default values."""
+    """Return the numeric settings of an attack, which a sweep can vary, with their default values."""
     fixed_settings = ("restarts", "seed", "seconds", "steps")
     defaults = {name: FALLBACKS.get(name, f.default) for name, f in attack.model_fields.items()}
     return {
@@ -148,7 +151,7 @@ def configure(attack: Attack, params: Params) -> Attack:
 
 
 def count_restarts(attack: Attack) -> int:
-    """Return the number of restarts of an attack that a sweep can vary."""
+    """Return the number of restarts (runs from random starts) of the attack of a sweep."""
     assert isinstance(attack, RestartSettings | Unmix)
     return attack.restarts
 
@@ -186,12 +189,13 @@ class SweepRequest(SweepSettings):
 
     attack: InstanceOf[Attack] = Field(
         default=Auto(restarts=TRIAL_RESTARTS),
-        description="The attack that the sweep runs. Settings that the sweep does not vary keep the values "
-        "of this attack. Each trial has the restarts and the steps of this attack.",
+        description="The attack that a sweep (a search over settings) runs. Settings that the sweep does "
+        "not vary keep the values of this attack.",
     )
     space: Mapping[str, Range] = Field(
         default=SPACE,
-        description="Range of each setting that the sweep varies, by the name of the setting.",
+        description="For each setting of the attack that the sweep varies: its name and the range of its "
+        "values.",
     )
 
     @model_validator(mode="before")
@@ -208,8 +212,8 @@ class SweepRequest(SweepSettings):
             self._check_unmix()
         elif not isinstance(self.attack, StationarityAttack):
             raise InputError(
-                "The attack of a sweep must be 'unmix' or an attack on a stationarity equation, such as 'kkt'"
-                f"; got {self.attack.name!r}.",
+                "The attack of a sweep must be 'unmix' or an attack on a stationarity equation (an equation "
+                f"that the weights satisfy after training), such as 'kkt'; got {self.attack.name!r}.",
                 f"Run residuum attack {self.attack.name}, which runs the attack once.",
             )
         self._check_space()
@@ -223,7 +227,8 @@ class SweepRequest(SweepSettings):
             require_known(name, UNMIX, f"A sweep of {self.attack.name} cannot vary")
         if self.rungs:
             raise InputError(
-                f"Successive halving needs an attack with steps; {self.attack.name} has none.",
+                f"Successive halving (stopping the worst trials early) needs an attack that runs in "
+                f"steps; {self.attack.name} has no steps.",
                 "Use --rungs 0.",
             )
 
@@ -232,14 +237,14 @@ class SweepRequest(SweepSettings):
         if not self.space:
             raise InputError(
                 "A sweep must vary at least one setting; got no setting.",
-                "Leave --search out to vary the default settings.",
+                "Omit --search to vary the default settings.",
             )
         for name, setting in self.space.items():
             require_known(name, list_numeric_settings(type(self.attack)), "A sweep cannot vary")
             if not setting.low < setting.high or (setting.log and setting.low <= 0):
                 raise InputError(
-                    f"The range of {name} must go from low to high, and start above 0 on a log scale; got "
-                    f"{setting.low:g} to {setting.high:g}.",
+                    f"The range of the setting {name} must go from a smaller to a larger number, and a "
+                    f"range on a log scale must start above 0; got {setting.low:g} to {setting.high:g}.",
                     f"Example: --search {name}=1e-3:1:log.",
                 )
             for end in (setting.low, setting.high):
@@ -249,25 +254,29 @@ class SweepRequest(SweepSettings):
         is_unmix = isinstance(self.attack, Unmix)
         if self.objectives not in ((EXPECTED,) if is_unmix else (OBJECTIVES[:1], OBJECTIVES)):
             raise InputError(
-                f"'--rank-by' must be {RANKING_RULES[is_unmix]}; got {','.join(self.objectives)!r}.",
-                "Leave --rank-by out.",
+                f"The option --rank-by must be {RANKING_RULES[is_unmix]}; got "
+                f"{','.join(self.objectives)!r}.",
+                "Omit --rank-by.",
             )
         if self.objectives != OBJECTIVES[:1] and count_restarts(self.attack) < 2:
             raise InputError(
-                "Ranking by agreement compares restarts, so a trial needs at least 2 restarts; got 1.",
+                "Ranking by agreement compares the restarts of a trial (runs from different random "
+                "starts), so a trial needs at least 2 restarts; got 1.",
                 "Use --restarts 2 or more.",
             )
 
     def _check_batch(self) -> None:
         if unsupported := [name for name in self.space if name not in NUMBERS]:
             raise InputError(
-                f"Trials in a batch may differ only in {', '.join(NUMBERS)}; the sweep also varies "
+                f"Trials that run as one batch may differ only in the settings {', '.join(NUMBERS)}; the "
+                f"sweep also varies "
                 f"{unsupported[0]}.",
                 "Use --batch 1.",
             )
         if self.rungs:
             raise InputError(
-                "Successive halving stops single trials, but the trials of a batch stop together.",
+                "Successive halving stops single trials early, and the trials of a batch can only stop "
+                "together, so the two options cannot be combined.",
                 "Use --batch 1, or --rungs 0.",
             )
 
@@ -280,16 +289,16 @@ class SweepRequest(SweepSettings):
 
     @property
     def pauses(self) -> list[int]:
-        """Steps of the attack after which the worst trials of a wave are stopped (successive halving)."""
+        """Steps of the attack after which the worst trials are stopped early (successive halving)."""
         if not isinstance(self.attack, RestartSettings):
             return []
         last_step = self.attack.steps
-        steps = (last_step / ETA**k for k in range(self.rungs, 0, -1))
-        rounded_steps = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in steps}
+        pause_steps = (last_step / ETA**k for k in range(self.rungs, 0, -1))
+        rounded_steps = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in pause_steps}
         return sorted(step for step in rounded_steps if step < last_step)
 
     def plan(self) -> dict[str, Any]:
-        """Return the settings that decide the results of a sweep, as plain values that identify the sweep."""
+        """Return the settings that decide the results of a sweep. They identify the sweep."""
         attack = {k: v for k, v in self.attack.to_json().items() if k != "seconds"}
         return {**self.model_dump(mode="json", exclude={"attack", *PLACES}), "attack": attack}
 

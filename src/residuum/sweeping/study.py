@@ -21,7 +21,8 @@ from residuum.errors import InputError
 from residuum.records.rundir import digest
 from residuum.sweeping.space import DIRECTIONS, STATES, Params, SweepRequest, Trial
 
-# Names of the Optuna attributes in which a study stores its plan, and a trial stores its statistics.
+# Names of two Optuna attributes: the plan of the sweep is stored in the study, and statistics in each
+# trial.
 PLAN_ATTRIBUTE, TRIAL_ATTRIBUTE = "residuum:plan", "residuum:trial"
 
 
@@ -36,7 +37,7 @@ class Study:
     def __init__(
         self, request: SweepRequest, storage: Any = None, identity: dict[str, Any] | None = None
     ) -> None:
-        """Open the study.
+        """Open the study, which records the trials of a sweep.
 
         Args:
             request: The settings of the sweep.
@@ -68,7 +69,7 @@ class Study:
                 self.trials[trial_fields["number"]] = Trial(**trial_fields)
 
     def ask(self, wave: range) -> dict[int, Params]:
-        """Draw the settings of a wave of trials, and return the settings by trial number."""
+        """Draw the settings of a group of trials (a wave). Return them by trial number."""
         seed = np.random.SeedSequence((self._request.seed, wave.start)).generate_state(1)
         self._memory.sampler = self._sampler(int(seed[0]))
         params = {number: dict(self._memory.ask(self._space).params) for number in wave}
@@ -86,7 +87,7 @@ class Study:
             return TPESampler(seed=seed, constant_liar=True)
 
         class Sobol(QMCSampler):
-            """The Sobol sampler of Optuna, which is told the range of each setting.
+            """The Sobol sampler of Optuna with known ranges of the settings.
 
             Otherwise, the sampler would learn the ranges from the first trial, and draw this trial at random.
             """
@@ -99,7 +100,7 @@ class Study:
             return Sobol(seed=seed, scramble=True)
 
     def tell(self, trial: Trial) -> None:
-        """Add the result of a trial to the study, when the trial has ended."""
+        """Record the result of a trial (one attack of the sweep) that has ended."""
         trial_fields = trial.to_json()
         optuna_trial = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState[STATES[trial.state]],
@@ -118,7 +119,7 @@ class Study:
 
     @property
     def front(self) -> list[int]:
-        """Numbers of the complete trials that no other trial beats in all objectives, the best one first."""
+        """Numbers of the trials (attacks) that no other trial beats in all objectives, best first."""
         best_trials = sorted(
             self._memory.best_trials, key=lambda trial: (trial.values[0], trial.number)
         )
@@ -151,8 +152,8 @@ def _open_journal(path: Path) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    # Only this process can use the folder of the sweep. So a lock file of the journal is from a killed sweep.
-    # A last line without a line end is incomplete, after a power failure or on a full disk.
+    # This process has exclusive access to the folder, so a lock file of the journal was left by a killed
+    # process. A last line without a line end is incomplete, for example after a power failure.
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)
@@ -160,8 +161,10 @@ def _open_journal(path: Path) -> Any:
         return JournalStorage(JournalFileBackend(str(path)))
     except ValueError as problem:
         raise InputError(
-            f"The journal {str(path)!r} must be lines of JSON; reading it failed ({problem}).",
-            "Remove the journal. The next sweep in this folder restores it from the files of the trials.",
+            f"The journal (record of the trials) {str(path)!r} must consist of lines of JSON; reading the "
+            f"journal failed ({problem}).",
+            "Remove the journal. The next sweep in this folder restores the journal from the files of the "
+            "trials.",
         ) from problem
 
 
@@ -174,7 +177,8 @@ def _open_database(url: str) -> Any:
     except (SQLAlchemyError, ImportError) as problem:
         safe_url = re.sub("//.*@", "//***@", url)[:80]  # the URL without user name and password
         raise InputError(
-            f"The storage must be the URL of a reachable database; connecting to {safe_url!r} failed "
+            f"The option --storage must be the URL of a reachable database; connecting to {safe_url!r} "
+            f"failed "
             f"({type(problem).__name__}).",
-            "Example: --storage postgresql+psycopg://user@host/name. Leave --storage out to use a file.",
+            "Example: --storage postgresql+psycopg://user@host/name. Omit --storage to use a file.",
         ) from problem

@@ -1,4 +1,4 @@
-"""Analyze how far the weights of a network determine its training data, at or near a KKT point."""
+"""Analyze how far the weights of a network determine its training data."""
 
 from residuum.theory.kkt import certify
 from residuum.theory.kkt_sets import KKTSet

@@ -28,8 +28,8 @@ from residuum.theory.budgets import Budgets
 from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.theory.patterns import HypothesisError
 
-# A budget is the distance that a sample can move before its activation pattern changes. A budget below this
-# number times (1 + norm of the sample) counts as zero.
+# The budget of a sample is the distance that it can move before another neuron becomes active or inactive.
+# A budget below this number times (1 + norm of the sample) counts as zero.
 MIN_BUDGET = 1e-9
 
 
@@ -76,7 +76,7 @@ class Alternative:
 
     @property
     def changed(self) -> int:
-        """The number of original samples that were split or merged."""
+        """The number of original samples that were split in two or merged."""
         merged_count = sum(len(p) for p in self.parents if len(p) > 1)
         return merged_count if self.kind == "merge" else len(self.before) - len(self.blocked)
 
@@ -84,16 +84,18 @@ class Alternative:
 def build_far_alternative(
     kkt_set: KKTSet, r: float, direction: str = "softest", watch: Watcher | None = None
 ) -> Alternative:
-    """Build an alternative training set whose samples lie at least ``r`` away from all original samples.
+    """Build an alternative training set (with the same weights) at a distance from the original samples.
 
-    If a direction of input space is orthogonal to the weights of all neurons of the first layer, every sample
-    can move along this direction without limit. If there is no such direction, each sample gets its own
-    direction. Each sample is split into two halves. Both halves move by ``r`` plus the range of all samples
-    in their direction, so that they are far from all samples. A sample does not move if a half would leave
-    the activation pattern of the sample.
+    Its samples lie at least ``r`` away from all original samples.
+
+    If a direction of input space is orthogonal to the weights of all neurons of the first layer, every
+    sample can move along this direction without limit. If there is no such direction, each sample gets its
+    own direction. Each sample is split into two halves. Both halves move by ``r`` plus the range of all
+    samples in their direction, so that they are far from all samples. A sample does not move if a half
+    would leave the activation pattern of the sample.
 
     Args:
-        kkt_set: Samples and multipliers of the network.
+        kkt_set: Training samples with multipliers (weights), which explain the weights of the network.
         r: The smallest distance between an alternative and an original sample.
         direction: Name of the rule that chooses the direction of each split, a key of ``DIRECTIONS``.
         watch: Function that is called with the number of finished samples and the number of all samples.
@@ -126,12 +128,12 @@ def build_far_alternative(
 def build_budget_alternative(
     kkt_set: KKTSet, share: float, direction: str = "softest", watch: Watcher | None = None
 ) -> Alternative:
-    """Build an alternative training set that splits every sample by a share of its budget.
+    """Build an alternative training set (with the same weights) that splits every sample in two.
 
     The budget of a sample is the largest distance that it can move inside its activation pattern.
 
     Args:
-        kkt_set: Samples and multipliers of the network.
+        kkt_set: Training samples with multipliers (weights), which explain the weights of the network.
         share: The distance that both halves of a sample move, as a share of its budget. An infinite budget
             counts as the norm of the largest sample.
         direction: Name of the rule that chooses the direction of each split, a key of ``DIRECTIONS``.
@@ -145,8 +147,8 @@ def build_budget_alternative(
     """
     if not 0 < share < 1:
         raise InputError(
-            "'--budget-frac' must lie between 0 and 1, because both halves of a sample move by this share of "
-            f"the largest possible distance; got {share}.",
+            "The option --budget-frac is a share of the largest distance that samples can move, so it "
+            f"must lie between 0 and 1; got {share}.",
             "Pass --budget-frac 0.9.",
         )
     used, index = _select_used(kkt_set)
@@ -166,12 +168,12 @@ def build_budget_alternative(
 
 
 def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
-    """Build an alternative training set by merging samples.
+    """Build an alternative training set (with the same weights) by merging samples.
 
     Samples with the same label, activation pattern and proportional multipliers become one sample.
 
     Args:
-        kkt_set: Samples and multipliers of the network.
+        kkt_set: Training samples with multipliers (weights), which explain the weights of the network.
 
     Returns:
         The alternative.
@@ -183,8 +185,8 @@ def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
     merged, groups = used.merge_all()
     if len(merged) == len(used):
         raise InconclusiveError(
-            "To merge samples, two samples must have the same label and the same activation pattern; got "
-            f"{len(used)} samples with a positive multiplier, of which no two agree in both.",
+            f"Two samples can be merged only if they have the same label and activate the same neurons; "
+            f"no two of the {len(used)} samples that contribute to the weights do.",
             "Pass --budget-frac 0.9 to split samples instead.",
         )
     merged_set = dataclasses.replace(merged, parent=kkt_set)
@@ -201,14 +203,14 @@ def _split(
     lengths: Tensor,
     is_movable: Tensor,
 ) -> Alternative:
-    """Split the samples that ``is_movable`` marks, and list the neurons that limit the other samples."""
+    """Split the samples marked by ``is_movable`` in two, and list the neurons that limit the others."""
     blocked = tuple(
         _describe_blocked(budgets, i, int(index[i])) for i in (~is_movable).nonzero()[:, 0].tolist()
     )
     if not is_movable.any():
         raise InconclusiveError(
-            "At least one sample must be able to move by the requested distance without a change of its "
-            f"activation pattern; got {len(used)} samples that can move by at most "
+            f"At least one sample must be able to move by the requested distance while the same neurons "
+            f"stay active; the {len(used)} samples can move by at most "
             f"{float(budgets.least.max()):.4g}.",
             "Pass --budget-frac 0.9 for a shorter distance, or --direction largest for directions along "
             "which samples can move further.",
@@ -233,8 +235,8 @@ def _select_used(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
     used_indices = (kkt_set.lam > 0).nonzero()[:, 0]
     if not len(used_indices):
         raise InconclusiveError(
-            "At least one sample must have a positive multiplier, because other samples do not contribute to "
-            f"the weights; got {len(kkt_set)} samples without a positive multiplier.",
+            f"At least one sample must contribute to the weights (have a positive multiplier); none of "
+            f"the {len(kkt_set)} samples does.",
             "Check that the samples are the network's training data.",
         )
     return kkt_set.used(), used_indices

@@ -56,11 +56,11 @@ class Budgets:
 
     @property
     def least(self) -> Tensor:
-        """(n,) distance that each sample can move along +nu as well as along -nu."""
+        """For each of n samples: the distance that it can move along the direction nu both ways."""
         return torch.minimum(self.alpha, self.beta)
 
     def names(self, i: int) -> str:
-        """Return the names of the neurons that limit sample i.
+        """Return the names of the neurons that limit how far sample i can move.
 
         If the inputs of some neurons are exactly zero at the sample, these neurons limit it. Otherwise the
         limit comes from the neurons whose inputs change sign first if the sample moves to either side.
@@ -117,9 +117,10 @@ def unit(direction: Tensor) -> Tensor:
     length = float(flat_direction.norm())
     if not 0 < length < math.inf:
         raise HypothesisError(
-            "direction",
-            f"The direction of a split must have a positive finite length; got {length}.",
+            f"The direction in which a sample is split in two must have a positive finite length; got "
+            f"{length}.",
             "Pass a direction that is returned by KKTSet.directions().",
+            hypothesis="direction",
         )
     return flat_direction / length
 

@@ -36,13 +36,13 @@ from residuum.theory.patterns import (
     estimate_slope_sizes,
 )
 
-# The rule "largest" solves at most this number of linear programs. Each program improves the solution of the
-# previous program.
+# The rule "largest", which searches for the direction of the longest move, solves at most this number of
+# linear programs. Each program improves the solution of the program before.
 MAX_ROUNDS = 4
 # Time limit of a linear program in seconds. With over a thousand neurons, a program would take minutes.
 PROGRAM_SECONDS = 30.0
-# The rule "softest" divides by the distances of a sample from activation boundaries. To avoid huge quotients,
-# every distance is at least the largest distance divided by this number.
+# The rule "softest" divides by the distances of a sample from activation boundaries. Distances are set to
+# at least the largest distance divided by this number, because others would give huge quotients.
 DISTANCE_RATIO = 1e6
 
 
@@ -101,19 +101,19 @@ def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     """
     first_layers = torch.cat([_first_layer(model) for model in models])
     _, sigma, rows = torch.linalg.svd(first_layers, full_matrices=True)
-    rank = int((sigma > 10 * ROUNDING * sigma[0]).sum())
-    null_space_basis = rows[rank:].T
+    weight_rank = int((sigma > 10 * ROUNDING * sigma[0]).sum())
+    null_space_basis = rows[weight_rank:].T
     if not null_space_basis.shape[1]:
         return null_space_basis
     _, _, sorted_directions = torch.linalg.svd(x.flatten(1) @ null_space_basis, full_matrices=True)
-    # The singular vectors of the projected samples come in order of decreasing components of the samples.
-    # This order is reversed, so that directions with small components come first.
-    basis = null_space_basis @ sorted_directions.T.flip(1)
+    # The singular vectors are sorted by the size of the samples' components along them, largest first. The
+    # order is reversed, so that directions with small components come first.
+    hidden_basis = null_space_basis @ sorted_directions.T.flip(1)
     # A second projection removes the rounding errors of the first, which a long split would multiply.
     for _ in range(2):
-        basis = basis - rows[:rank].T @ (rows[:rank] @ basis)
-        basis = basis / basis.norm(dim=0)
-    return basis
+        hidden_basis = hidden_basis - rows[:weight_rank].T @ (rows[:weight_rank] @ hidden_basis)
+        hidden_basis = hidden_basis / hidden_basis.norm(dim=0)
+    return hidden_basis
 
 
 def project_onto_margin(direction: Tensor, gradients: Tensor) -> Tensor:
@@ -143,10 +143,10 @@ def project_onto_margin(direction: Tensor, gradients: Tensor) -> Tensor:
         projected = projected - gradient_basis.T @ (gradient_basis @ projected)
     if float(projected.norm()) <= 1e-8:
         raise HypothesisError(
-            "direction",
-            "The direction of a split must not lie in the span of the gradients of the sample's margins; "
-            "got a direction in this span, along which every split would change a margin.",
+            "The direction in which a sample is split in two must not be a combination of the gradients "
+            "of its margins; this direction is one, so every split along it would change a margin.",
             "Pass a direction that is returned by KKTSet.directions().",
+            hypothesis="direction",
         )
     return unit(projected)
 
@@ -255,10 +255,10 @@ def _scaled_slopes(
     tangent_basis = rows[gradient_rank:].T
     if not tangent_basis.shape[1]:
         raise HypothesisError(
-            "direction",
-            "A split needs a direction that is orthogonal to the gradients of the sample's margins; got a "
-            f"sample with {x.numel()} entries, for which no direction is orthogonal to these gradients.",
+            f"A sample can be split in two only along a direction that is orthogonal to the gradients of "
+            f"its margins; for this sample with {x.numel()} values, no such direction exists.",
             "Use a network with more inputs than outputs.",
+            hypothesis="direction",
         )
     has_slope = matrix.norm(dim=1) > ROUNDING * largest_slopes
     matrix, distances = matrix[has_slope], distances[has_slope]
@@ -278,10 +278,10 @@ def _budget(models: Sequence[nn.Module], x: Tensor, nu: Tensor) -> float:
 def _first_layer(model: nn.Module) -> Tensor:
     if (chain := dense_chain(model)) is None:
         raise HypothesisError(
-            "subspace",
-            "The direction 'weights' and KKTSet.far_set() need a network of dense layers, whose first layer "
-            f"has a weight for every input; got {type(model).__name__}.",
+            "The direction 'weights' and the method KKTSet.far_set() need a network that consists of "
+            f"dense layers; got {type(model).__name__}.",
             "Pass the direction 'softest'.",
+            hypothesis="subspace",
         )
     return chain.linears[0].weight.detach().double()
 
@@ -337,4 +337,5 @@ DIRECTIONS: dict[str, Finder] = {
     "softest": _one_by_one(find_softest_direction),
     "largest": _one_by_one(find_largest_direction),
 }
-SLOW = ("softest", "largest")  # rules that process one sample after the other and show progress
+# Rules that are slow, because they process one sample after the other, and therefore show progress.
+SLOW = ("softest", "largest")

@@ -1,4 +1,4 @@
-"""How close a network is to a KKT point of the margin problem on given samples.
+"""Measure how exactly a network solves the KKT equation of margin maximization for given samples.
 
     min ||theta||^2 / 2  s.t.  m_r(theta) >= 1      (constraints r, also called rows: residuum.theory.rows)
     KKT: theta = sum_r lam_r grad m_r,  lam >= 0,  lam_r (m_r - 1) = 0
@@ -58,15 +58,16 @@ from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 # The pre-activation of a ReLU counts as zero below this share of the norm of the neuron's weights times the
 # norm of the layer's input.
 KINK_TOLERANCE = 1e-3
-# A quadratic program has at most this number of gates (derivatives of ReLUs at zero) as variables, because
-# its cost grows with the cube of this number.
+# If the input of a ReLU is zero, its derivative (gate) may be any number in [0, 1]. A quadratic program
+# optimizes at most this number of gates, because its cost grows with the cube of their number.
 KINK_LIMIT = 1200
-# If there are more than KINK_LIMIT kinks, gates become variables in this number of rounds. Each round chooses
-# the gates that reduce the current residual most.
+# If there are more gates (derivatives of ReLUs at zero) than KINK_LIMIT, the gates to optimize are chosen
+# in this number of rounds. Each round chooses those that reduce the error most.
 ROUNDS = 4
-# The largest relative residual of an exact KKT point, and of a point near a KKT point.
+# Largest relative error in the KKT equation for a network that counts as an exact solution (KKT point), and
+# for a network that counts as near a solution.
 EXACT_KKT, NEAR_KKT = 1e-6, 0.1
-# A network evaluates samples in batches of at most this many numbers.
+# Samples are evaluated in batches. All samples of a batch together have at most this many numbers.
 MAX_VALUES = 1 << 22
 
 
@@ -82,7 +83,7 @@ def certify(
     kink_limit: int = KINK_LIMIT,
     seconds: float = math.inf,
 ) -> Certificate:
-    """Measure how close a network is to a KKT point on given samples.
+    """Measure how exactly a network solves the KKT equation of margin maximization for given samples.
 
     Args:
         model: The network.
@@ -108,7 +109,7 @@ def certify(
     theta, notes = parameters(model), []
     if not norm(theta) > 0:
         raise InconclusiveError(
-            "The network must have nonzero weights; got a network in which all weights are zero.",
+            "At least one weight of the network must not be zero; all weights are zero.",
             "Check that the file contains the trained weights.",
         )
     lam, condition, condition_note = fit_multipliers(model, x, rows, free=task == "regression")
@@ -117,8 +118,8 @@ def certify(
     eps, theta_norm = norm(residual_by_parameter), norm(theta)
     clarke, kinks, freed_kinks = eps, 0, 0
     if (chain := dense_chain(model)) is not None:
-        # The quadratic program needs nonnegative multipliers, but the multipliers ``lam`` of a regression may
-        # be negative. So the covector of each constraint is multiplied by the sign of its multiplier.
+        # The solver needs nonnegative multipliers, but the multipliers ``lam`` of a regression may be
+        # negative. So the sign of each multiplier is moved to the weights of the outputs (the covector).
         signs = torch.where(lam < 0, -1.0, 1.0).double()
         signed_rows = Rows(rows.index, rows.covectors * signs[:, None])
         clarke, kinks, freed_kinks, is_solved = clarke_residual(
@@ -211,7 +212,8 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
             outputs = torch.cat([model(batch) for batch in x.split(batch_size)])
     except RuntimeError as problem:
         raise DataError(
-            f"Samples must fit the network's input; got samples of shape {tuple(x.shape[1:])}.",
+            f"Samples must have the shape that the network takes as input; got samples of shape "
+            f"{tuple(x.shape[1:])}.",
             f"Check the shape of the samples. The network raised: {str(problem).splitlines()[0]}",
         ) from problem
     if outputs.ndim != 2:
@@ -240,28 +242,41 @@ def fit_multipliers(
         The multipliers, the condition number of the Gram matrix, and a note. The note is "" unless rounding
         errors leave few correct digits.
     """
-    theta = parameters(model)
+    weights_by_name = parameters(model)
     gram_matrix = gram(model, x, rows)
-    least_squares_problem, note = mult.factor_gram(gram_matrix, project(model, x, rows, theta)), ""
-    fits_into_memory = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
+    least_squares_problem, note = (
+        mult.factor_gram(gram_matrix, project(model, x, rows, weights_by_name)),
+        "",
+    )
+    fits_into_memory = (
+        len(rows) * sum(t.numel() for t in weights_by_name.values()) * 8 <= mult.DENSE_BYTES
+    )
     is_ill_conditioned = least_squares_problem.condition > mult.MAX_CONDITION
     if is_ill_conditioned and fits_into_memory:
-        least_squares_problem = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
+        least_squares_problem = mult.factor_dense(
+            jacobian(model, x, rows), flatten(weights_by_name)
+        )
     elif is_ill_conditioned:
         note = (
             "the Gram matrix has condition number "
             f"{least_squares_problem.condition:.1e}: multipliers have few correct digits"
         )
-    lam = mult.solve(least_squares_problem, free)
+    multipliers = mult.solve(least_squares_problem, free)
 
-    def correlate(lam: Tensor) -> Tensor:
-        return project(model, x, rows, residual(model, theta, x, rows.combine(lam, len(x))))
+    def correlate(multipliers: Tensor) -> Tensor:
+        return project(
+            model, x, rows, residual(model, weights_by_name, x, rows.combine(multipliers, len(x)))
+        )
 
-    return mult.refine(lam, gram_matrix, correlate, free), least_squares_problem.condition, note
+    return (
+        mult.refine(multipliers, gram_matrix, correlate, free),
+        least_squares_problem.condition,
+        note,
+    )
 
 
 def identity_gap(lam: Tensor, margins: Tensor, order: float | None, size: float) -> float | None:
-    """Return how far a network is from the identity ||theta||^2 = L sum_r lam_r m_r.
+    """Measure how far a network violates the identity ||theta||^2 = L sum_r lam_r m_r.
 
     The weights theta of a network that is homogeneous of order L obey this identity at a KKT point with
     multipliers lam_r and margins m_r.
@@ -291,7 +306,7 @@ def _status(relative: float, margin: float | None) -> str:
 
 @dataclass(frozen=True)
 class KinkPairs:
-    """Pairs of a constraint and a neuron whose pre-activation is zero up to a tolerance.
+    """Pairs of a constraint (on a sample's margin) and a neuron whose input is zero at this sample.
 
     Attributes:
         layer: Number of the hidden layer of all neurons.
@@ -307,7 +322,7 @@ class KinkPairs:
         return len(self.row)
 
     def take(self, chosen: Tensor) -> KinkPairs:
-        """Return only the pairs of a constraint and a neuron that a mask or a vector of indices chooses."""
+        """Select pairs of a constraint and a neuron by a mask or by indices."""
         return KinkPairs(self.layer, self.row[chosen], self.neuron[chosen])
 
 
@@ -315,7 +330,7 @@ class KinkPairs:
 def clarke_residual(
     model: MLP, x: Tensor, rows: Rows, plain: Theta, tolerance: float, limit: int, end: float
 ) -> tuple[float, int, int, bool]:
-    """Minimize the norm of the KKT residual over the gates at kinks, one hidden layer at a time.
+    """Minimize the KKT residual over the derivatives of ReLUs at zero, one hidden layer at a time.
 
     The KKT residual is the weights minus the weighted sum of the gradients of all margins. At a kink, a
     ReLU's input is zero, so its derivative (the gate) may be any number in [0, 1].
@@ -323,7 +338,7 @@ def clarke_residual(
     Args:
         model: The network.
         x: (n, d) samples.
-        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
+        rows: The constraints of margin maximization: margins that must be at least 1.
         plain: KKT residual if all gates at kinks are 0.
         tolerance: Relative size of a pre-activation that counts as zero.
         limit: Maximum number of gates in one layer that may be chosen freely.
@@ -336,11 +351,11 @@ def clarke_residual(
     smallest_norm, kinks, freed_gates, is_solved = norm(plain), 0, 0, True
     activations = model.trace(x)
     for layer in range(len(model.linears) - 1 if isinstance(model.activation, ReLU) else 0):
-        pairs = find_kinks(model, activations, rows, layer, tolerance)
-        kinks += len(pairs)
-        if len(pairs):
+        kink_pairs = find_kinks(model, activations, rows, layer, tolerance)
+        kinks += len(kink_pairs)
+        if len(kink_pairs):
             layer_norm, freed_here, layer_solved = _free_layer(
-                model, activations, rows, pairs, plain, limit, end
+                model, activations, rows, kink_pairs, plain, limit, end
             )
             is_solved = is_solved and layer_solved
             freed_gates += freed_here
@@ -383,17 +398,17 @@ def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: floa
 def _free_layer(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, plain: Theta, limit: int, end: float
 ) -> tuple[float, int, bool]:
-    """Minimize the KKT residual over the gates at the kinks of one layer.
+    """Minimize the KKT residual over the derivatives of one layer's ReLUs at zero.
 
     The KKT residual is the weights minus the weighted sum of the gradients of all margins. A gate is the
-    derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there are more than
-    ``limit`` kinks, only some gates become variables of the quadratic program. Three steps are repeated:
-    estimate how much each gate reduces the residual, make the best gates variables, and solve.
+    derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there are more
+    than ``limit`` kinks, only some gates become variables of the quadratic program. Three steps are
+    repeated: estimate how much each gate reduces the residual, make the best gates variables, and solve.
 
     Args:
         model: The network.
         trace: Activations of the network at the samples.
-        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
+        rows: The constraints of margin maximization: margins that must be at least 1.
         pairs: Kinks of the layer.
         plain: KKT residual if all gates at kinks are 0.
         limit: Maximum number of gates that may be chosen freely.
@@ -415,8 +430,8 @@ def _free_layer(
             residual_reductions = torch.where(
                 gates_are_open, -residual_reductions, residual_reductions
             ).masked_fill(gates_are_free, -torch.inf)
-            # Each round adds only half of the gates that the limit still allows. Later rounds know a smaller
-            # residual, and therefore choose more useful gates.
+            # Each round chooses only half of the number of gates that are still allowed. Later rounds can
+            # choose better gates, because the remaining error is smaller.
             gates_to_free = residual_reductions.topk(max(1, room // 2)).indices
             gates_to_free = gates_to_free[
                 residual_reductions[gates_to_free] > 1e-12 * norm(plain) ** 2
@@ -438,27 +453,27 @@ def _free_layer(
 def _first_order_gain(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, residual: Theta
 ) -> Tensor:
-    """Estimate how much the KKT residual shrinks to first order if a gate at a kink changes from 0 to 1.
+    """Estimate how much the KKT residual shrinks if the derivative of a ReLU at zero changes from 0 to 1.
 
-    A gate is the derivative of a ReLU. If the gate changes from 0 to 1, a vector is added to the gradient of
-    the constraint. The gain of the gate is the inner product of the residual with this vector. The inner
+    A gate is the derivative of a ReLU. If the gate changes from 0 to 1, a vector is added to the gradient
+    of the constraint. The gain of the gate is the inner product of the residual with this vector. The inner
     product is a product of two numbers. The first is the derivative of the constraint's margin with respect
     to the neuron's activation. The second is the change of the neuron's pre-activation if the residual is
-    added to the weights. So one forward pass computes the gains of all K gates. The K gradients would not fit
-    into memory.
+    added to the weights. So one forward pass computes the gains of all K gates. The K gradients would not
+    fit into memory.
 
     Args:
         model: The network.
         trace: Activations of the network at the samples.
-        rows: The constraints of the margin problem, i.e. margins that must be at least 1.
+        rows: The constraints of margin maximization: margins that must be at least 1.
         pairs: K kinks of a layer.
         residual: The KKT residual.
 
     Returns:
         (K,) gains, positive if opening the gate reduces the residual.
     """
-    # First-order change of the pre-activations of layer ``pairs.layer`` if the residual is added to the
-    # weights.
+    # How the pre-activations of layer ``pairs.layer`` change, to first order, if the residual is added to
+    # the weights.
     pre_activation_changes = torch.zeros((), dtype=torch.float64)
     for i, layer in enumerate(model.linears[: pairs.layer + 1]):
         if i:
@@ -477,7 +492,7 @@ def _first_order_gain(
 
 
 def _output_slopes(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
-    """Return the derivatives (R, h) of R constraints' margins with respect to a layer's h activations."""
+    """Compute the derivatives (R, h) of R margins with respect to the h activations of a layer."""
     signals = model.signals(trace, rows.covectors, rows.index)
     return signals[layer + 1] @ model.linears[layer + 1].weight.detach()
 
@@ -528,7 +543,7 @@ def compute_kink_columns(
 def _solve_freed(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, end: float
 ) -> tuple[Theta, bool]:
-    """Return the smallest KKT residual over multipliers and gates at kinks.
+    """Minimize the KKT residual over multipliers and gates (derivatives of ReLUs at zero).
 
     The residual is computed again from the gradients, because the solver's value has rounding errors.
 
@@ -536,7 +551,7 @@ def _solve_freed(
         The residual, and whether the quadratic program was solved.
     """
     index, signals = compute_kink_columns(model, trace, rows, pairs)
-    theta = parameters(model)
+    weights_by_name = parameters(model)
     least_squares_problem = _factor(model, trace, index, signals)
     z, is_solved = _solve_quadratic_program(
         least_squares_problem, len(rows), pairs.row, end - time.monotonic()
@@ -546,10 +561,10 @@ def _solve_freed(
         weighted_signal = z[:, None] * signal
         name = f"layers.{i}"
         residual[f"{name}.weight"] = (
-            theta[f"{name}.weight"] - weighted_signal.T @ trace.inputs[i][index]
+            weights_by_name[f"{name}.weight"] - weighted_signal.T @ trace.inputs[i][index]
         )
         if layer.bias is not None:
-            residual[f"{name}.bias"] = theta[f"{name}.bias"] - weighted_signal.sum(0)
+            residual[f"{name}.bias"] = weights_by_name[f"{name}.bias"] - weighted_signal.sum(0)
     return residual, is_solved
 
 
@@ -570,8 +585,8 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> m
     Returns:
         The factorized least-squares problem.
     """
-    theta = parameters(model)
-    parameter_count = sum(t.numel() for t in theta.values())
+    weights_by_name = parameters(model)
+    parameter_count = sum(t.numel() for t in weights_by_name.values())
     if len(index) * parameter_count * 8 > mult.DENSE_BYTES // 2:
         inner_products = torch.zeros(len(index), dtype=torch.float64)
         for i, signal in enumerate(signals):
@@ -583,13 +598,13 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> m
     for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
         columns.append((signal[:, :, None] * trace.inputs[i][index][:, None, :]).flatten(1))
         columns += [signal] if layer.bias is not None else []
-    return mult.factor_dense(torch.cat(columns, 1), flatten(theta))
+    return mult.factor_dense(torch.cat(columns, 1), flatten(weights_by_name))
 
 
 def _solve_quadratic_program(
     factor: mult.Factor, rows: int, owner: Tensor, seconds: float = math.inf
 ) -> tuple[Tensor, bool]:
-    """Find the multipliers lam and the gates at kinks with the smallest KKT residual.
+    """Find the multipliers and the gates (derivatives of ReLUs at zero) with the smallest KKT residual.
 
     Minimize ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner], with z = (lam, mu). A gate is a number
     in [0, 1]. Its product mu with a multiplier is a variable, because the problem is then convex. The error e
@@ -607,8 +622,8 @@ def _solve_quadratic_program(
     import clarabel
 
     matrix, target = factor.matrix.numpy(), factor.target.numpy()
-    # The columns of F and the vector h are scaled to length 1. The bounds mu <= lam are written for the
-    # scaled variables, so their coefficients are one over the norms of the columns.
+    # The columns of F and the vector h are scaled to length 1. So in the bounds mu <= lam, each variable is
+    # divided by the norm of its column.
     column_norms = np.linalg.norm(matrix, axis=0)
     column_norms = np.where(column_norms > 0, column_norms, 1.0)
     target_norm = max(float(np.linalg.norm(target)), 1e-300)
@@ -645,10 +660,12 @@ def _solve_quadratic_program(
         settings,
     )
     solution = solver.solve()
-    z = np.asarray(solution.x)[:columns] * target_norm / column_norms
-    # The solver may violate the bounds by rounding. The solution is moved onto the bounds, because only
-    # allowed multipliers and gates give a valid upper bound on the Clarke residual.
-    z = np.maximum(np.nan_to_num(z), 0)
-    z[rows:] = np.minimum(z[rows:], z[owner_rows])
+    multipliers_and_gates = np.asarray(solution.x)[:columns] * target_norm / column_norms
+    # The solver may violate the bounds of its variables by rounding errors. The solution is moved onto the
+    # bounds, because only then is its residual a valid upper bound.
+    multipliers_and_gates = np.maximum(np.nan_to_num(multipliers_and_gates), 0)
+    multipliers_and_gates[rows:] = np.minimum(
+        multipliers_and_gates[rows:], multipliers_and_gates[owner_rows]
+    )
     is_solved = str(solution.status) in ("Solved", "AlmostSolved")
-    return torch.from_numpy(z), is_solved
+    return torch.from_numpy(multipliers_and_gates), is_solved

@@ -50,8 +50,9 @@ from residuum.theory.patterns import (
 )
 from residuum.theory.rows import margins
 
-TOLERANCE = 1e-9  # a smaller relative residual, or relative gap to the margin, counts as zero
-# If directions of splits are computed by a slow rule, progress is reported after this number of samples.
+TOLERANCE = 1e-9  # smaller relative errors count as zero, for the KKT equation and for margins
+# If the directions in which samples are split are slow to compute, progress is reported after this number
+# of samples.
 WATCHED_CHUNK = 4
 Watcher = Callable[[int, int], None]
 
@@ -116,9 +117,9 @@ class KKTSet:
             lam = fit_multipliers(model, x, rows, free=task == "regression")[0]
         if task == "binary":
             return cls((model,), parameters(model), x, y, lam.double(), y[:, None, None], task)
-        # For each sample, the sum of its constraints' covectors times multipliers.
-        u = rows.combine(lam.double(), len(x))[:, None]
-        return cls.from_covectors((model,), parameters(model), x, y, u, task)
+        # For each sample: the sum over its constraints of multiplier times output weights (covector).
+        output_weights = rows.combine(lam.double(), len(x))[:, None]
+        return cls.from_covectors((model,), parameters(model), x, y, output_weights, task)
 
     @classmethod
     def from_covectors(
@@ -172,12 +173,12 @@ class KKTSet:
 
     @cached_property
     def u(self) -> Tensor:
-        """(n, P, C) products of the multipliers and the covectors."""
+        """Products of the multipliers and the covectors (weights of the outputs), (n, P, C)."""
         return self.lam[:, None, None] * self.covectors
 
     @cached_property
     def remainder(self) -> Theta:
-        """The difference between the target and the weighted sum of gradients, by parameter."""
+        """The error of the equation by parameter: the target minus the weighted sum of gradients."""
         target_minus_sum = dict(self.target)
         for p, model in enumerate(self.models):
             weighted_sum = weighted_gradient(model, self.x, self.u[:, p])
@@ -224,7 +225,7 @@ class KKTSet:
 
     @property
     def margin(self) -> float | None:
-        """The smallest margin of this set, or None for tasks without margins."""
+        """The smallest margin of the samples in this set, None for tasks without margins."""
         return None if self.margins is None else float(self.margins.min())
 
     @property
@@ -252,7 +253,7 @@ class KKTSet:
 
     @property
     def root(self) -> KKTSet:
-        """The original set from which this set was made."""
+        """The original set of samples from which this set was made by splits and merges."""
         return self if self.parent is None else self.parent.root
 
     @property
@@ -261,7 +262,7 @@ class KKTSet:
 
     @property
     def is_stationary_set(self) -> bool:
-        """Whether the weighted sum of gradients is as close to the target as that of the original set.
+        """Whether the weighted sum of gradients explains the weights as well as for the original set.
 
         An attack can check only this property of a set, because the attacker does not know the margins.
         """
@@ -269,13 +270,13 @@ class KKTSet:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the network is a KKT point of the margin problem on this set, up to rounding."""
+        """Whether the network solves the KKT equation of margin maximization for this set up to rounding."""
         has_zero_delta = self.delta is None or self.delta <= TOLERANCE
         return self._has_valid_signs and has_zero_delta and self.residual <= TOLERANCE
 
     @property
     def is_on_margin(self) -> bool:
-        """Whether all margins stay in the range of the original set.
+        """Whether all margins of the samples stay in the range of the original set.
 
         No margin may be below the smallest margin of the original set. A constraint with a positive
         multiplier may not exceed the largest margin of such a constraint in the original set. At an exact KKT
@@ -297,7 +298,7 @@ class KKTSet:
 
     @property
     def is_full_kkt_set(self) -> bool:
-        """Whether the network is as close to a KKT point on this set as on the original set.
+        """Whether this set explains the weights, including the margins, as well as the original set.
 
         The residual and ``delta`` must be at most those of the original set, and the margins must stay in the
         range of the original set.
@@ -310,7 +311,10 @@ class KKTSet:
 
     @cached_property
     def switches(self) -> Switches:
-        """The values of all switches at the samples, whose signs are the activation patterns."""
+        """The values of all switches (such as inputs of ReLUs) at the samples.
+
+        Their signs are the activation patterns.
+        """
         return compute_switches(self.models, self.x)
 
     @cached_property
@@ -349,9 +353,13 @@ class KKTSet:
         Returns:
             The exact distances, called budgets, on both sides of each sample.
         """
-        x = self.x if samples is None else self.x[samples]
-        nu = direction.double().expand(len(x), x[0].numel()).reshape(x.shape)
-        return compute_exact_budgets(self.models, x, nu)
+        chosen_samples = self.x if samples is None else self.x[samples]
+        unit_directions = (
+            direction.double()
+            .expand(len(chosen_samples), chosen_samples[0].numel())
+            .reshape(chosen_samples.shape)
+        )
+        return compute_exact_budgets(self.models, chosen_samples, unit_directions)
 
     def directions(
         self, name: str = "softest", samples: Tensor | None = None, watch: Watcher | None = None
@@ -366,15 +374,17 @@ class KKTSet:
         Returns:
             (k, d) unit directions.
         """
-        indices = torch.arange(len(self)) if samples is None else samples
-        chunk_size = WATCHED_CHUNK if watch is not None and name in SLOW else max(1, len(indices))
+        sample_indices = torch.arange(len(self)) if samples is None else samples
+        chunk_size = (
+            WATCHED_CHUNK if watch is not None and name in SLOW else max(1, len(sample_indices))
+        )
         found_directions = []
-        for chunk in indices.split(chunk_size):
+        for chunk in sample_indices.split(chunk_size):
             found_directions.append(
                 DIRECTIONS[name](self.models, self.x, chunk, self.gradients[chunk])
             )
             if watch is not None:
-                watch(sum(map(len, found_directions)), len(indices))
+                watch(sum(map(len, found_directions)), len(sample_indices))
         return torch.cat(found_directions)
 
     def merge(self, i: int, k: int) -> KKTSet:
@@ -396,9 +406,9 @@ class KKTSet:
         """
         if i == k:
             raise HypothesisError(
-                "label",
-                f"To merge two samples, their indices must differ; got sample {i} twice.",
+                f"Only two different samples can be merged; got sample {i} twice.",
                 "Pass the index of another sample.",
+                hypothesis="label",
             )
         self._check_mergeable(i, k)
         return self._merged([[i, k], *([j] for j in range(len(self)) if j not in (i, k))])
@@ -422,44 +432,45 @@ class KKTSet:
         return self._merged(groups), groups
 
     def _merged(self, groups: list[list[int]]) -> KKTSet:
-        """Return a set in which one sample, the weighted mean of a group, takes the place of each group."""
+        """Replace each group of samples by one sample: the weighted mean of the group."""
         groups = sorted(groups)
         first_samples = torch.tensor([group[0] for group in groups])
-        lam = torch.stack([self.lam[group].sum() for group in groups])
-        x = torch.stack(
+        merged_multipliers = torch.stack([self.lam[group].sum() for group in groups])
+        merged_samples = torch.stack(
             [
                 torch.tensordot(self.lam[group], self.x[group], 1) / self.lam[group].sum()
                 for group in groups
             ]
         )
-        return self._with(x, self.y[first_samples], lam, self.covectors[first_samples])
+        return self._with(
+            merged_samples, self.y[first_samples], merged_multipliers, self.covectors[first_samples]
+        )
 
     def _check_mergeable(self, i: int, k: int) -> None:
-        """Raise an error that gives the reason if two samples cannot be merged."""
+        """Raise an error with the reason if two samples cannot be merged."""
         self._check_multiplier(torch.tensor([i, k]))
         if self.task in ("binary", "multiclass") and self.y[i] != self.y[k]:
             raise HypothesisError(
-                "label",
-                f"To merge two samples, their labels must be equal; got samples {i} and {k} with the labels "
-                f"{self.y[i]:g} and {self.y[k]:g}.",
+                f"Two samples can be merged only if their labels are equal; got samples {i} and {k} with "
+                f"the labels {self.y[i]:g} and {self.y[k]:g}.",
                 "Merge samples of the same class.",
+                hypothesis="label",
             )
         covector_norm = float(self.covectors[i].norm())
         if float((self.covectors[i] - self.covectors[k]).norm()) > TOLERANCE * covector_norm:
             raise HypothesisError(
-                "multiplier",
-                "To merge two samples, their multipliers for all rival classes (or for all outputs) must be "
-                f"proportional; got samples {i} and {k}, whose multipliers are not proportional.",
-                "Merge samples whose multipliers agree up to one positive factor.",
+                f"Two samples can be merged only if the vectors of their multipliers (one for each wrong "
+                f"class or output) are proportional; those of the samples {i} and {k} are not.",
+                "Merge samples whose multipliers differ only by a positive factor.",
+                hypothesis="multiplier",
             )
         is_different = self.switches.pattern[i] != self.switches.pattern[k]
         if is_different.any():
             raise HypothesisError(
-                "pattern",
-                "To merge two samples, their activation patterns must be equal; got samples "
-                f"{i} and {k}, which differ at {int(is_different.sum())} neurons: "
-                f"{self.switches.names(is_different)}.",
-                "Merge samples of the same pattern.",
+                f"Two samples can be merged only if they activate the same neurons; the samples {i} and "
+                f"{k} differ at {int(is_different.sum())} neurons: {self.switches.names(is_different)}.",
+                "Merge samples that activate the same neurons.",
+                hypothesis="pattern",
             )
 
     def split(
@@ -518,28 +529,31 @@ class KKTSet:
         Raises:
             HypothesisError: If a length, an activation pattern or a multiplier does not allow the split.
         """
-        indices = torch.arange(len(self)) if samples is None else samples
-        nu = torch.stack([unit(direction) for direction in directions.expand(len(indices), -1)])
-        self._check_multiplier(indices)
+        sample_indices = torch.arange(len(self)) if samples is None else samples
+        unit_directions = torch.stack(
+            [unit(direction) for direction in directions.expand(len(sample_indices), -1)]
+        )
+        self._check_multiplier(sample_indices)
         alpha, beta = (
-            length.double().expand(len(indices))
+            length.double().expand(len(sample_indices))
             for length in (alpha, alpha if beta is None else beta)
         )
         if not bool(((alpha > 0) & (beta > 0) & (alpha + beta).isfinite()).all()):
             raise HypothesisError(
-                "budget",
-                "Both halves of a split sample must move by a positive finite length; got a length that is "
-                "not positive and finite.",
-                "Pass positive finite lengths 'alpha' and 'beta'.",
+                "The two halves of a split sample must move by positive finite lengths; got a length that "
+                "is not positive and finite.",
+                "Correct the lengths 'alpha' and 'beta'.",
+                hypothesis="budget",
             )
         if check:
-            self._check_budget(indices, nu, alpha, beta)
+            self._check_budget(sample_indices, unit_directions, alpha, beta)
         broadcast_shape = (-1, *[1] * (self.x.ndim - 1))
-        unit_steps = nu.reshape(len(indices), *self.x.shape[1:])
+        unit_steps = unit_directions.reshape(len(sample_indices), *self.x.shape[1:])
         backward_shares = alpha / (alpha + beta)
-        copies_per_sample = torch.ones(len(self), dtype=torch.long).index_fill(0, indices, 2)
-        # Each split sample has two halves. These are the indices of the first halves in the new set.
-        first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[indices]
+        copies_per_sample = torch.ones(len(self), dtype=torch.long).index_fill(0, sample_indices, 2)
+        # Each split sample becomes two samples, its halves. These are the indices of the first halves in
+        # the new set.
+        first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[sample_indices]
         x, y, lam, covectors = (
             t.repeat_interleave(copies_per_sample, 0)
             for t in (self.x, self.y, self.lam, self.covectors)
@@ -558,7 +572,7 @@ class KKTSet:
         return self.take(self.lam != 0)
 
     def take(self, samples: Tensor) -> KKTSet:
-        """Return the set with only the samples that are chosen by indices or by a mask."""
+        """Select samples of the set by indices or by a mask."""
         return self._with(
             self.x[samples], self.y[samples], self.lam[samples], self.covectors[samples]
         )
@@ -582,18 +596,19 @@ class KKTSet:
         """
         if not 0 < r < float("inf"):
             raise HypothesisError(
-                "budget",
-                f"The distance 'r' from the original samples must be positive and finite; got {r}.",
+                f"The distance 'r' between the new samples and the original samples must be positive and "
+                f"finite; got {r}.",
                 "Pass a positive number.",
+                hypothesis="budget",
             )
         null_space_basis = find_hidden_basis(self.models, self.x)
         if not null_space_basis.shape[1]:
             raise HypothesisError(
-                "subspace",
-                "Samples can move without limit only along a direction that is orthogonal to the weights "
-                f"of all neurons of the first layer; got weights of full rank {self.x[0].numel()}, "
-                "to which no direction is orthogonal.",
-                "Split samples by shorter distances: call split_all, or pass --budget-frac.",
+                f"Samples can move arbitrarily far only along a direction that is orthogonal to the "
+                f"first-layer weights of all neurons; these weights have full rank {self.x[0].numel()}, "
+                f"so no such direction exists.",
+                "Move the samples by shorter distances: call KKTSet.split_all, or pass --budget-frac.",
+                hypothesis="subspace",
             )
         nu, used = null_space_basis[:, 0], self.used()
         components_along_nu = self.x.flatten(1) @ nu
@@ -606,7 +621,7 @@ class KKTSet:
         return float(l2(self.x, other.x).min())
 
     def _check_budget(self, indices: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        """Raise an error if a split moves a half of a sample out of the activation pattern of the sample."""
+        """Raise an error if a half of a split sample would activate other neurons than the sample."""
         budgets = self.budgets(nu, indices)
         blocked_samples = (
             ((alpha >= budgets.alpha) | (beta >= budgets.beta)).nonzero()[:, 0].tolist()
@@ -617,30 +632,32 @@ class KKTSet:
         i, kinks = int(indices[first_blocked]), int(budgets.kinks[first_blocked].sum())
         if kinks:
             raise HypothesisError(
-                "kink",
-                "If the input of a ReLU is exactly zero at a sample, the sample must be split along a "
-                f"direction that does not change this input; got sample {i}, at which the inputs of {kinks} "
-                f"neurons are zero: {budgets.names(first_blocked)}.",
-                "Pass a direction that does not change these inputs, such as KKTSet.directions('softest').",
+                f"A sample at which the input of a ReLU is exactly zero can be split in two only along a "
+                f"direction that keeps this input at zero; at sample {i}, the inputs of {kinks} neurons "
+                f"are zero: {budgets.names(first_blocked)}.",
+                "Pass a direction that keeps these inputs at zero, such as KKTSet.directions('softest').",
+                hypothesis="kink",
             )
         raise HypothesisError(
-            "budget",
-            "Both halves of a split sample must keep its activation pattern. So the halves of sample "
-            f"{i} must move by less than {float(budgets.alpha[first_blocked]):.6g} forwards and "
+            f"A sample can be split in two only if both halves activate the same neurons as the sample. "
+            f"So the halves of sample {i} must move by less than "
+            f"{float(budgets.alpha[first_blocked]):.6g} forwards and "
             f"{float(budgets.beta[first_blocked]):.6g} backwards; got {float(alpha[first_blocked]):.6g} "
-            f"and {float(beta[first_blocked]):.6g}. The limiting neurons are {budgets.names(first_blocked)}.",
+            f"and {float(beta[first_blocked]):.6g}. Neurons that would change: "
+            f"{budgets.names(first_blocked)}.",
             "Pass a shorter length or another direction.",
+            hypothesis="budget",
         )
 
     def _check_multiplier(self, indices: Tensor) -> None:
         without_multiplier = indices[self.lam[indices] <= 0].tolist()
         if without_multiplier:
             raise HypothesisError(
-                "multiplier",
-                "Only samples with positive multipliers can be merged or split; got sample "
-                f"{without_multiplier[0]} with multiplier {float(self.lam[without_multiplier[0]]):g}.",
-                "Remove samples with multiplier zero by calling KKTSet.used(), because these samples do not "
-                "contribute to the weights.",
+                f"Only samples that contribute to the weights can be merged or split, so their "
+                f"multipliers must be positive; got sample {without_multiplier[0]} with multiplier "
+                f"{float(self.lam[without_multiplier[0]]):g}.",
+                "Call KKTSet.used(), which removes the samples that do not contribute to the weights.",
+                hypothesis="multiplier",
             )
 
     def _with(self, x: Tensor, y: Tensor, lam: Tensor, covectors: Tensor) -> KKTSet:
@@ -652,5 +669,5 @@ def _rivals(y: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _divide(u: Tensor, multipliers: Tensor) -> Tensor:
-    """Return the (n, P, C) products ``u`` over the (n,) multipliers. A multiplier of 0 is replaced by 1."""
+    """Divide the products ``u`` (n, P, C) by the n multipliers. A multiplier of 0 counts as 1."""
     return u / torch.where(multipliers > 0, multipliers, 1.0)[:, None, None]

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from residuum.errors import InconclusiveError
 
-# If the condition number of the gradients' Gram matrix exceeds this limit, the fitted multipliers have fewer
-# than four correct digits.
+# Multipliers are fitted with the matrix of inner products of gradients. If its condition number exceeds
+# this limit, they have fewer than four correct digits.
 MAX_CONDITION = 1e12
-# Number of steps of iterative refinement. Each step gives the fitted multipliers more correct digits.
+# Number of steps of iterative refinement of fitted multipliers. Each step gives more correct digits.
 REFINEMENTS = 2
 DENSE_BYTES = 1 << 30  # largest size in bytes of a matrix of gradients for a QR factorization
 
@@ -67,8 +67,8 @@ def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
     largest_eigenvalue = float(eigenvalues[-1])
     if not np.isfinite(largest_eigenvalue) or largest_eigenvalue <= 0:
         raise InconclusiveError(
-            "Multipliers need nonzero gradients; the gradients of all samples are zero, because no neuron is "
-            "active on the samples.",
+            "The gradient of the network must not be zero at all samples; it is zero, because no neuron "
+            "is active on the samples.",
             "Check the preprocessing of the data.",
         )
     smallest_eigenvalue = float(eigenvalues[0])
@@ -78,15 +78,15 @@ def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
     root_eigenvalues = eigenvalues[is_kept].sqrt()
     # The columns of zero gradients are set to zero exactly. Otherwise their rounding errors would lead to
     # huge multipliers.
-    matrix = (
+    factor_matrix = (
         root_eigenvalues[:, None]
         * eigenvectors[:, is_kept].T
         * (gram.diagonal() > 1e-14 * largest_eigenvalue)
     )
-    target = (eigenvectors[:, is_kept].T @ inner) / root_eigenvalues
+    factor_target = (eigenvectors[:, is_kept].T @ inner) / root_eigenvalues
     return Factor(
-        matrix,
-        target,
+        factor_matrix,
+        factor_target,
         largest_eigenvalue / smallest_eigenvalue if smallest_eigenvalue > 0 else float("inf"),
     )
 
@@ -114,7 +114,7 @@ def factor_dense(gradients: Tensor, theta: Tensor) -> Factor:
 
 
 def solve(factor: Factor, free: bool) -> Tensor:
-    """Return the multipliers that fit the weights best.
+    """Compute the multipliers with which a weighted sum of gradients fits the network's weights best.
 
     Gradients can be linearly dependent, for example those of several constraints of one sample. Then many
     multipliers fit the weights equally well. If the least-squares solution of smallest norm has no negative
@@ -143,7 +143,7 @@ def solve(factor: Factor, free: bool) -> Tensor:
 
 
 def refine(lam: Tensor, gram: Tensor, correlate: Callable[[Tensor], Tensor], free: bool) -> Tensor:
-    """Improve the accuracy of multipliers by iterative refinement.
+    """Improve the accuracy of fitted multipliers (weights of gradients) by iterative refinement.
 
     Multipliers that solve the normal equations have a relative error of about the machine precision times the
     condition number of the Gram matrix. Each refinement step computes the residual (weights minus weighted

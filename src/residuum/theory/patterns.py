@@ -23,7 +23,8 @@ from torch.nn import functional as F
 from residuum.errors import InputError
 from residuum.networks import MLP, Linear, dense_chain
 
-ROUNDING = 1e-13  # a slope below this share of the largest slope in its layer is a rounding error
+# A derivative below this share of the largest derivative in its layer is a rounding error.
+ROUNDING = 1e-13
 CHUNK = 256  # number of directions along which the network is differentiated at once
 MAX_NAMED = 4  # largest number of neurons that an error message names individually
 _PIECEWISE = (nn.ReLU, nn.LeakyReLU)
@@ -48,12 +49,12 @@ class HypothesisError(InputError):
         hypothesis: Name of the condition: label, pattern, multiplier, direction, kink, budget, or subspace.
     """
 
-    def __init__(self, hypothesis: str, message: str, remedy: str = "") -> None:
+    def __init__(self, message: str, remedy: str = "", hypothesis: str = "") -> None:
         super().__init__(message, remedy)
         self.hypothesis = hypothesis
 
     def __reduce__(self) -> tuple[type[HypothesisError], tuple[str, str, str]]:  # type: ignore[override]
-        return type(self), (self.hypothesis, self.message, self.remedy)
+        return type(self), (self.message, self.remedy, self.hypothesis)
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class Switches:
         return self.values > 0
 
     def name(self, k: int) -> str:
-        """Return the name of switch ``k``: the name of its layer and its number in this layer."""
+        """Return the name of switch ``k`` (such as a neuron): its layer and its number in this layer."""
         for layer, size in self.layers:
             if k < size:
                 return f"{layer}[{k}]"
@@ -88,7 +89,7 @@ class Switches:
         raise IndexError(k)
 
     def names(self, chosen: Tensor) -> str:
-        """Return the names of the switches that a (K,) mask chooses. At most four are listed."""
+        """Name the switches (such as inputs of ReLUs) that a (K,) mask selects, at most four of them."""
         positions = chosen.nonzero()[:, 0].tolist()
         listed_names = ", ".join(self.name(k) for k in positions[:MAX_NAMED])
         return listed_names + (
@@ -97,7 +98,7 @@ class Switches:
 
 
 def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
-    """Compute the values of all switches at samples.
+    """Compute the values of all switches (such as inputs of ReLUs) at samples.
 
     A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
@@ -110,7 +111,8 @@ def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
     """
     layers, values = [], []
     for i, model in enumerate(models):
-        # A switch is named after its copy of the network ("point"), its layer and its number in the layer.
+        # The name of a switch (input of a ReLU) is made of its copy of the network ("point"), its layer and
+        # its number in the layer.
         copy_name = f"point {i}: " if len(models) > 1 else ""
         for name, value in record_switches(model, x):
             layers.append((copy_name + name, value.shape[1]))
@@ -119,7 +121,7 @@ def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
 
 
 def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Tensor:
-    """Differentiate every switch at each sample along a direction.
+    """Differentiate every switch (such as the input of a ReLU) at each sample along a direction.
 
     A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
@@ -140,7 +142,7 @@ def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) ->
 
 
 def compute_slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Return the gradients of all switches at one sample.
+    """Compute the gradients of all switches (such as inputs of ReLUs) at one sample.
 
     A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
@@ -228,10 +230,10 @@ def check_piecewise_linear(model: nn.Module) -> None:
         return
     module_name = str(unsupported[0]) if unsupported else type(model).__name__
     raise HypothesisError(
-        "pattern",
-        "Samples can be merged and split only for a piecewise linear network of supported modules; got the "
-        f"unsupported module {module_name}.",
-        "Use ReLU and max pooling as separate modules.",
+        "Training samples can be merged and split only if the network is piecewise linear and has only "
+        f"supported modules; got the unsupported module {module_name}.",
+        "Write ReLU and max pooling as separate modules of the network.",
+        hypothesis="pattern",
     )
 
 
@@ -274,7 +276,7 @@ def record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def _compute_distances_to_maximum(module: nn.MaxPool2d, z: Tensor) -> Tensor:
-    """Return how much smaller each entry of a pooling window is than the largest entry, (n, units)."""
+    """Compute how much smaller each entry of a pooling window is than the largest entry, (n, units)."""
     windows = F.unfold(z, module.kernel_size, stride=module.stride)
     window_entries = windows.reshape(len(z), z.shape[1], -1, windows.shape[-1])
     return (window_entries.max(2, keepdim=True).values - window_entries).flatten(1)

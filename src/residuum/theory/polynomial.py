@@ -34,8 +34,8 @@ from residuum.errors import InputError
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records.identification import Identification
 
-# At a KKT point, |W_j|^2 and alpha a_j^2 are equal for input weights W_j and output weight a_j of every
-# neuron. A note tells the reader if their relative difference is larger than this limit.
+# At a KKT point (a solution of margin maximization), |W_j|^2 = alpha a_j^2 for the input weights W_j and
+# the output weight a_j of each neuron. If the relative difference exceeds this limit, a note says so.
 BALANCE_TOLERANCE = 1e-6
 # A neuron is ignored if its weights are smaller than this share of the largest neuron's weights, because they
 # are then rounding errors.
@@ -47,7 +47,8 @@ SINGLE_TOLERANCE = 1e-5
 # The kernel matrix of the neurons has the entries (W_p.W_q)^(alpha-1), with the neurons' input weights W_p.
 # Its eigenvalues below this share of the largest eigenvalue count as zero.
 KERNEL_TOLERANCE = 1e-12
-# ``Neurons.carrying`` counts the neurons that together hold this share of the squared norm of all weights.
+# The property ``Neurons.carrying`` counts the largest neurons that together have this share of the squared
+# norm of all weights.
 CARRIED_SHARE = 0.999
 
 
@@ -86,7 +87,7 @@ class Neurons:
 
 @dataclass(frozen=True)
 class SignalSubspace:
-    """The span of the input weights of all neurons.
+    """The signal subspace of a network: the span of the input weights of all neurons.
 
     The weights only depend on the projections of the samples onto this span.
 
@@ -133,22 +134,22 @@ class Interpolant:
     condition: float
 
     def __call__(self, w: Tensor) -> Tensor:
-        """Return the values (k, r) of the interpolated function f at k points ``w`` (k, r)."""
+        """Evaluate the interpolated function f at k points ``w`` (k, r). Return its values (k, r)."""
         return (w @ self.directions.T) ** (self.degree - 1) @ self.coefficients
 
     def slice(self, v: Tensor) -> Tensor:
-        """Return the (r, r) derivative of f at ``v`` (r,), divided by alpha-1 and symmetrized.
+        """Return the symmetrized derivative (r, r) of the interpolated function f at ``v``, over alpha - 1.
 
         f is the interpolated function. For samples x_i with signed multipliers b_i, the result is sum_i b_i
         (x_i.v)^(alpha-2) x_i x_i^T.
         """
         kernel_values = (self.directions @ v) ** (self.degree - 2)
-        matrix = self.coefficients.T @ (kernel_values[:, None] * self.directions)
-        return (matrix + matrix.T) / 2
+        derivative = self.coefficients.T @ (kernel_values[:, None] * self.directions)
+        return (derivative + derivative.T) / 2
 
 
 def find_live_neurons(model: nn.Module) -> Neurons:
-    """Return the neurons of a polynomial network whose weights are not zero.
+    """Find the neurons of a polynomial network whose weights are not zero.
 
     Neurons with zero weights contain nothing about the data. At a KKT point, a neuron with a zero output
     weight has zero input weights, so it is ignored too.
@@ -164,7 +165,8 @@ def find_live_neurons(model: nn.Module) -> Neurons:
     """
     if not isinstance(model, PolynomialNetwork) or not isinstance(model.activation, Polynomial):
         raise InputError(
-            "The network must have the form sum_j a_j sigma(W_j.x) with a polynomial sigma; got a "
+            "The network must have one hidden layer, the form sum_j a_j sigma(W_j.x), and a polynomial "
+            "sigma; got a "
             f"{_describe(model)}.",
             "Use `PolynomialNetwork(inputs, width, Polynomial((0, 0, 0, 1)))`.",
         )
@@ -207,14 +209,14 @@ def find_live_neurons(model: nn.Module) -> Neurons:
 
 
 def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> SignalSubspace:
-    """Return the span of the leading right singular vectors of the weight matrix.
+    """Estimate the span of the training samples from the singular vectors of the weight matrix.
 
-    At a KKT point the input weights of every neuron are a combination of samples. So the weights only depend
-    on the projections of the samples onto this span. A trained network is only close to a KKT point. Then no
-    singular value is zero up to rounding, and you must pass the rank.
+    At a KKT point the input weights of every neuron are a combination of samples. So the weights only
+    depend on the projections of the samples onto this span. A trained network is only close to a KKT point.
+    Then no singular value is zero up to rounding, and you must pass the rank.
 
     Args:
-        neurons: The neurons that depend on the data.
+        neurons: The neurons of the network that depend on the training data.
         rank: Dimension of the span, by default the number of singular values above rounding.
 
     Returns:
@@ -225,41 +227,43 @@ def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> Signa
     """
     _, singular_values, rows = torch.linalg.svd(neurons.weight, full_matrices=False)
     max_rank = len(singular_values)
-    r = (
+    dimension = (
         int((singular_values > neurons.tolerance * singular_values[0]).sum())
         if rank is None
         else rank
     )
-    if not 1 <= r <= max_rank:
+    if not 1 <= dimension <= max_rank:
         raise InputError(
-            f"The option 'rank' must lie between 1 and {max_rank}, because the network has "
-            f"{len(neurons.weight)} neurons with nonzero weights and {neurons.weight.shape[1]} inputs; "
-            f"got {r}.",
+            f"The option 'rank' (dimension of the span of the training samples) must lie between 1 and "
+            f"{max_rank}, because the network has {len(neurons.weight)} neurons with nonzero weights and "
+            f"{neurons.weight.shape[1]} inputs; got {dimension}.",
             "Omit 'rank' to estimate it from the singular values.",
         )
-    if singular_values[r - 1] <= 1e-14 * singular_values[0]:
+    if singular_values[dimension - 1] <= 1e-14 * singular_values[0]:
         raise InputError(
-            "The option 'rank' must not exceed the dimension of the span of the neurons' input weights; "
-            f"got {r}, but the neurons span fewer than {r} dimensions.",
+            f"The option 'rank' (dimension of the span of the training samples) must not exceed the rank "
+            f"of the neurons' input weights; got {dimension}, and their rank is lower.",
             "Omit 'rank' to estimate it from the singular values.",
         )
     singular_value_ratio = (
-        float(singular_values[r] / singular_values[r - 1]) if r < max_rank else 0.0
+        float(singular_values[dimension] / singular_values[dimension - 1])
+        if dimension < max_rank
+        else 0.0
     )
-    outside_share = float(singular_values[r:].norm() / singular_values.norm())
-    return SignalSubspace(rows[:r].T.contiguous(), singular_value_ratio, outside_share)
+    outside_share = float(singular_values[dimension:].norm() / singular_values.norm())
+    return SignalSubspace(rows[:dimension].T.contiguous(), singular_value_ratio, outside_share)
 
 
 def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
     """Determine the function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i from its values at the neurons.
 
     At a KKT point f(W_j) = W_j / (alpha c a_j) for every neuron j. f is a vector of homogeneous polynomials
-    (forms) of degree alpha - 1 in r variables, and k(w, v) = (w.v)^(alpha-1) is their reproducing kernel. So
-    f(w) = sum_p k(w, W_p) coefficient_p if the monomials at the W_p span all forms. The W_p are first scaled
-    to length 1, because otherwise neurons with large weights would dominate the fit.
+    (forms) of degree alpha - 1 in r variables, and k(w, v) = (w.v)^(alpha-1) is their reproducing kernel.
+    So f(w) = sum_p k(w, W_p) coefficient_p if the monomials at the W_p span all forms. The W_p are first
+    scaled to length 1, because otherwise neurons with large weights would dominate the fit.
 
     Args:
-        neurons: The neurons that depend on the data.
+        neurons: The neurons of the network that depend on the training data.
         signal: The span of the neurons.
 
     Returns:
@@ -275,18 +279,19 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
         neurons.coefficient[is_live, None],
     )
     directions = projections / norms
-    # At a KKT point, the input weights of neuron j are this factor times the value of f.
+    # At a KKT point (a solution of margin maximization), the input weights of neuron j are this factor
+    # times the value of f.
     weight_per_value = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
-    values = projections / weight_per_value
+    values_at_neurons = projections / weight_per_value
     eigenvalues, vectors = torch.linalg.eigh((directions @ directions.T) ** (alpha - 1))
     # The kernel matrix has inner products of monomials as entries, so it has no negative eigenvalues.
     is_nonzero = eigenvalues > KERNEL_TOLERANCE * eigenvalues[-1]
     eigenvalues, vectors = eigenvalues[is_nonzero], vectors[:, is_nonzero]
-    interpolant_coefficients = vectors @ ((vectors.T @ values) / eigenvalues[:, None])
+    interpolant_coefficients = vectors @ ((vectors.T @ values_at_neurons) / eigenvalues[:, None])
     condition_number = float(eigenvalues[-1] / eigenvalues[0])
     return Interpolant(
         directions,
-        values,
+        values_at_neurons,
         interpolant_coefficients,
         weight_per_value[:, 0].abs(),
         alpha,
@@ -338,12 +343,13 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
     neurons has full rank.
 
     Args:
-        neurons: The neurons that depend on the data.
+        neurons: The neurons of the network that depend on the training data.
         signal: The span of the neurons.
         f: The interpolant from :func:`interpolate`.
 
     Returns:
-        The conditions. The fields of the record for recovered samples are empty, because none are recovered.
+        The conditions. The fields of the record for recovered samples are empty, because none are
+        recovered.
     """
     alpha, r = neurons.degree, signal.rank
     coefficient_count = count_form_coefficients(r, alpha)
@@ -388,7 +394,7 @@ def _symmetry(alpha: int) -> str:
 
 
 def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
-    """Return notes that say whether the weights determine the samples, and how reliable this answer is."""
+    """Return notes for users: whether the weights determine the samples, and how reliable the answer is."""
     notes = []
     if neurons.degree == 1:
         notes.append(

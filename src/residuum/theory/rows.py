@@ -1,4 +1,4 @@
-"""The constraints of the margin problem, one row for each constraint, from samples and labels.
+"""Make the constraints of margin maximization from samples and labels, one row for each constraint.
 
     binary       y_i Phi(x_i) >= 1                                lam_i >= 0
     multiclass   Phi_y(x_i) - Phi_c(x_i) >= 1 for rivals c        lam_ic >= 0
@@ -21,7 +21,8 @@ from residuum.records import TASKS
 from residuum.stationarity import Rows
 
 RIVALS = ("tied", "best")
-# A rival class counts as tied if its margin exceeds the sample's smallest margin by at most this share.
+# A sample has a margin to each wrong class. A wrong class counts as tied if its margin exceeds the smallest
+# one by at most this share.
 TIED_TOLERANCE = 0.05
 
 
@@ -43,9 +44,9 @@ def choose_task(task: str, outputs: int) -> str:
     require_known(task, TASKS, "No task")
     if (task == "binary" and outputs != 1) or (task == "multiclass" and outputs < 2):
         raise InputError(
-            f"The task {task!r} needs a network with "
-            f"{'one output' if task == 'binary' else 'two or more outputs'}; got a network "
-            f"whose number of outputs is {outputs}.",
+            f"For the task {task!r}, a network must have "
+            f"{'one output' if task == 'binary' else 'two or more outputs'}; the number of outputs of "
+            f"this network is {outputs}.",
             f"Pass --task {'multiclass' if outputs > 1 else 'binary'}.",
         )
     return task
@@ -70,33 +71,35 @@ def normalize_labels(y: Tensor, task: str, outputs: int) -> Tensor:
         targets = y.double().reshape(len(y), -1)
         if targets.shape[1] != outputs:
             raise DataError(
-                f"Regression needs one target per output; got {targets.shape[1]} targets for {outputs} "
-                "outputs.",
+                f"For regression, each sample needs one target for each output of the network; got "
+                f"{targets.shape[1]} targets for {outputs} outputs.",
                 "Save the targets 'y' with shape (n, outputs).",
             )
         return targets
     label_values = set(y.flatten().tolist())
     if y.ndim != 1:
         raise DataError(
-            f"Labels must be a vector; got shape {tuple(y.shape)}.",
+            f"The labels of the samples must be a vector; got an array of shape {tuple(y.shape)}.",
             "Save the labels 'y' with shape (n,).",
         )
     if len(label_values) < 2:
         raise DataError(
-            f"Labels must belong to at least two classes; got {len(y)} labels that are all "
+            f"The samples must belong to at least two classes; all {len(y)} labels are "
             f"{label_values.pop()}.",
             "Add samples of another class, because a single class has no margin.",
         )
     if task == "binary":
         if not (label_values <= {-1, 1} or label_values <= {0, 1}):
             raise DataError(
-                f"A network with one output needs labels -1/+1 or 0/1; got {sorted(label_values)[:6]}.",
+                f"For a network with one output, the labels of the samples must be -1 and +1, or 0 and 1; "
+                f"got {sorted(label_values)[:6]}.",
                 "Change the labels, or pass --task regression.",
             )
         return torch.where(y > 0, 1.0, -1.0).double()
     if not all(v == int(v) and 0 <= v < outputs for v in label_values):
         raise DataError(
-            f"Class indices must run from 0 to {outputs - 1}; got {sorted(label_values)[:12]}.",
+            f"The labels of the samples must be class numbers from 0 to {outputs - 1}; got "
+            f"{sorted(label_values)[:12]}.",
             "Number the classes in the order of the outputs.",
         )
     return y.long()
@@ -145,7 +148,7 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def constraint_rows(outputs: Tensor, y: Tensor, task: str, rivals: str = "tied") -> Rows:
-    """Return the constraints of the margin problem, each of which gets a separate multiplier.
+    """Return the constraints of margin maximization, each of which gets a separate multiplier.
 
     A constraint is a sample and a covector, by which the outputs of the network are weighted. The covector is
     the label of -1/+1 for a binary network, and a unit vector for each output of a regression. With several

@@ -20,12 +20,15 @@ STATE = Path("private", "state.safetensors")
 
 
 class TrainingRun(RunDir):
-    """The output directory of a training, opened for writing."""
+    """The output directory of a training run, opened for writing."""
 
     what, files, summary = "a training", (SUMMARY,), SUMMARY
 
     def expected_files(self) -> Collection[str]:
-        """Return the names of the summary file and, if there is a saved state, of the folder ``private``."""
+        """Return the names by which the directory of a training run is recognized.
+
+        These are the summary file and, if there is a saved state, the folder ``private``.
+        """
         return {SUMMARY, *({"private"} if (self.path / STATE).is_file() else ())}
 
 
@@ -71,9 +74,9 @@ def write_run(
     if state.status != DIVERGED:
         files.insert(0, "model.safetensors")
         save_checkpoint(network, out / files[0])
-    summary = _summary(network, split, state)
+    run_summary = _summary(network, split, state)
     run_description = {
-        **summary,
+        **run_summary,
         "data": split.train.name,
         "config": config.to_json(),
         "method_state": state.scalars,
@@ -84,11 +87,11 @@ def write_run(
     write_json(out / SUMMARY, run_description)
     if state.status == DIVERGED:
         raise InconclusiveError(
-            "The loss and the weights must stay finite; the training diverged before step "
-            f"{state.step}, so no weights were saved.",
+            f"The loss and the weights must stay finite during the training; they became infinite or "
+            f"undefined before step {state.step}, so no weights were saved.",
             "Lower --lr, or pass --method margin.",
         )
-    return summary
+    return run_summary
 
 
 def _summary(network: Network, split: Split, state: TrainingState) -> dict[str, Any]:

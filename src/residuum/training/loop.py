@@ -135,10 +135,12 @@ def initialize(arch: Architecture, config: TrainingConfig) -> nn.Module:
         torch.manual_seed(config.seed)
         model = arch.build()
         if config.init == "small":
-            theta = dict(model.named_parameters())
+            weights_by_name = dict(model.named_parameters())
             with torch.no_grad():
-                for name in next(iter(by_layer(theta).values())):  # parameters of the first layer
-                    theta[name].normal_().mul_(config.init_scale)
+                for name in next(
+                    iter(by_layer(weights_by_name).values())
+                ):  # parameters of the first layer
+                    weights_by_name[name].normal_().mul_(config.init_scale)
         elif config.init == "lecun":
             with torch.no_grad():
                 for p in model.parameters():
@@ -186,8 +188,8 @@ class _Run:
         dtype = getattr(torch, config.dtype)
         self.x = data.x.to(device, dtype)
         evaluate(self.model, self.x[:1])  # raises an error if the samples do not fit the network
-        y = normalize_labels(data.y, task, arch.outputs)
-        self.y = y.to(device, torch.long if task == "multiclass" else dtype)
+        normalized_labels = normalize_labels(data.y, task, arch.outputs)
+        self.y = normalized_labels.to(device, torch.long if task == "multiclass" else dtype)
         self.order = homogeneity_order(arch.build(), probe_inputs(arch.inputs))
         self.method: methods.MarginMaximization | methods.GradientDescent
         if config.method == "margin":
@@ -247,7 +249,7 @@ class _Run:
         return self._save(status)
 
     def _observe(self, check_residual: bool) -> str:
-        """Add loss and margin to the history, report the progress, and return the status of the run."""
+        """Record the loss and the margin, report the progress, and return the status of the training."""
         with torch.no_grad():
             outputs = self.model(self.x)
             loss = float(LOSSES[self.loss](outputs, self.y))
@@ -272,7 +274,7 @@ class _Run:
             return "margin"
         if 0 < history_entry.get("residual", 0) <= self.config.stop_residual:
             return "residual"
-        # If stop_loss is 0, no value of the loss stops the run.
+        # With stop_loss 0, the training never stops because of its loss.
         return "loss" if 0 < self.config.stop_loss >= loss else "running"
 
     def _residual(self) -> float:
@@ -287,7 +289,7 @@ class _Run:
 
     def _save(self, status: str) -> TrainingState:
         """Return the current state, and write the state to the file ``state_path`` of the run."""
-        state = TrainingState(
+        current_state = TrainingState(
             theta=copy_weights(self.model),
             theta0=self.theta0,
             step=self.step,
@@ -302,26 +304,26 @@ class _Run:
             # other settings in the same directory.
             self.path.unlink(missing_ok=True)
         elif self.path is not None:
-            state.save(self.path)
-        return state
+            current_state.save(self.path)
+        return current_state
 
     def _resume(self) -> None:
-        """Load the saved state, if it exists. If it belongs to other data or settings, raise an error."""
+        """Load the saved state of the training, if it exists. Raise an error if data or settings differ."""
         if self.path is None:
             return
         # If the folder is not writable, raise an error now, not after the training.
         make_directory(self.path.parent)
         if not self.path.exists():
             return
-        state = TrainingState.load(self.path)
-        if state.fingerprint != self.fingerprint:
+        saved_state = TrainingState.load(self.path)
+        if saved_state.fingerprint != self.fingerprint:
             refuse_other_run(self.path.parent, "a training", "settings or data")
-        self.model.load_state_dict(state.theta)
-        self.theta0 = state.theta0
-        self.step, self.history = state.step, list(state.history)
-        self.status = state.status if state.status in GOALS else "running"
-        self.method.scalars.update(state.scalars)
-        self.method.buffers.update({k: v.to(self.x.device) for k, v in state.buffers.items()})
+        self.model.load_state_dict(saved_state.theta)
+        self.theta0 = saved_state.theta0
+        self.step, self.history = saved_state.step, list(saved_state.history)
+        self.status = saved_state.status if saved_state.status in GOALS else "running"
+        self.method.scalars.update(saved_state.scalars)
+        self.method.buffers.update({k: v.to(self.x.device) for k, v in saved_state.buffers.items()})
 
 
 def _fingerprint(arch: Architecture, data: Dataset, config: TrainingConfig, task: str) -> str:
@@ -338,7 +340,8 @@ def _delayed_interrupts() -> Iterator[Callable[[], bool]]:
         previous_handler = signal.signal(
             signal.SIGINT, lambda number, frame: interrupts.append(number)
         )
-    except ValueError:  # this is not the main thread, and only the main thread receives interrupts
+    # Interrupts can be handled only in the main thread, and this is another thread.
+    except ValueError:
         yield lambda: False
         return
     try:

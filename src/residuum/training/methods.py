@@ -94,13 +94,14 @@ def choose_loss(name: str, task: str) -> str:
     Raises:
         InputError: If the loss does not fit the task.
     """
-    choices = TASK_LOSSES[task]
-    if name and name not in choices:
+    losses_of_task = TASK_LOSSES[task]
+    if name and name not in losses_of_task:
         raise InputError(
-            f"The loss must fit the task; got the loss {name!r} for the task {task!r}.",
-            f"Use one of {', '.join(choices)}.",
+            f"The training loss must suit the task of the network; got the loss {name!r} for the task "
+            f"{task!r}.",
+            f"Use one of {', '.join(losses_of_task)}.",
         )
-    return name or choices[0]
+    return name or losses_of_task[0]
 
 
 class GradientDescent:
@@ -134,7 +135,7 @@ class GradientDescent:
         )
 
     def advance(self, count: int, limit: int) -> int:
-        """Take one step. If a CUDA graph replays the steps, take ``limit`` steps at once.
+        """Take one training step, or ``limit`` steps at once if a CUDA graph replays the steps.
 
         Args:
             count: Number of steps so far.
@@ -213,14 +214,14 @@ class MarginMaximization:
         order: Order of homogeneity L of the network, or None if the network is not homogeneous.
     """
 
-    # The step size grows slowly and shrinks fast, because a step that is too long costs more than a step that
-    # is too short.
+    # Constants of the descent. The step size grows slowly and shrinks fast, because a step that is too long
+    # costs more than a step that is too short.
     MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
-    # Limits of the step size c. With a smaller step size, the descent stalls at kinks. With a larger step
-    # size, the objective is not nearly linear in a step.
+    # Limits of the step size c. With smaller steps, the descent gets stuck where a ReLU's input is zero.
+    # With larger steps, the objective is not nearly linear within a step.
     MIN_C, MAX_C = 1e-4, 0.5
-    # If the margin exceeds MARGIN_CAP, the weights are rescaled so that the margin is MARGIN_BACK_TO. The
-    # next rescaling comes only when the margin has doubled, so rescaling is rare.
+    # If the margin of the network exceeds MARGIN_CAP, all weights are scaled down so that the margin is
+    # MARGIN_BACK_TO. The margin must double before this happens again.
     MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, order: float | None) -> None:
@@ -234,7 +235,7 @@ class MarginMaximization:
         self._current: list[float] | None = None
 
     def advance(self, count: int, limit: int) -> int:
-        """Take a single step, because its result determines the length of the next step.
+        """Take a single training step. Its result determines the length of the next step.
 
         Args:
             count: Number of steps so far.
@@ -247,7 +248,7 @@ class MarginMaximization:
         return 1
 
     def step(self, count: int) -> None:
-        """Take a step. If the gradient vanishes, the weights do not change.
+        """Take a step of margin maximization. If the gradient is zero, the weights do not change.
 
         The length of the step is at most ``REACH`` times the norm of the weights. If the objective increases
         by more than ``SLACK``, the step is undone and repeated without momentum and with a smaller length. A
@@ -278,7 +279,8 @@ class MarginMaximization:
                 for p, o, v in zip(weights, old_weights, velocity, strict=True):
                     p.copy_(o.add(v.mul_(shrink_factor)))
             after, lowest, _, _ = self._objective()
-            if after <= before + self.SLACK:  # the comparison is False if the objective is NaN
+            # NaN counts as an increase, because comparisons with NaN are False.
+            if after <= before + self.SLACK:
                 break
             for v in velocity:
                 v.zero_()
@@ -288,7 +290,7 @@ class MarginMaximization:
         self.rescale(lowest)
 
     def _objective(self) -> list[float]:
-        """Return the objective, the lowest margin, and the squared norms of the gradient and of the weights.
+        """Return the objective, the lowest margin, and the squared norms of the gradient and the weights.
 
         The gradient of the objective is stored in the attribute ``_gradient``.
         """
@@ -321,8 +323,8 @@ class MarginMaximization:
         Args:
             lowest: Lowest margin of all samples.
         """
-        # Multiplying the weights by a factor c multiplies all margins by c^L. The velocity and tau are
-        # rescaled too, so the course of the descent does not change.
+        # Multiplying the weights by a factor c multiplies all margins by c^L, where L is the order of
+        # homogeneity. The momentum and tau are rescaled too, so that the descent continues unchanged.
         if self.order is None or not self.MARGIN_CAP < lowest < math.inf:
             return
         weight_factor = (self.MARGIN_BACK_TO / lowest) ** (1 / self.order)

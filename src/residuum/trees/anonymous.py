@@ -28,18 +28,18 @@ from residuum.trees.leaves import Leaves
 from residuum.trees.links import UNKNOWN, Records
 
 IN_BAG = 1 - np.exp(-1)  # probability that a bootstrap sample contains a given record
-# A leaf value counts as the target of one record if two records with this target are at most this number of
-# times as probable as one record.
+# A leaf value is taken as the target of exactly one record if "two records have this target" is at most
+# this number of times as probable as "one record has it".
 MAX_DOUBT = 0.01
 # Largest probability that a leaf value counts as a target although it is the mean of two targets.
 FALSE_TARGET = 1e-4
 # Leaf values count as targets only if the most frequent values occur in at least this share of the trees.
 MIN_IN_BAG = 0.3
-MAX_SAME_TARGET = 6  # if more records than this have the same target, they are left out
+MAX_SAME_TARGET = 6  # targets that more records than this have in common are left out
 
 
 def records_without_seeds(leaves: Leaves) -> Records:
-    """Return the records of a forest whose bootstrap samples are not known.
+    """Find the records of a forest whose bootstrap samples are not known.
 
     Args:
         leaves: The leaves of the forest.
@@ -81,7 +81,7 @@ def records_without_seeds(leaves: Leaves) -> Records:
 
 
 def _group_sizes(leaves: Leaves) -> Integers:
-    """Return for each distinct leaf value the number of records with this target, 0 if it is unknown."""
+    """Count for each distinct leaf value the records with this target, 0 if the number is unknown."""
     leaf_counts = leaves.numbers
     if leaves.count is not None:
         record_counts = leaves.sum_by_group(leaves.count)
@@ -93,8 +93,8 @@ def _group_sizes(leaves: Leaves) -> Integers:
     occurrences = (leaf_counts > 0).sum(1)
     if (occurrences == tree_count).mean() > 0.9:  # without a bootstrap, every tree has every target
         return most_leaves
-    # Apply Bayes' rule to two hypotheses: one record has the target, or two records have the target. The
-    # prior of two records is the share of the values that two leaves of one tree have.
+    # Apply Bayes' rule to two hypotheses: one record has the target, or two records have it. The prior
+    # probability of two records is the share of values that occur in two leaves of the same tree.
     pair_prior = max((most_leaves > 1).mean(), 0.5 / len(most_leaves))
     single_joint = (1 - pair_prior) * binom.pmf(occurrences, tree_count, IN_BAG)
     pair_joint = pair_prior * binom.pmf(occurrences, tree_count, 1 - (1 - IN_BAG) ** 2)
@@ -102,7 +102,7 @@ def _group_sizes(leaves: Leaves) -> Integers:
 
 
 def _are_targets(occurrences: Integers, trees: int) -> Booleans:
-    """Return for each distinct leaf value whether it is a target, not the mean of several targets.
+    """Decide for each distinct leaf value whether it is the target of records, not a mean of targets.
 
     If most values occur in every tree, the numbers of trees do not tell targets from means. This happens if
     the forest has one tree, or if its trees were trained without a bootstrap. Then the trees are assumed to
@@ -124,7 +124,7 @@ def _are_targets(occurrences: Integers, trees: int) -> Booleans:
     share_error = 4 * np.sqrt(expected_share * (1 - expected_share) / len(occurrences)) + 0.02
     if expected_share <= 0.5 and (occurrences == 1).mean() <= expected_share + share_error:
         return np.ones(len(occurrences), dtype=bool)
-    # Find the number of trees that is exceeded only by values of 10% of the leaves.
+    # Find how often a frequent value occurs: only 10% of the leaves have values that occur in more trees.
     sorted_occurrences = np.sort(occurrences)
     large_occurrence = sorted_occurrences[
         np.searchsorted(np.cumsum(sorted_occurrences), 0.9 * sorted_occurrences.sum())
@@ -139,7 +139,7 @@ def _are_targets(occurrences: Integers, trees: int) -> Booleans:
 
 
 def _share_of_trees(mean: float, trees: int) -> float:
-    """Return the probability p with which a tree draws a record.
+    """Estimate the probability p with which the bootstrap of a tree draws a given record.
 
     Args:
         mean: Mean number of trees that drew a record, over the records that at least one tree drew. It equals
@@ -151,9 +151,9 @@ def _share_of_trees(mean: float, trees: int) -> float:
     """
     smallest, largest = 0.0, 1.0
     for _ in range(60):
-        middle = (smallest + largest) / 2
-        if trees * middle < mean * (1 - (1 - middle) ** trees):
-            smallest = middle
+        middle_probability = (smallest + largest) / 2
+        if trees * middle_probability < mean * (1 - (1 - middle_probability) ** trees):
+            smallest = middle_probability
         else:
-            largest = middle
+            largest = middle_probability
     return max(largest, 1e-9)

@@ -30,14 +30,15 @@ from numpy.typing import ArrayLike
 from residuum.errors import MissingExtraError
 from residuum.trees.forest import Booleans, Floats, Forest, Integers
 
-UNPLACED = -1  # stands for the leaf of a record that has not been put into leaves yet
-# The weight of a class in a leaf is a whole number up to this rounding error.
+UNPLACED = -1  # this number stands for the leaf of a record whose leaf is not determined yet
+# The weight of a class in a leaf is the number of its records. It counts as a whole number up to this
+# rounding error.
 ROUNDING = 1e-3
 COST_STEPS = 100  # the solver minimizes whole numbers, so costs are multiplied by this number
 
 
 def import_solver() -> Any:
-    """Return the module of the constraint solver.
+    """Return the module of the constraint solver, which belongs to the package or-tools.
 
     Raises:
         MissingExtraError: If or-tools is not installed.
@@ -46,8 +47,8 @@ def import_solver() -> Any:
         from ortools.sat.python import cp_model
     except ImportError:
         raise MissingExtraError(
-            "To estimate the rows of a classification forest, the extra 'trees' (or-tools) must be "
-            "installed; it is not installed.",
+            "To reconstruct the training table of a classification forest, the package ortools (the extra "
+            "'trees' of residuum) must be installed; it is not installed.",
             'In a clone of residuum, run pip install ".[trees]".',
         ) from None
     return cp_model
@@ -85,7 +86,7 @@ class ClassLeaves:
 
     @classmethod
     def build(cls, forest: Forest, counts: Integers, labels: Integers) -> ClassLeaves | None:
-        """Collect the leaves of a forest.
+        """Collect the leaves of a classification forest and their contents.
 
         Args:
             forest: The forest, which stores the weights of its leaves.
@@ -115,12 +116,14 @@ class ClassLeaves:
             threshold_number = int(np.searchsorted(thresholds[f], threshold))
             high[first:middle, f] = np.minimum(high[first:middle, f], threshold_number)
             low[middle:last, f] = np.maximum(low[middle:last, f], threshold_number + 1)
-        nodes = list(zip(structure.leaf_tree.tolist(), structure.leaf_node.tolist(), strict=True))
+        tree_and_node = list(
+            zip(structure.leaf_tree.tolist(), structure.leaf_node.tolist(), strict=True)
+        )
         forest_trees = forest.trees
         leaf_weights = [
-            0.0 if (w := forest_trees[t].weight) is None else float(w[v]) for t, v in nodes
+            0.0 if (w := forest_trees[t].weight) is None else float(w[v]) for t, v in tree_and_node
         ]
-        class_shares = np.stack([forest_trees[t].value[v] for t, v in nodes])
+        class_shares = np.stack([forest_trees[t].value[v] for t, v in tree_and_node])
         with np.errstate(invalid="ignore", divide="ignore"):
             class_weight = (
                 class_shares
@@ -130,13 +133,15 @@ class ClassLeaves:
         is_whole = np.abs(class_weight - np.rint(class_weight)) <= ROUNDING  # False for NaN
         if not is_whole.all():
             return None
-        sizes = [-1 if (c := forest_trees[t].count) is None else int(c[v]) for t, v in nodes]
+        leaf_sizes = [
+            -1 if (c := forest_trees[t].count) is None else int(c[v]) for t, v in tree_and_node
+        ]
         return cls(
             thresholds=thresholds,
             low=low,
             high=high,
             class_weight=np.rint(class_weight).astype(np.int64),
-            size=None if -1 in sizes else np.asarray(sizes),
+            size=None if -1 in leaf_sizes else np.asarray(leaf_sizes),
             tree_starts=structure.leaf_starts,
             counts=counts,
             labels=labels,
@@ -163,7 +168,7 @@ class ClassLeaves:
         return [np.flatnonzero(self.labels == k) for k in np.unique(self.labels)]
 
     def place(self, intervals: Integers) -> Integers:
-        """Return the leaves that records reach.
+        """Find the leaf of each tree that each record reaches.
 
         Args:
             intervals: (m, columns) number of the interval of each value of the m records.
@@ -179,7 +184,7 @@ class ClassLeaves:
         return leaves
 
     def fits(self, intervals: Integers) -> bool:
-        """Return whether a table reproduces the weights and the sizes of all leaves.
+        """Return True if a table reproduces the contents of all leaves: class weights and numbers of records.
 
         Args:
             intervals: (records, columns) number of the interval of each value of the table.
@@ -191,7 +196,7 @@ class ClassLeaves:
         return not weight.any() and (size is None or not size.any())
 
     def free_places(self, leaves: Integers) -> tuple[Integers, Integers | None]:
-        """Return how much of each leaf is not filled by the records that have been put into leaves.
+        """Compute which records each leaf still lacks, after some records have been put into leaves.
 
         Args:
             leaves: (records, trees) leaf of each record in each tree. ``UNPLACED`` for records that have not
@@ -202,15 +207,17 @@ class ClassLeaves:
             of distinct records minus the numbers of these records.
         """
         weight = self.class_weight.copy()
-        size = None if self.size is None else self.size.copy()
+        free_counts = None if self.size is None else self.size.copy()
         placed_records = np.flatnonzero(leaves[:, 0] != UNPLACED)
-        draws = self.counts[:, placed_records].T
+        draws_of_placed = self.counts[:, placed_records].T
         np.subtract.at(
-            weight, (leaves[placed_records], self.labels[placed_records][:, None]), draws
+            weight, (leaves[placed_records], self.labels[placed_records][:, None]), draws_of_placed
         )
-        if size is not None:
-            np.subtract.at(size, leaves[placed_records], (draws > 0).astype(np.int64))
-        return weight, size
+        if free_counts is not None:
+            np.subtract.at(
+                free_counts, leaves[placed_records], (draws_of_placed > 0).astype(np.int64)
+            )
+        return weight, free_counts
 
 
 @dataclass
@@ -316,12 +323,12 @@ class Choices:
 
     @property
     def is_open(self) -> Booleans:
-        """(choices,) whether the record of each choice has several possible leaves in the same tree."""
+        """Mask (choices,): whether the record of each choice has several possible leaves in the same tree."""
         _, inverse, number = np.unique(self.pair, return_inverse=True, return_counts=True)
         return np.asarray(number[inverse] > 1)
 
     def remaining(self, is_chosen: Booleans) -> tuple[Integers, Integers | None]:
-        """Return how much of each leaf is not filled by the members if some choices are made.
+        """Compute which records each leaf still lacks if some records are put into chosen leaves.
 
         Args:
             is_chosen: (choices,) whether the record of each choice is put into the leaf of the choice.
@@ -338,7 +345,7 @@ class Choices:
         return weight, size
 
     def cuts(self) -> tuple[Integers, Integers, Integers]:
-        """Return the cuts of the values of the members that separate possible leaves.
+        """Find the cuts (positions between intervals) that separate the possible leaves of each value.
 
         Let z be the interval number of a value. A cut c separates the intervals up to c from the intervals
         above c, so each cut gives an order literal ``z <= c``. Cuts at the ends of the possible leaves
@@ -360,7 +367,7 @@ class Choices:
 
 @dataclass(frozen=True)
 class Segments:
-    """Ranges of intervals in which the values of some records may lie.
+    """Segments: ranges of intervals in which the values of some records may lie.
 
     The cuts of a value (see ``Choices.cuts``) divide the possible intervals of this value into segments. The
     possible leaves are the same for all intervals of a segment.
@@ -471,11 +478,12 @@ def solve(
         raise NoTableError
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    # Find for each segment whether its value is at most the upper end of the segment.
+    # For each segment (range of possible values): whether the value of its record is at most its upper end.
     is_below = np.ones(len(segments.first), dtype=bool)
     for s, key in _with_literals(segments):
         is_below[s] = solver.boolean_value(literals[key])
-    # Each value lies in the first segment of its record and column whose upper end the value does not exceed.
+    # The possible values are divided into segments. A value lies in the first segment whose upper end it
+    # does not exceed.
     segment_of_value = np.full(choices.low.shape, -1)
     reached = np.flatnonzero(is_below)[::-1]
     segment_of_value[segments.member[reached], segments.column[reached]] = reached
@@ -483,9 +491,9 @@ def solve(
 
 
 def _with_literals(segments: Segments) -> Iterable[tuple[int, tuple[int, int, int]]]:
-    """Yield each segment that is not the last of its value, with the order literal of its upper end.
+    """Yield the segments (ranges of a value) except the last of each value, each with its Boolean variable.
 
-    The literal states that the value does not exceed the upper end. It is given as record, column and cut.
+    The variable states that the value does not exceed the upper end. It is given as record, column and cut.
     """
     member, column, last = segments.member, segments.column, segments.last
     has_next_segment = (member[1:] == member[:-1]) & (column[1:] == column[:-1])
@@ -579,7 +587,7 @@ def _add_costs(
 
 
 def to_intervals(values: ArrayLike, thresholds: Sequence[Floats]) -> Integers:
-    """Return the number of the interval between thresholds in which every value of a table lies.
+    """Find the interval between thresholds in which each value of a table lies.
 
     Args:
         values: (records, columns) values.

@@ -40,16 +40,16 @@ from residuum.trees.leaf_equations import (
 
 # A target counts as determined if its error is at most this share of the range of all targets.
 TOLERANCE = 1e-5
-DEVIATIONS = 6.0  # the error of a target is taken to be at most this number of standard errors
+DEVIATIONS = 6.0  # assumed upper limit for the error of a recovered target, in standard errors
 MAX_DENSE = 2000  # with more records than this, the equations are solved by iteration
-# Targets are computed only if there are at least this many more equations than independent unknowns. With
-# fewer equations, wrong rows would fit as well.
+# Targets are computed only if there are at least this many more equations than unknowns. With fewer
+# equations, wrong rows would also fit.
 MIN_SPARE = 10
-# An unknown learning rate or regularization is not computed if its relative effect on the residuals of the
-# equations is smaller than this.
+# An unknown learning rate or regularization is not computed if it changes the errors of the equations by
+# less than this share.
 MIN_TRACE = 1e-9
-# Names that scikit-learn, XGBoost, LightGBM and CatBoost give to the squared error. "" means that the file
-# names no loss.
+# Names of the squared error as a training loss in scikit-learn, XGBoost, LightGBM and CatBoost. "" means
+# that the file does not name the loss.
 SQUARED_ERROR = (
     "",
     *("squared_error", "ls", "least_squares", "halfsquarederror"),
@@ -118,7 +118,7 @@ def recover_targets(
     Args:
         forest: Boosted trees that were trained with squared error.
         x: (records, columns) rows of the training table. The targets have the same order.
-        tolerance: A target counts as determined if its error is at most this share of the range of all
+        tolerance: A target counts as recovered if its error is at most this share of the range of all
             targets.
         learning_rate: Learning rate, if known. If None, the function uses the learning rate in the file, or
             computes it if the file does not state it.
@@ -135,12 +135,13 @@ def recover_targets(
     """
     if reason := why_not(forest):
         raise InputError(
-            f"The targets of known rows cannot be recovered from these trees: {reason}.",
+            f"These trees must determine the target of each row of a table; they do not: {reason}.",
             "Pass a regressor that was boosted with squared error.",
         )
     if x.ndim != 2 or not len(x) or x.shape[1] != forest.columns:
         raise InputError(
-            f"The rows must have {forest.columns} columns, as the trees do; got an array of shape {x.shape}.",
+            f"The rows of the table must have {forest.columns} columns, as many as the trees were trained "
+            f"on; got an array of shape {x.shape}.",
             "Pass one row for each record, with the columns in the order of the training table.",
         )
     equations = build_equations(forest, x)
@@ -173,7 +174,7 @@ def why_not(forest: Forest) -> str:
 
 
 def is_squared_error(forest: Forest) -> bool:
-    """Return whether the trees were trained with squared error. If the file names no loss, return True."""
+    """Return True if the trees were trained with squared error, or if the file does not name the loss."""
     return not forest.is_classifier and forest.objective.lower() in SQUARED_ERROR
 
 
@@ -190,7 +191,7 @@ def _no_solution(records: int) -> Solution:
 def _fit(
     equations: Equations, solution: Solution, choices: Floats, tolerance: float
 ) -> RecoveredTargets:
-    """Compute the targets, and the learning rate and the regularization if they are unknown.
+    """Compute the targets of the records. Also compute the learning rate and the regularization if unknown.
 
     The unknown settings are those with the smallest residuals of the equations.
 
@@ -199,7 +200,7 @@ def _fit(
         solution: Least-squares solutions y for each of the right-hand sides base, rate and shrinkage.
         choices: (3, 1 + k) coefficients of these right-hand sides from :func:`_choices`, with k unknown
             settings.
-        tolerance: A target counts as determined if its error is at most this share of the range of all
+        tolerance: A target counts as recovered if its error is at most this share of the range of all
             targets.
 
     Returns:
@@ -225,21 +226,21 @@ def _fit(
             np.linalg.solve(r.T, (effects_of_settings / setting_norms).T) ** 2
         ).sum(0)
     targets = y[:, 0] + effects_of_settings @ fitted_settings
-    error = np.full(len(targets), np.inf)
+    standard_errors = np.full(len(targets), np.inf)
     misfit = np.inf
     if can_be_solved:
         misfit = float(
             np.linalg.norm(residual[:, 0] + setting_residuals @ fitted_settings)
             / np.sqrt(spare_equations)
         )
-        error = np.where(solution.has_freedom, np.inf, misfit * np.sqrt(variance))
+        standard_errors = np.where(solution.has_freedom, np.inf, misfit * np.sqrt(variance))
     unique_targets = targets[~solution.has_freedom]
     target_range = float(np.ptp(unique_targets)) if len(unique_targets) else 0.0
     a, c = choices[1:, 0] + choices[1:, 1:] @ fitted_settings
     return RecoveredTargets(
         y=targets if can_be_solved else np.full(len(targets), np.nan),
-        is_determined=DEVIATIONS * error <= tolerance * target_range,
-        error=error,
+        is_determined=DEVIATIONS * standard_errors <= tolerance * target_range,
+        error=standard_errors,
         learning_rate=float(1 / a) if can_be_solved and a else None,
         regularization=float(c / a) if can_be_solved and a else None,
         equations=len(residual),
@@ -250,7 +251,7 @@ def _fit(
 
 
 def _choices(learning_rate: float | None, regularization: float | None) -> Floats:
-    """Return the coefficients 1, a and c of the right-hand side ``base + a rate + c shrinkage``.
+    """Return the coefficients 1, a and c of the equations' right-hand side ``base + a rate + c shrinkage``.
 
     The coefficients are a = 1 / eta and c = lambda / eta.
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from residuum.trees.forest import Forest, Integers
 
-# With more records or more draws than this, bootstrap samples are not computed.
+# The bootstrap samples of a forest are not computed if there are more records or more draws than this.
 MAX_RECORDS = 1_000_000
-# If the number of records times the number of trees is larger than this, bootstrap samples are not computed.
+# The bootstrap samples of a forest are not computed if the number of records times the number of trees
+# exceeds this.
 MAX_COUNTS = 100_000_000
 
 
@@ -39,23 +40,23 @@ def bootstrap_counts(forest: Forest) -> Integers | None:
         return None
     if len(seeds_and_weights) < len(forest.trees) or not seeds_and_weights:
         return None
-    draws = round(seeds_and_weights[0][1])
-    records = draws if forest.records is None else forest.records
-    if not 1 <= draws <= MAX_RECORDS or not 1 <= records <= MAX_RECORDS:
+    draws_per_tree = round(seeds_and_weights[0][1])
+    records = draws_per_tree if forest.records is None else forest.records
+    if not 1 <= draws_per_tree <= MAX_RECORDS or not 1 <= records <= MAX_RECORDS:
         return None
     if len(seeds_and_weights) * records > MAX_COUNTS:
         return None
-    if any(abs(weight - draws) > 1e-6 for _, weight in seeds_and_weights):
+    if any(abs(weight - draws_per_tree) > 1e-6 for _, weight in seeds_and_weights):
         return None
-    counts = np.zeros((len(seeds_and_weights), records), dtype=np.int64)
+    draw_counts = np.zeros((len(seeds_and_weights), records), dtype=np.int64)
     for t, (seed, _) in enumerate(seeds_and_weights):
         if seed is None:
             return None
-        counts[t] = _draw(seed, records, draws)
+        draw_counts[t] = _draw(seed, records, draws_per_tree)
         node_counts = forest.trees[t].count
-        if node_counts is not None and node_counts[0] != (counts[t] > 0).sum():
+        if node_counts is not None and node_counts[0] != (draw_counts[t] > 0).sum():
             return None
-    return counts
+    return draw_counts
 
 
 def _draw(seed: int, records: int, draws: int) -> Integers:

@@ -41,32 +41,39 @@ from residuum.trees.assignment import (
 )
 from residuum.trees.forest import Booleans, Floats, Forest, Integers
 
-SECONDS = 60.0  # default of the wall-clock time of the search for tables
-# If the number of records times the number of trees is larger than this, rows are not estimated.
+SECONDS = 60.0  # default time limit in seconds of the search for tables that fit a forest
+# The rows of the training table are not estimated if the number of records times the number of trees
+# exceeds this.
 MAX_ASSIGNMENTS = 50_000
-# If the number of nodes times the number of columns is larger than this, rows are not estimated.
+# The rows of the training table are not estimated if the number of nodes times the number of columns
+# exceeds this.
 MAX_BOX_SIDES = 10_000_000
 SWEEPS = 100  # default number of times that the random walk draws new values for all records
-BURN_IN = 1 / 3  # the mean leaves out this share of the tables, from the beginning of the walk
+BURN_IN = 1 / 3  # the first tables of the random walk, this share of all, are left out of the mean
 BLOCK = 3  # number of records for which one step of the walk draws new values
-STEP_WORK = 0.2  # limit of the solver's deterministic time in one step of the walk
-# Limit of the solver's deterministic time in the first attempt to find a table. Each further attempt has
-# twice the limit of the attempt before.
+# Limit of the solver's work (in its own deterministic unit) in one step of the random walk.
+STEP_WORK = 0.2
+# Limit of the solver's work (in its own deterministic unit) in the first attempt to find a table. Each
+# further attempt has twice the limit of the attempt before.
 FIRST_WORK = 4.0
 BINS = 64  # number of bins of the density of a column on [0, 1]
-BUMP = 0.1  # standard deviation of the Gaussian bump of one record in the density of a column on [0, 1]
-# In the density of a class, all records of other classes together weigh as much as this number of records.
+# Standard deviation of the Gaussian that each record adds to the density of a column, which is scaled to
+# [0, 1].
+BUMP = 0.1
+# The density of a column is estimated for each class. All records of other classes together count as much
+# as this number of records of the class.
 CLASS_PRIOR = 2.0
-# In the density of the other classes, the uniform density weighs as much as this number of records.
+# When the density of a column is estimated from the other classes, a uniform density counts as much as this
+# number of records.
 UNIFORM_PRIOR = 2.0
 GRID = 1000  # number of points at which the density of a column's thresholds is computed
 # Smallest bandwidth of the kernel density estimate of a column's thresholds, as a share of the column's
 # range.
 MIN_WIDTH = 0.05
-# The uniform density is added to the density of the thresholds with this weight.
+# A uniform density is mixed into the density of a column's thresholds with this weight.
 UNIFORM_SHARE = 0.1
 BINARY_THRESHOLD = 0.5  # threshold of a column whose values are 0 and 1
-MIN_MASS = 1e-9  # smallest probability of a segment, so that its logarithm is finite
+MIN_MASS = 1e-9  # smallest probability of a range of values, so that its logarithm is finite
 
 
 @dataclass(frozen=True)
@@ -159,11 +166,11 @@ def recover_class_table(
     visited_tables = walk.run(sweeps, deadline, progress)
     tables = np.stack(visited_tables[int(BURN_IN * len(visited_tables)) :])
     columns = np.arange(leaves.columns)
-    mean = scales.value[columns, tables].mean(0)
-    values = np.where(scales.is_binary, np.rint(mean), mean)
+    mean_values = scales.value[columns, tables].mean(0)
+    estimates = np.where(scales.is_binary, np.rint(mean_values), mean_values)
     first, last = tables.min(0), tables.max(0)
     return ClassTable(
-        values=values,
+        values=estimates,
         low=scales.low[columns, first],
         high=scales.high[columns, last],
         tables=len(tables),
@@ -273,21 +280,23 @@ def _interval_masses(cuts: Floats, lower: float, upper: float) -> tuple[Floats, 
     bandwidth = max(threshold_spread * len(cuts) ** -0.2, MIN_WIDTH * value_range)
     density = np.full(GRID, UNIFORM_SHARE / value_range)
     for cut in cuts:
-        kernel = np.exp(-0.5 * ((grid - cut) / bandwidth) ** 2)
-        density += kernel / (bandwidth * np.sqrt(2 * np.pi) * len(cuts))
+        gaussian_kernel = np.exp(-0.5 * ((grid - cut) / bandwidth) ** 2)
+        density += gaussian_kernel / (bandwidth * np.sqrt(2 * np.pi) * len(cuts))
     interval_of_point = np.searchsorted(cuts, grid)
     mass = np.bincount(interval_of_point, density, len(cuts) + 1)
     weighted_sum = np.bincount(interval_of_point, density * grid, len(cuts) + 1)
-    edges = np.concatenate([[lower], cuts, [upper]])
+    interval_edges = np.concatenate([[lower], cuts, [upper]])
     value = np.where(
-        mass > 0, weighted_sum / np.where(mass > 0, mass, 1.0), (edges[1:] + edges[:-1]) / 2
+        mass > 0,
+        weighted_sum / np.where(mass > 0, mass, 1.0),
+        (interval_edges[1:] + interval_edges[:-1]) / 2,
     )
     mass = np.maximum(mass, 1e-6 * mass.sum())
     return mass / mass.sum(), value
 
 
 def _bumps() -> Floats:
-    """Return Gaussian bumps on [0, 1] as (bins, bins) probabilities, one row for a bump at each bin."""
+    """Return Gaussian distributions on [0, 1] as probabilities (bins, bins), one row centered at each bin."""
     center = (np.arange(BINS) + 0.5) / BINS
     bump = np.exp(-0.5 * ((center[:, None] - center) / BUMP) ** 2)
     return np.asarray(bump / bump.sum(1, keepdims=True))
@@ -295,7 +304,7 @@ def _bumps() -> Floats:
 
 @dataclass
 class Walk:
-    """A random walk among tables that fit a forest.
+    """A random walk among training tables that fit a forest.
 
     Attributes:
         leaves: The leaves of the forest.
@@ -326,7 +335,7 @@ class Walk:
         deadline: float,
         progress: Callable[[str], None],
     ) -> Walk | None:
-        """Find a table that fits the forest, and begin a random walk at this table.
+        """Find a training table that fits the forest, and begin a random walk at this table.
 
         Args:
             leaves: The leaves of the forest.
@@ -349,8 +358,8 @@ class Walk:
             bins=np.zeros(shape, dtype=np.int64),
             densities=np.zeros((leaves.class_weight.shape[1], leaves.columns, BINS)),
         )
-        groups = leaves.groups
-        for number, members in enumerate(groups):
+        record_groups = leaves.groups
+        for number, members in enumerate(record_groups):
             work_limit = FIRST_WORK
             # The time of the solver depends strongly on its seed, so several short attempts are faster than a
             # long one.
@@ -359,7 +368,7 @@ class Walk:
                     return None
                 work_limit *= 2
             progress(
-                f"group {number + 1} of {len(groups)}: the places of {len(members)} records fit"
+                f"group {number + 1} of {len(record_groups)}: the places of {len(members)} records fit"
             )
         return walk if leaves.fits(walk.intervals) else None
 
@@ -377,18 +386,18 @@ class Walk:
         tables = [self.intervals.copy()]
         while len(tables) <= sweeps:
             for members in self.leaves.groups:
-                order = self.rng.permutation(members)
-                for start in range(0, len(order), BLOCK):
+                member_order = self.rng.permutation(members)
+                for start in range(0, len(member_order), BLOCK):
                     if time.monotonic() >= deadline:
                         return tables
-                    self.place(np.sort(order[start : start + BLOCK]), deadline)
+                    self.place(np.sort(member_order[start : start + BLOCK]), deadline)
             tables.append(self.intervals.copy())
             if len(tables) % 10 == 0:
                 progress(f"{len(tables)} tables that fit the forest")
         return tables
 
     def place(self, members: Integers, deadline: float, work: float = STEP_WORK) -> bool:
-        """Draw new values for some records, and keep the values of all other records.
+        """Draw new values for some records of the table, and keep the values of all other records.
 
         Args:
             members: Numbers of the records that receive new values.
@@ -413,20 +422,22 @@ class Walk:
         )
         gumbel_noise = self.rng.gumbel(size=len(start_level))
         costs = -np.log(np.maximum(end_level - start_level, MIN_MASS)) - gumbel_noise
-        effort = Effort(
+        solver_limits = Effort(
             seconds=deadline - time.monotonic(),
             work=work,
             seed=int(self.rng.integers(2**31 - 1)),
         )
         hint = None if is_first_table else self.intervals[members]
-        segment_of_value = solve(choices, segments, None if is_first_table else costs, effort, hint)
+        segment_of_value = solve(
+            choices, segments, None if is_first_table else costs, solver_limits, hint
+        )
         if segment_of_value is None:
             return False
         chosen_segments = segment_of_value.ravel()
         member, column = segments.member[chosen_segments], segments.column[chosen_segments]
-        level = self.rng.uniform(start_level[chosen_segments], end_level[chosen_segments])
-        u = _inverse(distribution_functions, member, column, level)
-        interval = self.scales.interval(column, u)
+        drawn_levels = self.rng.uniform(start_level[chosen_segments], end_level[chosen_segments])
+        coordinates = _inverse(distribution_functions, member, column, drawn_levels)
+        interval = self.scales.interval(column, coordinates)
         interval = np.clip(
             interval, segments.first[chosen_segments], segments.last[chosen_segments]
         )
@@ -434,7 +445,7 @@ class Walk:
         return True
 
     def cumulative_densities(self, members: Integers) -> Floats:
-        """Return the distribution functions from which the coordinates of some records are drawn.
+        """Compute the distribution functions from which new values of some records are drawn.
 
         Args:
             members: Numbers of these records. The densities are computed from all other records.
@@ -460,7 +471,7 @@ class Walk:
         return cumulative
 
     def _move(self, members: Integers, intervals: Integers) -> None:
-        """Give the values of some records new intervals, and update their leaves and the densities."""
+        """Change the values of some records in the current table, and update leaves and densities."""
         columns = np.arange(self.leaves.columns)
         coordinates = (
             self.scales.u[columns, intervals] + self.scales.u[columns, intervals + 1]
@@ -477,7 +488,7 @@ class Walk:
 
 
 def _value_at(cumulative: Floats, member: Integers, column: Integers, u: Floats) -> Floats:
-    """Return the value of one distribution function at each of m coordinates.
+    """Evaluate distribution functions at m coordinates, one function for each coordinate.
 
     Args:
         cumulative: (members, columns, bins + 1) values of distribution functions at the ends of the
@@ -499,7 +510,7 @@ def _value_at(cumulative: Floats, member: Integers, column: Integers, u: Floats)
 
 
 def _inverse(cumulative: Floats, member: Integers, column: Integers, level: Floats) -> Floats:
-    """Return for each of m values the coordinate at which a distribution function has this value.
+    """Invert distribution functions: find the coordinates at which they have given values.
 
     Args:
         cumulative: (members, columns, bins + 1) values of distribution functions at the ends of the

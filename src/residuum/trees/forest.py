@@ -22,7 +22,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
-NO_CHILD = -1  # stands for the number of a child in the entries of leaves, which have no children
+NO_CHILD = -1  # this number replaces the number of a child in leaves, which have no children
 # How the trees of a model work together. Trees of a forest are fitted to the targets, and their values are
 # averaged. Trees of boosting are fitted to residuals or gradients, and their values are added. Trees of an
 # isolation forest split at random, and their values are path lengths, which are averaged.
@@ -126,7 +126,7 @@ class Forest:
         return Structure.build(self.trees)
 
     def without(self, *fields: str) -> Self:
-        """Return a copy of the forest whose trees lack some fields, such as "seed" or "impurity"."""
+        """Return a copy of the forest without some fields of its trees, such as "seed" or "impurity"."""
         removed_fields: dict[str, Any] = dict.fromkeys(fields)
         return replace(
             self,
@@ -203,7 +203,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class _LeafRanges:
-    """The leaves of one tree from left to right, and the leaf numbers below every inner node."""
+    """The leaves of one tree from left to right, and the range of leaf numbers below every inner node."""
 
     inner: Integers
     leaves: Integers
@@ -245,10 +245,10 @@ def _depth_first(tree: Tree) -> list[int]:
     left, right = tree.left.tolist(), tree.right.tolist()
     order, stack = [], [0]
     while stack:
-        node = stack.pop()
-        order.append(node)
-        if left[node] != NO_CHILD:
-            stack += [right[node], left[node]]
+        current_node = stack.pop()
+        order.append(current_node)
+        if left[current_node] != NO_CHILD:
+            stack += [right[current_node], left[current_node]]
     return order
 
 

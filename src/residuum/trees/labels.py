@@ -26,7 +26,7 @@ from scipy.sparse import csr_array, eye_array, kron, vstack
 from residuum.trees.forest import Floats, Forest, Integers
 
 INFEASIBLE = 2  # status that scipy.optimize.milp returns if an integer program has no solution
-WHOLE = 1e-4  # a number counts as whole if its distance to a whole number is at most this
+WHOLE = 1e-4  # a number counts as an integer if its distance to the nearest integer is at most this
 SEED = 0  # seed of the random objectives of the linear programs
 PROGRAM_SECONDS = 60.0  # time limit of each linear or integer program
 # If the number of records times the number of classes is larger than this, no linear program is solved.
@@ -101,7 +101,7 @@ class Equations:
 
     @classmethod
     def build(cls, draw_counts: Floats, class_weights: Floats) -> Equations:
-        """Build the equations.
+        """Build the linear equations for the labels of all records.
 
         For each tree and class, the shares of the drawn records add up to the weight of the class. For each
         record, its shares add up to 1.
@@ -120,7 +120,7 @@ class Equations:
         return cls(csr_array(vstack([tree_rows, record_rows])), right_sides, shape)
 
     def solve_linear_program(self, objective: Floats) -> Floats | None:
-        """Minimize a linear objective over the shares in [0, 1] that solve the equations.
+        """Minimize a linear objective over the class shares in [0, 1] that solve the equations.
 
         Args:
             objective: (records, classes) coefficients of the objective.
@@ -139,7 +139,7 @@ class Equations:
         return solution.x.reshape(self.shape) if solution.status == 0 else None
 
     def solve_integer_program(self, excluded: Integers | None) -> Integers | None:
-        """Find labels that solve the equations.
+        """Find labels of all records that solve the equations.
 
         Args:
             excluded: (records,) labels of all records. At least one label of the solution must be different.
@@ -175,6 +175,6 @@ class Equations:
 
 
 def _rounded(shares: Floats, is_determined: np.ndarray) -> Integers:
-    """Return the class of each record, or -1 if its class shares are not determined or not whole numbers."""
+    """Convert class shares to the class of each record, -1 if its shares are unknown or not whole numbers."""
     is_whole = np.abs(shares - np.rint(shares)).max(1) <= WHOLE
     return np.where(is_whole & is_determined, shares.argmax(1), -1)

@@ -19,19 +19,20 @@ from residuum.trees.predict import find_leaf_nodes
 
 # An eigenvalue of G = A^T A counts as zero if it is at most this share of the largest eigenvalue.
 MIN_EIGENVALUE = 1e-11
-# Let N be the projection onto the null space of G. A target is determined by the equations if its diagonal
-# entry of N is at most this number.
+# Let N be the projection onto the null space of the matrix G of the equations. The equations determine
+# target i if the entry N_ii is at most this number.
 MAX_FREEDOM = 1e-14
-# Number of vectors of random targets that the iterative solver solves for, to find which targets are
-# determined.
+# To find which targets the equations determine, the iterative solver is tested on this number of vectors of
+# random targets.
 PROBES = 4
-# A target is determined if the solver recovers its random standard normal values with at most this error.
+# The equations determine a target if the iterative solver recovers random values of this target with at
+# most this error.
 MAX_PROBE_ERROR = 1e-7
 MAX_STEPS = 1000  # maximum number of steps of the iterative solver LSMR
 
 
 def starts_in_first_tree(forest: Forest) -> bool:
-    """Return whether the leaf values of the first tree include the first prediction, as in LightGBM files."""
+    """Return True if the leaf values of the first tree include the first prediction, as in LightGBM."""
     has_no_offset = forest.offset is None or not np.any(forest.offset)
     return forest.library.lower() == "lightgbm" and has_no_offset
 
@@ -61,7 +62,7 @@ class Equations:
 
 
 def build_equations(forest: Forest, x: Floats) -> Equations:
-    """Return the equations of the leaves whose stored number of records is the number of known rows there.
+    """Build one equation for each leaf that the right number of known rows reaches.
 
     Args:
         forest: Boosted trees.
@@ -76,30 +77,32 @@ def build_equations(forest: Forest, x: Floats) -> Equations:
     rows, columns, matrix_entries, sides = [], [], [], []
     equation_count = leaf_count = 0
     for number, tree in enumerate(forest.trees):
-        node = find_leaf_nodes(tree, x, forest.is_strict, forest.compares_doubles)
+        leaf_nodes = find_leaf_nodes(tree, x, forest.is_strict, forest.compares_doubles)
         value = tree.value[:, 0]
-        count = np.bincount(node, minlength=len(tree.left))
-        prediction_sums = np.bincount(node, weights=prediction, minlength=len(tree.left))
-        is_used = (count > 0) & np.isfinite(value)
+        records_per_node = np.bincount(leaf_nodes, minlength=len(tree.left))
+        prediction_sums = np.bincount(leaf_nodes, weights=prediction, minlength=len(tree.left))
+        is_used = (records_per_node > 0) & np.isfinite(value)
         stored_count = tree.weight if tree.count is None else tree.count
         if stored_count is not None:
-            is_used &= np.abs(stored_count - count) < 0.5
+            is_used &= np.abs(stored_count - records_per_node) < 0.5
         if number == 0 and starts_in_first_tree(forest):
             is_used[:] = False
-        n, v = count[is_used], value[is_used]
+        n, v = records_per_node[is_used], value[is_used]
         equation_of_node = np.full(len(is_used), -1)
         equation_of_node[is_used] = equation_count + np.arange(len(n))
-        used_records = np.flatnonzero(is_used[node])
-        rows.append(equation_of_node[node[used_records]])
+        used_records = np.flatnonzero(is_used[leaf_nodes])
+        rows.append(equation_of_node[leaf_nodes[used_records]])
         columns.append(used_records)
-        matrix_entries.append(1 / np.sqrt(count[node[used_records]]))
+        matrix_entries.append(1 / np.sqrt(records_per_node[leaf_nodes[used_records]]))
         sides.append(np.stack([prediction_sums[is_used], n * v, v], 1) / np.sqrt(n)[:, None])
         equation_count += len(n)
         leaf_count += int((tree.left == NO_CHILD).sum())
-        prediction = prediction + value[node].astype(dtype)
+        prediction = prediction + value[leaf_nodes].astype(dtype)
     entry_positions = np.concatenate(rows), np.concatenate(columns)
-    A = csr_array((np.concatenate(matrix_entries), entry_positions), shape=(equation_count, len(x)))
-    return Equations(A, np.concatenate(sides), leaf_count)
+    equation_matrix = csr_array(
+        (np.concatenate(matrix_entries), entry_positions), shape=(equation_count, len(x))
+    )
+    return Equations(equation_matrix, np.concatenate(sides), leaf_count)
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ class Solution:
 
 
 def solve_dense(equations: Equations) -> Solution:
-    """Solve the equations with the eigenvectors of the matrix G = A^T A.
+    """Solve the equations for the targets with the eigenvectors of the matrix G = A^T A.
 
     Args:
         equations: The equations.
@@ -131,19 +134,21 @@ def solve_dense(equations: Equations) -> Solution:
     Returns:
         The least-squares solutions of least norm.
     """
-    A = equations.A
-    eigenvalues, eigenvectors = np.linalg.eigh((A.T @ A).toarray())
+    equation_matrix = equations.A
+    eigenvalues, eigenvectors = np.linalg.eigh((equation_matrix.T @ equation_matrix).toarray())
     is_nonzero = eigenvalues > MIN_EIGENVALUE * max(float(eigenvalues[-1]), 1.0)
     basis, nonzero_eigenvalue = eigenvectors[:, is_nonzero], eigenvalues[is_nonzero]
-    y = np.zeros((A.shape[1], 3))
+    solutions = np.zeros((equation_matrix.shape[1], 3))
     # The first step solves the equations. The other two steps reduce its rounding errors.
     for _ in range(3):
-        unexplained = equations.sides - A @ y
-        y += basis @ ((basis.T @ (A.T @ unexplained)) / nonzero_eigenvalue[:, None])
+        unexplained = equations.sides - equation_matrix @ solutions
+        solutions += basis @ (
+            (basis.T @ (equation_matrix.T @ unexplained)) / nonzero_eigenvalue[:, None]
+        )
     freedom: Floats = (eigenvectors[:, ~is_nonzero] ** 2).sum(1)
     return Solution(
-        y=y,
-        residual=equations.sides - A @ y,
+        y=solutions,
+        residual=equations.sides - equation_matrix @ solutions,
         has_freedom=np.greater(freedom, MAX_FREEDOM),
         deviation=np.sqrt((basis**2 / nonzero_eigenvalue).sum(1)),
         rank=int(is_nonzero.sum()),
@@ -168,26 +173,26 @@ def solve_by_iteration(equations: Equations) -> Solution:
     generator = np.random.default_rng(0)
     random_targets = generator.standard_normal((A.shape[1], PROBES))
     random_errors = generator.standard_normal((A.shape[0], PROBES))
-    y = _least_norm(A, sides)
-    y += _least_norm(A, sides - A @ y)
+    solutions = _least_norm(A, sides)
+    solutions += _least_norm(A, sides - A @ solutions)
     recovered_targets, target_errors = (
         _least_norm(A, A @ random_targets),
         _least_norm(A, random_errors),
     )
-    rank = A.shape[1] * float(
+    estimated_rank = A.shape[1] * float(
         (recovered_targets * random_targets).sum() / (random_targets**2).sum()
     )
     return Solution(
-        y=y,
-        residual=sides - A @ y,
+        y=solutions,
+        residual=sides - A @ solutions,
         has_freedom=np.greater(np.abs(recovered_targets - random_targets).max(1), MAX_PROBE_ERROR),
         deviation=np.sqrt((target_errors**2).mean(1)),
-        rank=round(rank),
+        rank=round(estimated_rank),
     )
 
 
 def _least_norm(A: csr_array, sides: Floats) -> Floats:
-    """Return the least-squares solution y of least norm of A y = side, for each column of ``sides``."""
+    """Solve A y = side by least squares (with the smallest norm of y) for each column of ``sides``."""
     solutions = [
         lsmr(A, side, atol=1e-14, btol=1e-14, conlim=0, maxiter=MAX_STEPS)[0] for side in sides.T
     ]

@@ -14,12 +14,14 @@ import numpy as np
 
 from residuum.trees.forest import Floats, Forest, Integers
 
-# Because of rounding, two means of equal targets may differ by at most this share of the largest target.
+# Two leaves whose records have equal targets may store means that differ by rounding, at most by this share
+# of the largest target.
 ROUNDING = 256 * np.finfo(np.float64).eps
-# A leaf counts as pure if its impurity is at most this share of the variance of all leaf values.
+# A leaf counts as pure (all of its records have the same target) if its impurity is at most this share of
+# the variance of all leaf values.
 PURE = 1e-12
-# The impurity of a pure leaf is the difference of two sums over the records of its parent, divided by the
-# weight of the leaf. So its rounding error grows with the squares of the targets and the number of records.
+# Relative rounding error of the impurity of a leaf. The impurity is computed from sums over many records,
+# so the rounding error is multiplied by the squares of the targets and the number of records.
 IMPURITY_ROUNDING = 8 * np.finfo(np.float64).eps
 MIXED = -1  # group number of a leaf whose records have different targets
 
@@ -55,7 +57,7 @@ class Leaves:
 
     @property
     def all_targets(self) -> Floats:
-        """(groups, targets) all targets of each group."""
+        """All targets of each group of leaves, (groups, targets)."""
         return self.values[:, None] if self.targets is None else self.targets
 
     @property
@@ -65,17 +67,17 @@ class Leaves:
 
     @cached_property
     def weights(self) -> Integers:
-        """(groups, trees) total weight of the leaves of each group in each tree."""
+        """Total weight of the leaves of each group (leaves with one target) in each tree, (groups, trees)."""
         assert self.weight is not None
         return self.sum_by_group(self.weight)
 
     @cached_property
     def numbers(self) -> Integers:
-        """(groups, trees) number of leaves of each group in each tree."""
+        """Number of leaves of each group (leaves with one target) in each tree, (groups, trees)."""
         return self.sum_by_group(np.ones(len(self.group), dtype=np.int64))
 
     def select(self, tree: int, group: int) -> list[int]:
-        """Return the leaves of one group in one tree.
+        """Find the leaves of one group (leaves that store one target) in one tree.
 
         Args:
             tree: Number of the tree.
@@ -183,7 +185,7 @@ def _largest_root_weight(forest: Forest) -> float:
 
 
 def _gather(forest: Forest, name: str) -> Floats | None:
-    """Return the entries of an array of ``Tree`` for the leaves of all trees, None if a tree lacks the array.
+    """Collect the entries of one array of ``Tree`` for the leaves of all trees, None if a tree lacks it.
 
     Args:
         forest: The forest.
@@ -201,7 +203,7 @@ def _gather(forest: Forest, name: str) -> Floats | None:
 
 
 def _most_common(value: Floats, starts: Integers) -> Floats:
-    """Return the most common value of each group. The values of a group differ by rounding errors.
+    """Find the most common value in each group of leaf values, which differ only by rounding errors.
 
     Args:
         value: (leaves,) values of one target in all pure leaves, ordered by group.

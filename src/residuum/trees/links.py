@@ -20,9 +20,10 @@ from residuum.trees.forest import Floats, Forest, Integers, Structure
 from residuum.trees.leaves import MIXED, Leaves
 from residuum.trees.subsets import find_members
 
-# If at least this number of leaves is updated, the links of all trees are counted in one step.
+# A link is a record that may lie in a leaf. If at least this number of leaves has changed, the links of all
+# trees are counted again in one step.
 MANY_LEAVES = 1000
-UNKNOWN = -1  # stands for an unknown number of draws, leaf number or group number
+UNKNOWN = -1  # this number stands for an unknown leaf, group, or number of draws
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class Records:
 
     @property
     def all_targets(self) -> Floats:
-        """(records, targets) all targets of each record."""
+        """All targets of each record, (records, targets)."""
         return self.y[:, None] if self.targets is None else self.targets
 
     def without_groups(self, groups: Integers) -> Records:
-        """Return a copy without the records whose target is stored by the leaves of the given groups."""
+        """Return a copy without the records whose target is stored by some groups of leaves."""
         is_kept = ~np.isin(self.group, groups)
         new_numbers = np.cumsum(is_kept) - 1
         links = tuple((t, int(new_numbers[i]), leaf) for t, i, leaf in self.links if is_kept[i])
@@ -97,7 +98,7 @@ class Linker:
 
     @property
     def is_settled(self) -> bool:
-        """Whether narrower intervals of the values could not link any further leaf with a record."""
+        """Whether all possible links are found, so that narrower intervals cannot add any."""
         can_link_mixed_leaves = self.records.has_row_order and self.leaves.has_mixed
         return not len(self.open) and not (can_link_mixed_leaves and not self.is_complete.all())
 
@@ -126,9 +127,9 @@ class Linker:
         return int(self.leaves.group[leaf])
 
     def _link_single_records(self) -> None:
-        """Link a record with a leaf of a tree if the target is unique.
+        """Link records with leaves by targets that are unique.
 
-        No other record has this target, and no other leaf of the tree stores it.
+        A target is unique if no other record has it, and no other leaf of the tree stores it.
         """
         group, leaf_tree = self.leaves.group, self.structure.leaf_tree
         group_count = len(self.leaves.values)
@@ -157,7 +158,7 @@ class Linker:
         ).tolist()
 
     def _link_group(self, tree: int, group: int, low: Floats, high: Floats) -> None:
-        """Link the records that share a target with the leaves of a tree that store this target."""
+        """Link records that have the same target with the leaves of a tree that store this target."""
         rows, counts = self.by_group[group], self.records.counts[tree]
         has_changed = True
         while has_changed:
@@ -209,35 +210,39 @@ class Linker:
         )
         for leaf in np.flatnonzero(is_small_mixed_leaf).tolist():
             tree = self._tree(leaf)
-            counts = self.records.counts[tree]
+            draw_counts = self.records.counts[tree]
             open_records = np.flatnonzero(
-                (counts > 0) & (self.leaf[tree] == UNKNOWN) & ~np.isnan(targets)
+                (draw_counts > 0) & (self.leaf[tree] == UNKNOWN) & ~np.isnan(targets)
             )
             for column, below, above in self._box(leaf):
                 open_records = open_records[
                     (high[open_records, column] >= below) & (low[open_records, column] <= above)
                 ]
-            members = find_members(
-                self.leaves, leaf, targets[open_records], counts[open_records], target_deviation
+            leaf_records = find_members(
+                self.leaves,
+                leaf,
+                targets[open_records],
+                draw_counts[open_records],
+                target_deviation,
             )
-            if members is not None:
-                self.leaf[tree, open_records[members]] = leaf
+            if leaf_records is not None:
+                self.leaf[tree, open_records[leaf_records]] = leaf
                 self.is_complete[leaf] = True
 
     def _needs_one(self, leaf: int, tree: int, record: int) -> bool:
-        """Return whether all records of a leaf are known except one."""
+        """Return True if all records of a leaf are known except one."""
         linked_count = int((self.leaf[tree] == leaf).sum())
         if self.leaves.count is not None:
             return int(self.leaves.count[leaf]) == linked_count + 1
         return linked_count == 0
 
     def _may_hold(self, leaf: int, tree: int, record: int, low: Floats, high: Floats) -> bool:
-        """Return whether the weight and the box of a leaf allow that the leaf holds a record."""
-        count = self.records.counts[tree, record]
+        """Return True if a leaf can hold a record, by its weight and the intervals that lead to it."""
+        draw_count = self.records.counts[tree, record]
         weight = self.leaves.weight
-        if weight is not None and count != UNKNOWN:
+        if weight is not None and draw_count != UNKNOWN:
             used_weight = self.records.counts[tree, self.leaf[tree] == leaf].sum()
-            if count > weight[leaf] - used_weight:
+            if draw_count > weight[leaf] - used_weight:
                 return False
         return all(
             high[column] >= below and low[column] <= above
@@ -250,7 +255,7 @@ class Linker:
         return self.boxes[leaf]
 
     def _mark_complete(self, leaves: Integers) -> None:
-        """Update ``is_complete`` for the given leaves."""
+        """Update ``is_complete`` (whether all records are known) for some leaves."""
         if not len(leaves):
             return
         is_one_tree = len(leaves) < MANY_LEAVES and len(set(self.structure.leaf_tree[leaves])) == 1
@@ -258,13 +263,13 @@ class Linker:
             slice(self._tree(leaves[0]), self._tree(leaves[0]) + 1) if is_one_tree else slice(None)
         )
         linked_leaves = self.leaf[tree_range][self.leaf[tree_range] != UNKNOWN]
-        counts = self.records.counts[tree_range][self.leaf[tree_range] != UNKNOWN]
+        draw_counts = self.records.counts[tree_range][self.leaf[tree_range] != UNKNOWN]
         leaf_count = len(self.is_complete)
         record_counts = np.bincount(linked_leaves, minlength=leaf_count)[leaves]
         if self.leaves.count is not None:
             is_complete = record_counts == self.leaves.count[leaves]
-        elif self.leaves.weight is not None and (counts != UNKNOWN).all():
-            linked_weights = np.bincount(linked_leaves, weights=counts, minlength=leaf_count)[
+        elif self.leaves.weight is not None and (draw_counts != UNKNOWN).all():
+            linked_weights = np.bincount(linked_leaves, weights=draw_counts, minlength=leaf_count)[
                 leaves
             ]
             is_complete = np.rint(linked_weights) == self.leaves.weight[leaves]

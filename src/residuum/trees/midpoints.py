@@ -25,9 +25,9 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from residuum.trees.forest import Booleans, Floats, Integers
 
-# Every node sends missing values to one of its children. If a record is below this child at at least this
-# number of nodes, and if some value agrees with all thresholds of these nodes, the value of the record is
-# taken to be present.
+# Every node sends records with a missing value to one of its children. If a record went to this child at
+# this many nodes or more, and a present value can explain all of these steps, the value is taken to be
+# present.
 MIN_STEPS = 12
 # A value lies on a lattice of equally spaced numbers if its distance to the lattice is at most this share of
 # the lattice step.
@@ -84,7 +84,7 @@ class ColumnNodes:
         return ~is_present & (low >= high), may_be_missing & (low < high)
 
     def without(self, missing: Booleans) -> ColumnNodes | None:
-        """Return a copy without the records whose value is missing, or None if no node remains.
+        """Return a copy without the records whose value is missing, None if no node remains.
 
         The copy leaves out nodes that have members below only one child after this.
 
@@ -114,7 +114,7 @@ class ColumnNodes:
         )
 
     def boxes(self, records: int) -> tuple[Floats, Floats]:
-        """Return for each record the interval of values that lead to all leaves of the record.
+        """Find for each record the interval of values that lead to all of its leaves.
 
         Args:
             records: Number of training records. Members with higher numbers are leaves.
@@ -166,7 +166,7 @@ class Column:
     is_contradictory: bool = False
 
     def narrow(self) -> bool:
-        """Narrow the intervals with each node and each equation once. Return True if an interval changed."""
+        """Narrow the intervals of the values with each node and equation. Return True if one has changed."""
         intervals_before = self.low.copy(), self.high.copy()
         new_edges = self._use_nodes()
         if new_edges or not (
@@ -176,15 +176,15 @@ class Column:
             self._use_edges()
         if self.step:
             self._round_to_lattice()
-        width = self.high[: self.records] - self.low[: self.records]
-        self.is_exact |= (width >= 0) & (width <= self.tolerance)
+        interval_widths = self.high[: self.records] - self.low[: self.records]
+        self.is_exact |= (interval_widths >= 0) & (interval_widths <= self.tolerance)
         return not (
             np.array_equal(intervals_before[0], self.low)
             and np.array_equal(intervals_before[1], self.high)
         )
 
     def _use_nodes(self) -> bool:
-        """Narrow the intervals with all nodes, and collect equations. Return True if an equation is new."""
+        """Narrow the intervals of the values with all nodes. Return True if a new equation was found."""
         nodes, low, high = self.nodes, self.low, self.high
         threshold, starts, side, members = nodes.threshold, nodes.starts, nodes.side, nodes.members
         node, is_left = side // 2, side % 2 == 0
@@ -203,8 +203,8 @@ class Column:
         right_low, right_high = 2 * threshold - left_high, 2 * threshold - left_low
         np.minimum.at(high, members[is_left], left_high[node[is_left]])
         np.maximum.at(low, members[~is_left], right_low[node[~is_left]])
-        # Find the members that can have the largest value on the left side or the smallest one on the right
-        # side.
+        # Find the records that can have the largest value on the left side of a node, or the smallest value
+        # on its right side.
         tolerance = self.tolerance
         can_be_extreme = np.where(
             is_left,
@@ -232,11 +232,11 @@ class Column:
         if not self.edges:
             return
         graph = EquationGraph.build(self.edges, self.records)
-        members = graph.records
-        # The values of a component are x = sign z + constant, so the interval of each record gives limits of
-        # z.
+        graph_records = graph.records
+        # All values x of a connected component depend on one unknown z: x = sign z + constant. So the
+        # interval of each record limits z.
         allowed_z = graph.sign * (
-            np.stack([self.low[members], self.high[members]]) - graph.constant
+            np.stack([self.low[graph_records], self.high[graph_records]]) - graph.constant
         )
         z_low = np.full(graph.components, -np.inf)
         z_high = np.full(graph.components, np.inf)
@@ -255,24 +255,30 @@ class Column:
         if is_contradictory.any():
             self.is_contradictory = True
         has_exact_value = np.zeros(graph.components, dtype=bool)
-        np.logical_or.at(has_exact_value, graph.component, self.is_exact[members])
+        np.logical_or.at(has_exact_value, graph.component, self.is_exact[graph_records])
         is_solved_component = ~is_contradictory & (
             has_odd_cycle | has_exact_value | (np.abs(z_high - z_low) <= self.tolerance)
         )
-        z = np.where(has_odd_cycle, odd_z, np.clip((z_low + z_high) / 2, z_low, z_high))
+        component_values = np.where(
+            has_odd_cycle, odd_z, np.clip((z_low + z_high) / 2, z_low, z_high)
+        )
         is_solved_record = is_solved_component[graph.component]
-        values = (graph.sign * z[graph.component] + graph.constant)[is_solved_record]
+        solved_values = (graph.sign * component_values[graph.component] + graph.constant)[
+            is_solved_record
+        ]
         # Trees compare float32 values with thresholds.
-        values = values.astype(np.float32).astype(np.float64)
-        self.low[members[is_solved_record]] = self.high[members[is_solved_record]] = values
-        self.is_exact[members[is_solved_record]] = True
+        solved_values = solved_values.astype(np.float32).astype(np.float64)
+        self.low[graph_records[is_solved_record]] = self.high[graph_records[is_solved_record]] = (
+            solved_values
+        )
+        self.is_exact[graph_records[is_solved_record]] = True
         is_unsolved_record = ~is_solved_record & ~is_contradictory[graph.component]
         allowed_values = graph.sign * np.stack([z_low, z_high])[:, graph.component] + graph.constant
-        self.low[members[is_unsolved_record]] = np.maximum(
-            self.low[members[is_unsolved_record]], allowed_values.min(0)[is_unsolved_record]
+        self.low[graph_records[is_unsolved_record]] = np.maximum(
+            self.low[graph_records[is_unsolved_record]], allowed_values.min(0)[is_unsolved_record]
         )
-        self.high[members[is_unsolved_record]] = np.minimum(
-            self.high[members[is_unsolved_record]], allowed_values.max(0)[is_unsolved_record]
+        self.high[graph_records[is_unsolved_record]] = np.minimum(
+            self.high[graph_records[is_unsolved_record]], allowed_values.max(0)[is_unsolved_record]
         )
 
     def _round_to_lattice(self) -> None:
@@ -311,7 +317,7 @@ class EquationGraph:
 
     @classmethod
     def build(cls, edges: dict[tuple[int, int], float], records: int) -> EquationGraph:
-        """Express the values of every connected component by the value z of one of its records.
+        """Solve the equations: express the values of each connected component by one unknown z.
 
         Args:
             edges: Equations x_a + x_b = total: the total for each pair (a, b).
@@ -321,17 +327,17 @@ class EquationGraph:
             The graph with its solution up to one number for each component.
         """
         record_pairs = np.array(list(edges), dtype=np.int64)
-        total = np.array(list(edges.values()))
+        equation_totals = np.array(list(edges.values()))
         records_in_equations, inverse = np.unique(record_pairs, return_inverse=True)
         first, second = inverse.reshape(record_pairs.shape).T
         record_count = len(records_in_equations)
-        matrix = coo_array(
+        adjacency_matrix = coo_array(
             (np.ones(len(first)), (first, second)), shape=(record_count, record_count)
         ).tocsr()
-        components, component = connected_components(matrix, directed=False)
+        components, component = connected_components(adjacency_matrix, directed=False)
         sign, constant = np.ones(record_count), np.zeros(record_count)
         totals_by_pair = dict(
-            zip(zip(first.tolist(), second.tolist(), strict=True), total, strict=True)
+            zip(zip(first.tolist(), second.tolist(), strict=True), equation_totals, strict=True)
         )
         root_nodes = np.unique(component, return_index=True)[1]
         extended_graph = _with_common_root(first, second, root_nodes, record_count)
@@ -346,11 +352,20 @@ class EquationGraph:
             sign[node] = -sign[parent_node]
             constant[node] = equation_total - constant[parent_node]
         return cls(
-            records_in_equations, component, sign, constant, components, first, second, total
+            records_in_equations,
+            component,
+            sign,
+            constant,
+            components,
+            first,
+            second,
+            equation_totals,
         )
 
     def odd_cycles(self) -> tuple[Floats, Floats]:
-        """Return the smallest and the largest z that follow from cycles of odd length in each component.
+        """Compute the unknown z of each component from odd cycles of its equations.
+
+        The result is the smallest and the largest z.
 
         Each cycle of an odd number of equations determines z. The values of z agree if the equations do.
 
@@ -369,20 +384,22 @@ class EquationGraph:
         return low, high
 
     def even_cycles_agree(self, tolerance: float) -> Booleans:
-        """Return for each connected component whether its equations agree up to z.
+        """Return for each connected component of the graph whether its equations agree with each other.
 
         The equations of a cycle of even length do not determine z, but they can contradict each other.
         """
         closes_even_cycle = self.sign[self.first] != self.sign[self.second]
         a, b = self.first[closes_even_cycle], self.second[closes_even_cycle]
-        errors = np.abs(self.total[closes_even_cycle] - self.constant[a] - self.constant[b])
+        equation_errors = np.abs(
+            self.total[closes_even_cycle] - self.constant[a] - self.constant[b]
+        )
         largest_errors = np.zeros(self.components)
-        np.maximum.at(largest_errors, self.component[a], errors)
+        np.maximum.at(largest_errors, self.component[a], equation_errors)
         return largest_errors <= tolerance
 
 
 def _with_common_root(first: Integers, second: Integers, roots: Integers, size: int) -> object:
-    """Return the graph of the equations with one more node, from which a search reaches all components.
+    """Add a node to the graph of the equations from which a search reaches all components.
 
     The new node is connected with one record of each component.
 

@@ -26,7 +26,7 @@ def forms_tree(left: Integers, right: Integers) -> bool:
 
 
 def order_nodes(left: Integers, right: Integers) -> Integers | None:
-    """Return the numbers of the nodes of a tree. Each parent comes before its children.
+    """Order the nodes of a tree so that each parent comes before its children. Return their numbers.
 
     Args:
         left: Number of the left child of each node, -1 for a leaf. Node 0 is the root.
@@ -37,12 +37,12 @@ def order_nodes(left: Integers, right: Integers) -> Integers | None:
     """
     if not len(left) or not forms_tree(left, right):
         return None
-    level, levels, count = np.zeros(1, dtype=np.int64), [], 0
-    while len(level):
-        levels.append(level)
-        count += len(level)
-        parents = level[left[level] != NO_CHILD]
-        level = np.stack([left[parents], right[parents]], 1).ravel()
+    next_level, levels, count = np.zeros(1, dtype=np.int64), [], 0
+    while len(next_level):
+        levels.append(next_level)
+        count += len(next_level)
+        parents = next_level[left[next_level] != NO_CHILD]
+        next_level = np.stack([left[parents], right[parents]], 1).ravel()
     return np.concatenate(levels) if count == len(left) else None
 
 

@@ -10,7 +10,7 @@ from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Integers, 
 def find_leaf_nodes(
     tree: Tree, x: Floats, is_strict: bool = False, compares_doubles: bool = False
 ) -> Integers:
-    """Return the node of the leaf that each sample reaches.
+    """Find the leaf of a tree that each sample reaches.
 
     A missing value (NaN) goes to the child that the node states for missing values.
 
@@ -27,19 +27,19 @@ def find_leaf_nodes(
     missing_left = (
         tree.missing_left if tree.missing_left is not None else np.zeros(len(tree.left), bool)
     )
-    node = np.zeros(len(x), dtype=np.int64)
-    moving_samples = np.flatnonzero(tree.left[node] != NO_CHILD)
+    current_node = np.zeros(len(x), dtype=np.int64)
+    moving_samples = np.flatnonzero(tree.left[current_node] != NO_CHILD)
     while len(moving_samples):
-        current_nodes = node[moving_samples]
-        values = x[moving_samples, tree.feature[current_nodes]]
+        current_nodes = current_node[moving_samples]
+        split_values = x[moving_samples, tree.feature[current_nodes]]
         threshold = tree.threshold[current_nodes]
-        is_below = values < threshold if is_strict else values <= threshold
-        goes_left = np.where(np.isnan(values), missing_left[current_nodes], is_below)
-        node[moving_samples] = np.where(
+        is_below = split_values < threshold if is_strict else split_values <= threshold
+        goes_left = np.where(np.isnan(split_values), missing_left[current_nodes], is_below)
+        current_node[moving_samples] = np.where(
             goes_left, tree.left[current_nodes], tree.right[current_nodes]
         )
-        moving_samples = moving_samples[tree.left[node[moving_samples]] != NO_CHILD]
-    return node
+        moving_samples = moving_samples[tree.left[current_node[moving_samples]] != NO_CHILD]
+    return current_node
 
 
 def predict(forest: Forest, x: Floats) -> Floats:
@@ -55,25 +55,25 @@ def predict(forest: Forest, x: Floats) -> Floats:
     """
     if forest.kind == BOOSTING:
         return _add_trees(forest, x)
-    total = np.zeros((len(x), forest.trees[0].value.shape[1]))
+    sum_of_trees = np.zeros((len(x), forest.trees[0].value.shape[1]))
     for tree in forest.trees:
-        values = tree.value[_find_leaves(forest, tree, x)]
+        leaf_values = tree.value[_find_leaves(forest, tree, x)]
         if forest.is_classifier:
-            values = values / values.sum(1, keepdims=True)
-        total += values
-    return total / len(forest.trees)
+            leaf_values = leaf_values / leaf_values.sum(1, keepdims=True)
+        sum_of_trees += leaf_values
+    return sum_of_trees / len(forest.trees)
 
 
 def _add_trees(forest: Forest, x: Floats) -> Floats:
-    """Return (samples, outputs) sums of the trees of a boosted model for every output."""
+    """Add up the predictions of a boosted model's trees for every output, (samples, outputs)."""
     outputs = (
         np.zeros(len(forest.trees), dtype=np.int64) if forest.outputs is None else forest.outputs
     )
-    offset = np.zeros(int(outputs.max()) + 1) if forest.offset is None else forest.offset
-    total = np.tile(offset.astype(np.float64), (len(x), 1))
+    first_prediction = np.zeros(int(outputs.max()) + 1) if forest.offset is None else forest.offset
+    sum_of_trees = np.tile(first_prediction.astype(np.float64), (len(x), 1))
     for tree, output in zip(forest.trees, outputs, strict=True):
-        total[:, output] += tree.value[_find_leaves(forest, tree, x), 0]
-    return total
+        sum_of_trees[:, output] += tree.value[_find_leaves(forest, tree, x), 0]
+    return sum_of_trees
 
 
 def _find_leaves(forest: Forest, tree: Tree, x: Floats) -> Integers:

@@ -23,10 +23,12 @@ from residuum.trees.midpoints import LATTICE_ERROR, ROUNDING, Column, ColumnNode
 from residuum.trees.targets import find_records
 
 MAX_ROUNDS = (
-    200  # maximum number of times that records are linked with leaves and intervals are narrowed
+    # Maximum number of rounds, which link records with leaves and narrow the intervals of values.
+    200
 )
 MAX_PASSES = (
-    50  # maximum number of times that the nodes of a column narrow its intervals in one round
+    # Maximum number of times, in one round, that the nodes of a column narrow the intervals of its values.
+    50
 )
 # The values of a column can be exact only if their rounding error is at most this share of the column's
 # range.
@@ -68,7 +70,7 @@ class RecoveredTable:
 
     @property
     def x(self) -> Floats:
-        """(records, columns) estimates of the values: the middle of the interval that contains each value."""
+        """Estimates of the values (records, columns): the middle of the interval of each value."""
         return (self.low + self.high) / 2
 
 
@@ -87,12 +89,15 @@ def recover_table(
     Returns:
         The table. Its records are in the order of the training table if the file stores seeds and weights.
     """
-    counts = bootstrap_counts(forest)
+    draw_counts = bootstrap_counts(forest)
     leaves = group_leaves(forest)
     records = (
-        records_without_seeds(leaves) if counts is None else find_records(forest, leaves, counts)
+        records_without_seeds(leaves)
+        if draw_counts is None
+        else find_records(forest, leaves, draw_counts)
     )
-    # If the seeds in the file lead to no target, they may be wrong, so do not use them.
+    # If no target can be recovered with the random seeds in the file, the seeds may be wrong, so continue
+    # without them.
     if records.has_row_order and np.isnan(records.y).all():
         records = records_without_seeds(leaves)
     if not len(records.y):
@@ -103,8 +108,8 @@ def recover_table(
         mistaken_records = search.run(progress)
         if records.has_row_order or not len(mistaken_records):
             return search.table()
-        # Without seeds, a target that was attributed to one record may belong to several records. Then the
-        # leaves of this record contradict each other, so the search begins again without this target.
+        # Without random seeds, a target that was assigned to one record may belong to several records. Then
+        # the leaves of this record contradict each other, so the search begins again without this target.
         records = records.without_groups(np.unique(records.group[mistaken_records]))
 
 
@@ -186,17 +191,19 @@ class Search:
         has_changed = True
         while has_changed and self.rounds < MAX_ROUNDS:
             self.rounds += 1
-            members = Members.build(self.linker, len(self.low))
-            nodes = [members.column_nodes(self.forest, f) for f in range(self.forest.columns)]
+            leaf_members = Members.build(self.linker, len(self.low))
+            nodes_by_column = [
+                leaf_members.column_nodes(self.forest, f) for f in range(self.forest.columns)
+            ]
             if not self.records.has_row_order:
-                mistaken_records = self._without_common_box(nodes)
+                mistaken_records = self._without_common_box(nodes_by_column)
                 if len(mistaken_records):
                     return mistaken_records
-            for f, column_nodes in enumerate(nodes):
+            for f, column_nodes in enumerate(nodes_by_column):
                 if column_nodes is None:
                     continue
                 if self.forest.has_midpoints:
-                    self._narrow(f, column_nodes, members.unknown)
+                    self._narrow(f, column_nodes, leaf_members.unknown)
                 else:
                     low, high = column_nodes.boxes(len(self.low))
                     self.low[:, f] = np.maximum(self.low[:, f], low)
@@ -206,7 +213,7 @@ class Search:
         return np.zeros(0, dtype=np.int64)
 
     def _without_common_box(self, nodes: list[ColumnNodes | None]) -> Integers:
-        """Return the records that are linked with contradictory leaves.
+        """Return the records that are linked with leaves that contradict each other.
 
         In some column, no value leads to all leaves with which such a record is linked.
         """
@@ -261,7 +268,7 @@ class Search:
         self.is_contradictory[column] |= column_values.is_contradictory
 
     def table(self) -> RecoveredTable:
-        """Return the recovered table. Columns with contradictory equations have no exact values."""
+        """Make the recovered table. Columns with contradictory equations have no exact values."""
         is_determined = self.is_exact & ~self.is_contradictory & ~self.is_missing
         low, high = self.low, self.high
         if self.forest.has_rounded_thresholds:
@@ -284,7 +291,7 @@ class Search:
         )
 
     def _rounding_errors(self) -> tuple[Floats, Booleans]:
-        """Return the rounding errors of the values, and whether the values of a column cannot be exact.
+        """Estimate the rounding errors of recovered values, and which columns cannot be exact.
 
         If the thresholds in the file are rounded, the values computed from them have rounding errors. If the
         error is more than ``MAX_ERROR`` times the range of a column, the column has no exact values.
@@ -327,8 +334,8 @@ def _initial_intervals(
     if ranges is None:
         return np.full(shape, -np.inf), np.full(shape, np.inf)
     # Round the known ranges to float32, because trees compare float32 values with thresholds.
-    ends = (np.asarray(end, dtype=np.float32).astype(np.float64) for end in ranges)
-    low, high = (np.repeat(end[None], shape[0], axis=0) for end in ends)
+    range_ends = (np.asarray(end, dtype=np.float32).astype(np.float64) for end in ranges)
+    low, high = (np.repeat(end[None], shape[0], axis=0) for end in range_ends)
     return low, high
 
 
@@ -393,13 +400,13 @@ class Members:
         trees, linked = np.nonzero(linker.leaf != UNKNOWN)
         incomplete_leaves = np.flatnonzero(~linker.is_complete)
         leaves = np.concatenate([linker.leaf[trees, linked], incomplete_leaves])
-        members = np.concatenate([linked, records + np.arange(len(incomplete_leaves))])
+        member_numbers = np.concatenate([linked, records + np.arange(len(incomplete_leaves))])
         leaf_order = np.argsort(leaves, kind="stable")
         starts = np.searchsorted(leaves[leaf_order], np.arange(len(linker.is_complete) + 1))
-        return cls(members[leaf_order], starts, len(incomplete_leaves))
+        return cls(member_numbers[leaf_order], starts, len(incomplete_leaves))
 
     def column_nodes(self, forest: Forest, column: int) -> ColumnNodes | None:
-        """Collect the nodes that split a column, with the records below each node.
+        """Collect the nodes of all trees that split one column, with the records below each node.
 
         Args:
             forest: The forest.
@@ -409,20 +416,21 @@ class Members:
             The nodes, or None if no node splits the column.
         """
         structure = forest.structure
-        nodes = np.flatnonzero(structure.feature == column)
-        if not len(nodes):
+        split_nodes = np.flatnonzero(structure.feature == column)
+        if not len(split_nodes):
             return None
         first, middle, last = (
-            self.starts[ends[nodes]] for ends in (structure.first, structure.middle, structure.last)
+            self.starts[ends[split_nodes]]
+            for ends in (structure.first, structure.middle, structure.last)
         )
         side_sizes = np.stack([middle - first, last - middle], 1).ravel()
         side_starts = np.concatenate([[0], np.cumsum(side_sizes)])
         position_shifts = np.repeat(first - side_starts[:-1:2], last - first)
-        side_of_entry = np.repeat(np.arange(2 * len(nodes)), side_sizes)
+        side_of_entry = np.repeat(np.arange(2 * len(split_nodes)), side_sizes)
         return ColumnNodes(
-            threshold=structure.threshold[nodes],
+            threshold=structure.threshold[split_nodes],
             members=self.member[np.arange(side_starts[-1]) + position_shifts],
             starts=side_starts[:-1],
             side=side_of_entry,
-            missing_left=structure.missing_left[nodes],
+            missing_left=structure.missing_left[split_nodes],
         )

@@ -41,10 +41,11 @@ ZERO_THRESHOLD = 1e-30
 # Largest rounding error of the edge of a histogram bin, as a share of the largest absolute value of the
 # column.
 EDGE_ROUNDING = 1e-14
-# The learning rate and the regularization are computed only if there are at least this many inner nodes.
+# The learning rate and the regularization are computed from the values of inner nodes, and only if there
+# are at least this many inner nodes.
 MIN_NODES = 10
-# The learning rate and the regularization are accepted only if the relative error of the equations that
-# determine them is at most this. LightGBM writes the values of inner nodes with six digits.
+# The learning rate and the regularization are computed from equations for the values of inner nodes. They
+# are accepted only if the relative error of these equations is at most this.
 MAX_MISFIT = 1e-4
 
 # If a column has more than 255 distinct values, HistGradientBoosting uses this number of bin edges by
@@ -205,12 +206,12 @@ def distinct_thresholds(forest: Forest) -> list[Floats]:
     structure = forest.structure
     thresholds = []
     for column in range(forest.columns):
-        values = structure.threshold[structure.feature == column]
+        column_thresholds = structure.threshold[structure.feature == column]
         if forest.bin_edges:
-            values = np.concatenate([values, forest.bin_edges[column]])
+            column_thresholds = np.concatenate([column_thresholds, forest.bin_edges[column]])
         if forest.library.lower() == "lightgbm":
-            values = values[np.abs(values) > ZERO_THRESHOLD]
-        thresholds.append(np.unique(values[np.isfinite(values)]))
+            column_thresholds = column_thresholds[np.abs(column_thresholds) > ZERO_THRESHOLD]
+        thresholds.append(np.unique(column_thresholds[np.isfinite(column_thresholds)]))
     return thresholds
 
 
@@ -228,14 +229,14 @@ def count_stored_values(forest: Forest, x: Floats) -> Integers:
     Returns:
         (records,) numbers of columns.
     """
-    counts = np.zeros(len(x), dtype=np.int64)
+    stored_counts = np.zeros(len(x), dtype=np.int64)
     for column, thresholds in enumerate(distinct_thresholds(forest)):
-        ends = [side[column] for side in forest.stored_ranges or ()]
-        stored_numbers = np.concatenate([thresholds, ends]).astype(np.float32)
-        counts += np.isin(
+        stored_extremes = [side[column] for side in forest.stored_ranges or ()]
+        stored_numbers = np.concatenate([thresholds, stored_extremes]).astype(np.float32)
+        stored_counts += np.isin(
             np.asarray(x[:, column], dtype=np.float32), stored_numbers[~np.isnan(stored_numbers)]
         )
-    return counts
+    return stored_counts
 
 
 def values_between_edges(edges: Floats, lowest: float, highest: float) -> Floats | None:
@@ -254,26 +255,28 @@ def values_between_edges(edges: Floats, lowest: float, highest: float) -> Floats
     Returns:
         The distinct values, ascending. None if the edges are not midpoints of neighboring values.
     """
-    values = np.concatenate([[lowest], np.zeros(len(edges))])
+    column_values = np.concatenate([[lowest], np.zeros(len(edges))])
     for k, edge in enumerate(edges.tolist()):
-        values[k + 1] = 2 * edge - values[k]
-    encloses_edges = bool((values[:-1] < edges).all() and (edges < values[1:]).all())
-    tolerance = EDGE_ROUNDING * max(abs(lowest), abs(highest)) * len(values)
-    return values if encloses_edges and abs(values[-1] - highest) <= tolerance else None
+        column_values[k + 1] = 2 * edge - column_values[k]
+    encloses_edges = bool((column_values[:-1] < edges).all() and (edges < column_values[1:]).all())
+    tolerance = EDGE_ROUNDING * max(abs(lowest), abs(highest)) * len(column_values)
+    return (
+        column_values if encloses_edges and abs(column_values[-1] - highest) <= tolerance else None
+    )
 
 
 def _leaf_counts(tree: Tree) -> Integers:
-    """Return (leaves,) numbers of records in the leaves of a tree, () if the file does not store integers."""
+    """Return the number of records in each leaf of a tree, () if the file does not store integers."""
     stored_counts = tree.weight if tree.count is None else tree.count
     if stored_counts is None:
         return np.zeros(0, dtype=np.int64)
-    counts = np.asarray(stored_counts, dtype=np.float64)[tree.left == NO_CHILD]
-    rounded = np.rint(counts).astype(np.int64)
-    return rounded if np.allclose(rounded, counts, atol=1e-3) else np.zeros(0, dtype=np.int64)
+    leaf_counts = np.asarray(stored_counts, dtype=np.float64)[tree.left == NO_CHILD]
+    rounded = np.rint(leaf_counts).astype(np.int64)
+    return rounded if np.allclose(rounded, leaf_counts, atol=1e-3) else np.zeros(0, dtype=np.int64)
 
 
 def _first_sums(forest: Forest, learning_rate: float, regularization: float) -> Floats:
-    """Return (leaves,) sums of the targets of the records in each leaf of the first tree."""
+    """Return the sum of the targets of the records in each leaf of the first tree."""
     tree = forest.trees[0]
     leaf_counts = _leaf_counts(tree)
     if not len(leaf_counts):
@@ -297,7 +300,7 @@ def _first_sums(forest: Forest, learning_rate: float, regularization: float) -> 
 def _settings(
     forest: Forest, learning_rate: float | None, regularization: float | None
 ) -> tuple[float, float, bool]:
-    """Return the learning rate, the regularization, and whether one of them is the default of the library.
+    """Return learning rate and regularization, and whether one of them is the library's default.
 
     A known value is used first, then the value in the file, then the value computed from the inner nodes.
     """
@@ -336,8 +339,8 @@ def settings_of_inner_nodes(forest: Forest) -> tuple[float, float] | None:
         weight = tree.count if tree.weight is None else tree.weight
         if weight is None:
             return None
-        # Leave out nodes with the value 0. HistGradientBoosting stores 0 in its roots instead of their
-        # values.
+        # Leave out nodes with the value 0, because HistGradientBoosting does not store the values of roots
+        # and writes 0 instead.
         parents = np.flatnonzero((tree.left != NO_CHILD) & (tree.value[:, 0] != 0))
         children = np.stack([tree.left[parents], tree.right[parents]], 1)
         is_leaf = tree.left[children] == NO_CHILD

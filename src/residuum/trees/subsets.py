@@ -21,24 +21,25 @@ import numpy as np
 from residuum.trees.forest import Floats, Integers
 from residuum.trees.leaves import MIXED, Leaves
 
-# A candidate target is accepted for a record only if at least this number of its candidates have the count
-# that the record has in the same tree.
+# Each tree drew each record a known number of times. A value is accepted as the target of a record only if
+# the number of draws agrees in at least this number of trees.
 MIN_TREES = 6
-# A candidate target is accepted for a record only if at least this share of its candidates have the count
-# that the record has in the same tree.
+# Each tree drew each record a known number of times. A value is accepted as the target of a record only if
+# the number of draws agrees in at least this share of the trees in which the value occurs.
 MIN_SHARE = 0.9
-# Two candidate targets count as equal if their difference is at most this share of the standard deviation of
-# all leaf values.
+# Two values that may be targets count as equal if their difference is at most this share of the standard
+# deviation of all leaf values.
 SAME_TARGET = 1e-7
-# Largest difference between the mean of the targets of some records and the mean that a leaf stores, as a
-# share of the standard deviation of all targets.
+# The records of a leaf are accepted if the mean of their targets equals the stored mean up to this share of
+# the standard deviation of all targets.
 SAME_SUM = 1e-6
-# Leaves with three records are not searched if more than this number of records may lie in them.
+# To limit the time, leaves with three records are not examined if more than this number of records may lie
+# in them.
 MAX_FREE = 400
 
 
 def targets_of_pairs(leaves: Leaves, counts: Integers) -> Floats:
-    """Return the targets of records that follow from the leaves with two records.
+    """Find the targets of records that follow from leaves that hold two records.
 
     Args:
         leaves: The leaves of a forest, with weights, counts and impurities.
@@ -78,7 +79,7 @@ def targets_of_pairs(leaves: Leaves, counts: Integers) -> Floats:
 
 
 def _candidates(leaves: Leaves, pairs: Integers) -> tuple[Floats, Integers, Integers]:
-    """Return every possible target of the records in leaves with two records.
+    """Compute every possible target of the records in leaves that hold two records.
 
     Args:
         leaves: The leaves of a forest, with weights and impurities.
@@ -137,16 +138,16 @@ def find_members(
         return None
     if not len(sets):
         return None
-    mean = leaves.value[leaf]
+    leaf_mean = leaves.value[leaf]
     chosen_y, chosen_counts = y[by_target][sets], counts[by_target][sets]
-    variances = (chosen_counts * (chosen_y - mean) ** 2).sum(1) / weight
-    errors = np.abs(variances - leaves.impurity[leaf])
-    fitting_sets = sets[errors <= 1e-4 * leaves.impurity[leaf] + (SAME_SUM * spread) ** 2]
+    variances = (chosen_counts * (chosen_y - leaf_mean) ** 2).sum(1) / weight
+    variance_errors = np.abs(variances - leaves.impurity[leaf])
+    fitting_sets = sets[variance_errors <= 1e-4 * leaves.impurity[leaf] + (SAME_SUM * spread) ** 2]
     return by_target[fitting_sets[0]] if len(fitting_sets) == 1 else None
 
 
 def _pairs(y: Floats, counts: Integers, weight: int, total: float, tolerance: float) -> Integers:
-    """Find pairs of records whose counts have a given sum and whose targets have a given weighted sum.
+    """Find pairs of records with a given sum of draw counts and a given weighted sum of targets.
 
     Args:
         y: (n,) targets of the records, ascending.
@@ -158,7 +159,7 @@ def _pairs(y: Floats, counts: Integers, weight: int, total: float, tolerance: fl
     Returns:
         (k, 2) positions in ``y`` of the k pairs. The first position of a pair is the smaller one.
     """
-    pairs = []
+    pair_arrays = []
     for count in range(1, weight):
         first_records, second_records = (
             np.flatnonzero(counts == count),
@@ -169,17 +170,19 @@ def _pairs(y: Floats, counts: Integers, weight: int, total: float, tolerance: fl
         needed_targets = (total - count * y[first_records]) / (weight - count)
         target_tolerance = tolerance / (weight - count)
         begin = np.searchsorted(y[second_records], needed_targets - target_tolerance)
-        end = np.searchsorted(y[second_records], needed_targets + target_tolerance, side="right")
-        for position in np.flatnonzero(end > begin):
-            for k in range(begin[position], end[position]):
+        last_match = np.searchsorted(
+            y[second_records], needed_targets + target_tolerance, side="right"
+        )
+        for position in np.flatnonzero(last_match > begin):
+            for k in range(begin[position], last_match[position]):
                 pair = (first_records[position], second_records[k])
                 if pair[0] < pair[1]:
-                    pairs.append(pair)
-    return np.array(pairs, dtype=np.int64).reshape(-1, 2)
+                    pair_arrays.append(pair)
+    return np.array(pair_arrays, dtype=np.int64).reshape(-1, 2)
 
 
 def _triples(y: Floats, counts: Integers, weight: int, total: float, tolerance: float) -> Integers:
-    """Find triples of records whose counts have a given sum and whose targets have a given weighted sum.
+    """Find triples of records with a given sum of draw counts and a given weighted sum of targets.
 
     Args:
         y: (n,) targets of the records, ascending.
@@ -197,12 +200,12 @@ def _triples(y: Floats, counts: Integers, weight: int, total: float, tolerance: 
         if remaining_weight < 2:
             continue
         later_records = slice(i + 1, None)
-        pairs = _pairs(
+        matching_pairs = _pairs(
             y[later_records],
             counts[later_records],
             remaining_weight,
             total - counts[i] * y[i],
             tolerance,
         )
-        triples += [(i, i + 1 + int(a), i + 1 + int(b)) for a, b in pairs]
+        triples += [(i, i + 1 + int(a), i + 1 + int(b)) for a, b in matching_pairs]
     return np.array(triples, dtype=np.int64).reshape(-1, 3)

@@ -35,13 +35,15 @@ from residuum.trees.links import UNKNOWN, Records
 from residuum.trees.subsets import targets_of_pairs
 
 MAX_STEPS = 20_000  # maximum number of steps in the search for the records that have one target
-# If some leaves are mixed, a leaf value is attributed to a record only if at least this number of trees have
-# it.
+# If some leaves hold records with different targets, a leaf value is taken as a record's target only if at
+# least this number of trees have it.
 MIN_TREES = 6
-# The equations of the roots are solved if the smallest singular value of the matrix of the ``c_ti`` is at
-# least this share of the largest singular value.
+# The value at the root of each tree t is a mean of targets, in which record i counts c_ti times. These
+# equations are solved only if the smallest singular value of the matrix c is at least this share of the
+# largest one.
 MIN_RANK_RATIO = 1e-9
-# Largest residual of the equations of the roots, as a share of the largest right-hand side.
+# Largest error of the equations for the values at the roots of the trees, as a share of the largest
+# right-hand side.
 MAX_MISFIT = 1e-7
 
 
@@ -56,28 +58,30 @@ def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
     Returns:
         The records in the order of the training table.
     """
-    groups = _match_columns(counts, leaves)
+    group_of_record = _match_columns(counts, leaves)
     if leaves.has_mixed:
-        groups = _match_partly(counts, leaves, groups)
+        group_of_record = _match_partly(counts, leaves, group_of_record)
     else:
-        groups = _match_sums(counts, leaves, groups)
-    targets = np.full((len(groups), leaves.all_targets.shape[1]), np.nan)
+        group_of_record = _match_sums(counts, leaves, group_of_record)
+    targets = np.full((len(group_of_record), leaves.all_targets.shape[1]), np.nan)
     if leaves.has_mixed and leaves.targets is None:
         targets[:, 0] = targets_of_pairs(leaves, counts)
-    targets[groups != UNKNOWN] = leaves.all_targets[groups[groups != UNKNOWN]]
-    if (groups == UNKNOWN).any() and len(counts) >= len(groups):
+    targets[group_of_record != UNKNOWN] = leaves.all_targets[
+        group_of_record[group_of_record != UNKNOWN]
+    ]
+    if (group_of_record == UNKNOWN).any() and len(counts) >= len(group_of_record):
         solved_targets = _solve(forest, counts)
-        is_solved = (groups == UNKNOWN) & ~np.isnan(solved_targets).any(1)
+        is_solved = (group_of_record == UNKNOWN) & ~np.isnan(solved_targets).any(1)
         targets = np.where(is_solved[:, None], solved_targets, targets)
         nearest_groups = (
             _nearest_group(targets[:, 0], leaves.values)
             if leaves.targets is None
             else _nearest_group_of_all(targets, leaves.targets)
         )
-        groups = np.where(groups == UNKNOWN, nearest_groups, groups)
+        group_of_record = np.where(group_of_record == UNKNOWN, nearest_groups, group_of_record)
     return Records(
         targets[:, 0],
-        groups,
+        group_of_record,
         counts,
         has_row_order=True,
         targets=None if leaves.targets is None else targets,
@@ -97,15 +101,15 @@ def _match_columns(counts: Integers, leaves: Leaves) -> Integers:
         (records,) number of the group of leaves that store the record's target, -1 for records whose target
         is not found.
     """
-    groups = np.full(counts.shape[1], UNKNOWN)
+    group_of_record = np.full(counts.shape[1], UNKNOWN)
     by_column: dict[bytes, list[int]] = {}
     for i in range(counts.shape[1]):
         by_column.setdefault(counts[:, i].tobytes(), []).append(i)
     for number, weight in enumerate(leaves.weights):
         match by_column.get(weight.tobytes(), []):
             case [record]:
-                groups[record] = number
-    return groups
+                group_of_record[record] = number
+    return group_of_record
 
 
 def _match_sums(counts: Integers, leaves: Leaves, group: Integers) -> Integers:
@@ -131,9 +135,9 @@ def _match_sums(counts: Integers, leaves: Leaves, group: Integers) -> Integers:
         has_progress = False
         for number in list(open_groups):
             unmatched_records = np.flatnonzero(group == UNKNOWN)
-            cover = find_cover(counts[:, unmatched_records], leaves.weights[number])
-            if cover is not None:
-                group[unmatched_records[cover]] = number
+            exact_cover = find_cover(counts[:, unmatched_records], leaves.weights[number])
+            if exact_cover is not None:
+                group[unmatched_records[exact_cover]] = number
                 open_groups.remove(number)
                 has_progress = True
     return group
@@ -172,7 +176,7 @@ def _match_partly(counts: Integers, leaves: Leaves, group: Integers) -> Integers
 
 
 def find_cover(counts: Integers, weight: Integers) -> Integers | None:
-    """Return the only set of columns of ``counts`` that adds up to ``weight``.
+    """Find the only set of columns of the matrix ``counts`` that adds up to the vector ``weight``.
 
     Args:
         counts: (trees, records) non-negative integers.
@@ -188,7 +192,7 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
     steps = 0
 
     def search(remaining: Integers, chosen: list[int], allowed: Integers) -> bool:
-        """Search for the sets of columns that contain the chosen columns and add up to ``weight``.
+        """Search for sets of columns of a matrix that contain chosen columns and add up to ``weight``.
 
         Args:
             remaining: ``weight`` minus the sum of the chosen columns.
@@ -213,7 +217,8 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
         column_counts = (candidate_columns[np.ix_(unfilled_trees, allowed)] > 0).sum(1)
         scarcest_tree = unfilled_trees[column_counts.argmin()]
         for column in allowed[candidate_columns[scarcest_tree, allowed] > 0]:
-            # The recursive call finds all sets with column k, so later calls search for sets without it.
+            # The recursive call has found all sets that contain column k, so the search continues with sets
+            # without it.
             allowed = allowed[allowed != column]
             if not search(
                 remaining - candidate_columns[:, column], [*chosen, int(column)], allowed
@@ -227,7 +232,7 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
 
 
 def _solve(forest: Forest, counts: Integers) -> Floats:
-    """Solve the equations of the roots for the targets.
+    """Compute the targets from the values at the roots of the trees.
 
     The root of each tree stores the mean target of the records that the tree drew.
 
@@ -242,17 +247,18 @@ def _solve(forest: Forest, counts: Integers) -> Floats:
     solution, _, _, singular = np.linalg.lstsq(count_matrix, target_sums, rcond=None)
     if singular.min(initial=np.inf) < MIN_RANK_RATIO * singular.max(initial=0.0):
         return no_targets
-    # If the seeds in the file are wrong, the matrix of counts is wrong. With more trees than records, wrong
-    # counts show as large residuals. Otherwise, only the stored numbers of distinct records verify the seeds.
+    # If the random seeds in the file are wrong, the computed counts of drawn records are wrong. With more
+    # trees than records, wrong counts lead to large errors. Otherwise, the numbers of distinct records that
+    # the file stores verify the counts.
     is_verified = forest.trees[0].count is not None or len(counts) > counts.shape[1]
-    errors = np.abs(count_matrix @ solution - target_sums).max(0)
-    if not is_verified or (errors > MAX_MISFIT * np.abs(target_sums).max(0)).any():
+    equation_errors = np.abs(count_matrix @ solution - target_sums).max(0)
+    if not is_verified or (equation_errors > MAX_MISFIT * np.abs(target_sums).max(0)).any():
         return no_targets
     return solution
 
 
 def _nearest_group(y: Floats, values: Floats) -> Integers:
-    """Return for each target the position of the equal leaf value in ``values``, or -1 if there is none.
+    """Return for each target the position of the equal leaf value in ``values``, -1 if there is none.
 
     Numbers count as equal if their difference is at most the rounding error of a linear solver.
 
@@ -266,15 +272,15 @@ def _nearest_group(y: Floats, values: Floats) -> Integers:
         np.searchsorted(values, y).clip(1, max(len(values) - 1, 1)).clip(max=len(values) - 1)
     )
     next_below = np.maximum(next_above - 1, 0)
-    nearest = np.where(
+    nearest_positions = np.where(
         np.abs(values[next_below] - y) <= np.abs(values[next_above] - y), next_below, next_above
     )
     tolerance = 1e-9 * max(np.abs(values).max(), np.ptp(values))
-    return np.where(np.abs(values[nearest] - y) <= tolerance, nearest, -1)
+    return np.where(np.abs(values[nearest_positions] - y) <= tolerance, nearest_positions, -1)
 
 
 def _nearest_group_of_all(targets: Floats, values: Floats) -> Integers:
-    """Return for each record the number of the group of leaves with the same targets, or -1 if there is none.
+    """Find for each record the group of leaves with the same targets, -1 if there is none.
 
     Args:
         targets: (records, targets) targets of the records.
@@ -283,13 +289,13 @@ def _nearest_group_of_all(targets: Floats, values: Floats) -> Integers:
     Returns:
         (records,) numbers of groups.
     """
-    groups = np.full(len(targets), -1)
+    group_of_record = np.full(len(targets), -1)
     if not len(values):
-        return groups
+        return group_of_record
     tolerance = 1e-9 * np.maximum(np.abs(values).max(0), np.ptp(values, axis=0))
     for i in np.flatnonzero(~np.isnan(targets).any(1)).tolist():
-        errors = np.abs(values - targets[i])
-        nearest = int(errors.sum(1).argmin())
-        if (errors[nearest] <= tolerance).all():
-            groups[i] = nearest
-    return groups
+        target_errors = np.abs(values - targets[i])
+        nearest_group = int(target_errors.sum(1).argmin())
+        if (target_errors[nearest_group] <= tolerance).all():
+            group_of_record[i] = nearest_group
+    return group_of_record

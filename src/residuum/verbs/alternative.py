@@ -21,7 +21,8 @@ from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.verbs.attacking import write_figures
 
 SUMMARY, SAMPLES, PICTURE = "alternatives.json", "alternative.npz", "alternatives.png"
-# Default distance by which samples move, as a share of the largest distance that keeps activation patterns.
+# Default distance by which samples move, as a share of the largest distance at which the same neurons stay
+# active.
 SHARE = 0.9
 
 
@@ -133,9 +134,14 @@ def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
         labels = (
             labels + 1
         ) / 2  # convert the labels -1 and 1 to the labels 0 and 1 of the given samples
-    # With several classes, each sample has a multiplier for each wrong class. ``u`` holds them negated.
-    lam = -after.u[:, 0].clamp(max=0) if result.true_set.task == "multiclass" else after.lam
-    arrays = {"x": after.x.numpy(), "y": labels.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
+    # With several classes, each sample has a multiplier for each wrong class. The array ``u`` holds minus
+    # these multipliers.
+    multipliers = -after.u[:, 0].clamp(max=0) if result.true_set.task == "multiclass" else after.lam
+    arrays = {
+        "x": after.x.numpy(),
+        "y": labels.to(samples.y.dtype).numpy(),
+        "lam": multipliers.numpy(),
+    }
     if samples.mean is not None:
         arrays["mean"] = samples.mean.numpy()
     write_atomic(out / ".gitignore", "*\n")

@@ -15,7 +15,7 @@ from residuum.errors import InputError, require_known
 from residuum.evaluation import score
 from residuum.evaluation.scoring import CandidatePool, all_candidates, selected_candidates
 from residuum.io.checkpoints import load_checkpoint
-from residuum.io.release import Release, locate_weights
+from residuum.io.release import Release, open_release
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Scores, rundir, same
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
@@ -29,7 +29,7 @@ RECONSTRUCTION, SCORES = "reconstruction.safetensors", "scores.json"
 
 
 class AttackRun(RunDir):
-    """The open folder of an attack."""
+    """The folder of an attack, opened for writing."""
 
     what, files, summary = "an attack", (SUMMARY, STATE, RECONSTRUCTION), SUMMARY
 
@@ -90,21 +90,21 @@ class AttackRun(RunDir):
             "family.png": figures.family_figure(reconstruction),
         }
         write_figures(out, pictures)
-        summary = {
+        attack_summary = {
             **reconstruction.to_json(),
             "preset": preset,
             "request": request,
             "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
             "environment": rundir.environment(reconstruction.settings["device"]),
         }
-        write_json(out / SUMMARY, summary)
+        write_json(out / SUMMARY, attack_summary)
         if "time" not in reconstruction.status:
             state.unlink(missing_ok=True)
         return reconstruction
 
 
 def make_request(release: Release, released: Network, attack: Attack) -> dict[str, Any]:
-    """Return the values that identify an attack. They are stored in the folder of the attack.
+    """Collect the values that identify an attack, which are stored in its folder.
 
     Args:
         release: The released file.
@@ -132,8 +132,9 @@ def load_run(out: Path) -> Reconstruction:
     """
     if not (out / RECONSTRUCTION).is_file():
         raise InputError(
-            f"The folder of an attack must hold {RECONSTRUCTION}; {str(out)!r} does not.",
-            "Write such a folder with residuum attack CKPT --out RUN.",
+            f"The folder of an attack must hold the file {RECONSTRUCTION}; the folder {str(out)!r} does "
+            f"not.",
+            "To create such a folder, run: residuum attack CKPT --out RUN.",
         )
     return Reconstruction.load(out / RECONSTRUCTION)
 
@@ -155,7 +156,7 @@ def attacked_other(checkpoint: Path, out: Path) -> bool:
         True if the folder holds the hash of another checkpoint, False if it holds the same hash or no hash.
     """
     attacked_sha256 = read_request(out).get("checkpoint_sha256")
-    return attacked_sha256 is not None and attacked_sha256 != sha256(locate_weights(checkpoint))
+    return attacked_sha256 is not None and attacked_sha256 != open_release(checkpoint).sha256
 
 
 def score_run(
@@ -198,7 +199,7 @@ def score_run(
         scores = scores.replace(notes=(*scores.notes, OTHER))
     has_separate_scores = candidates == "all" and len(selected_set.x) > 0
     selected_scores = score_pool(selected_set) if has_separate_scores else None
-    summary = {
+    score_summary = {
         **scores.to_json(),
         "candidates": candidates,
         "selected": None if selected_scores is None else selected_scores.to_json(),
@@ -206,13 +207,13 @@ def score_run(
         "status": list(result.status),
         "knowledge": dict(result.knowledge.provenance),
     }
-    write_json(run / SCORES, summary)
+    write_json(run / SCORES, score_summary)
     pictures = {"matches.png": figures.matches_figure(scored_set.x, train, scores)}
     if outputs is not None:
         metric_names = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
         pictures["output_score.png"] = figures.output_figure(scores, outputs, metric_names)
     write_figures(run, pictures)
-    return summary, scores, selected_scores, result
+    return score_summary, scores, selected_scores, result
 
 
 def write_figures(out: Path, pictures: dict[str, bytes | None]) -> None:

@@ -1,4 +1,4 @@
-"""Certificates: how close a checkpoint is to a KKT point, and whether a reconstruction is unique."""
+"""Certificates: how well samples explain the weights, and how unique a reconstruction is."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class CertifiedReconstruction:
     arch: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values for ``uniqueness.json``, with the number of restarts that found each sample."""
+        """Return plain values for ``uniqueness.json``, with the number of runs that found each sample."""
         summary, support = self.uniqueness.to_json(), self.solution.support
         confidence = self.solution.confidence
         for row in summary["per_sample"]:
@@ -66,12 +66,14 @@ class CertifiedReconstruction:
         }
 
     def write(self, out: Path) -> None:
-        """Write the certificate, its picture, and last the summary to the folder ``out``."""
+        """Write the certificate and its picture to the folder ``out``, and the summary last."""
         self.uniqueness.save(out / RECORD)
         support, restarts = self.solution.support, self.reconstruction.restarts
         agreement_texts = None if support is None else [f"{int(s)}/{restarts}" for s in support]
-        mean = self.reconstruction.knowledge.mean
-        figure = ambiguity_figure(self.solution.x, self.uniqueness, mean, agreement_texts)
+        subtracted_mean = self.reconstruction.knowledge.mean
+        figure = ambiguity_figure(
+            self.solution.x, self.uniqueness, subtracted_mean, agreement_texts
+        )
         write_figures(out, {PICTURE: figure})
         write_json(out / SUMMARY, self.to_json())
 
@@ -86,7 +88,7 @@ def certify_kkt(
     kink_tolerance: float,
     out: Path | None,
 ) -> tuple[Certificate, str]:
-    """Measure how close a checkpoint is to a KKT point on the samples of a file.
+    """Measure how exactly the samples in a file solve the KKT equation for a network.
 
     Args:
         checkpoint: File of the network, or a training directory.

@@ -44,17 +44,17 @@ Watcher = Callable[[int, int, str], None]
 
 
 class DefenseRun(RunDir):
-    """The open folder of a comparison of defenses."""
+    """The folder of a comparison of defenses, opened for writing."""
 
     what, files, summary, request_file = "a defense", (WORK, RESULT), RESULT, f"{WORK}/request.json"
 
     @property
     def has_work(self) -> bool:
-        """True if the trial of at least one defense is finished."""
+        """Whether the test of at least one defense is finished."""
         return (self.path / "trials").exists()
 
     def finished(self, trial: Trial) -> Outcome | None:
-        """Return the outcome of a trial, or None if its file is missing, damaged or in an older format."""
+        """Load the outcome of the test of a defense, None if its file is missing, damaged or too old."""
         return Outcome.load_or_none(self._folder(trial) / "outcome.safetensors")
 
     def write_trial(self, trial: Trial, outcome: Outcome, network: Network, secret: Secret) -> None:
@@ -84,13 +84,13 @@ class DefenseRun(RunDir):
         write_figures(self.path, {"comparison.png": picture})
         write_atomic(self.path / "report.html", report.render_page(outcomes, picture))
         write_atomic(self.path / "report.md", report.render_markdown(outcomes))
-        summary = {
+        result_summary = {
             "request": request,
             "defenses": [outcome.to_json() for outcome in outcomes],
             "notes": report.make_notes(outcomes),
             "environment": environment(device),
         }
-        write_json(self.path / RESULT, summary)
+        write_json(self.path / RESULT, result_summary)
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
     def _folder(self, trial: Trial) -> Path:
@@ -150,9 +150,9 @@ def defend(
     conditions = _conditions(data, request)
     outcomes = []
     with DefenseRun.open(out) if out is not None else nullcontext() as run:
-        identity = _identity(conditions)
+        run_identity = _identity(conditions)
         if run is not None:
-            run.begin(identity)
+            run.begin(run_identity)
         for index, trial in enumerate(trials):
 
             def stage(text: str, index: int = index, name: str = label(trial)) -> None:
@@ -167,12 +167,12 @@ def defend(
                     run.write_trial(trial, outcome, network, secret)
             outcomes.append(outcome)
         if run is not None:
-            run.finish(outcomes, identity, request.device)
+            run.finish(outcomes, run_identity, request.device)
     return outcomes
 
 
 def _conditions(data: str | Split, request: DefenseRequest) -> Conditions:
-    """Return the conditions that all trials share, with what the attacker knows about the samples."""
+    """Collect the data and settings that all tests of defenses share, with the attacker's knowledge."""
     seed, arch = request.seed, request.arch
     task = choose_task(request.task, Architecture.parse(arch).outputs if arch else 1)
     split = data if isinstance(data, Split) else _load(data, request, task)
@@ -180,8 +180,8 @@ def _conditions(data: str | Split, request: DefenseRequest) -> Conditions:
     value_range = request.value_range
     if value_range is None and data in IMAGES:
         value_range = (0.0, 1.0)
-    mean = train.mean if value_range is not None else None
-    descent = TrainingConfig(
+    known_mean = train.mean if value_range is not None else None
+    descent_settings = TrainingConfig(
         method="gd", steps=request.gd_steps, lr=request.lr, momentum=0.9, seed=seed
     )
     attack = Auto(
@@ -194,14 +194,16 @@ def _conditions(data: str | Split, request: DefenseRequest) -> Conditions:
         arch=str(Architecture.parse(arch or f"mlp:{train.x[0].numel()}-100-100-1")),
         split=split,
         task=task,
-        training=Training(TrainingConfig(steps=request.steps, seed=seed), descent, len(train)),
+        training=Training(
+            TrainingConfig(steps=request.steps, seed=seed), descent_settings, len(train)
+        ),
         attack=attack,
         knowledge=Knowledge(
             shape=train.shape,
             value_range=value_range,
-            mean=mean,
+            mean=known_mean,
             sample_count=len(train),
-            provenance={} if mean is None else {"mean": "train"},
+            provenance={} if known_mean is None else {"mean": "train"},
         ),
         seed=seed,
         subsets=request.subsets,
@@ -217,7 +219,10 @@ def _load(data: str, request: DefenseRequest, task: str) -> Split:
 
 
 def _identity(conditions: Conditions) -> dict[str, Any]:
-    """Return the values that identify a comparison, without the defenses, which you can add later."""
+    """Return the values that identify a comparison.
+
+    Defenses are not among them, so you can add some later.
+    """
     train, holdout = conditions.split.train, conditions.split.holdout
     return {
         "version": version("residuum"),
@@ -237,26 +242,26 @@ def _identity(conditions: Conditions) -> dict[str, Any]:
 
 
 def _trials(defenses: Sequence[str]) -> list[Trial]:
-    """Return the trials to run: first the undefended network, then every defense."""
+    """List the networks to train and attack: first without a defense, then with each defense."""
     trials: list[Trial] = [("none", None, None)]
     for text in defenses:
         trial = parse_defense(text)
         if trial in trials:
             raise InputError(
-                f"Every defense and strength must be named once; got {text!r} twice.",
+                f"Each defense with its strength must be named only once; got {text!r} twice.",
                 f"Pass {text!r} once.",
             )
         trials.append(trial)
     if len(trials) == 1:
         raise InputError(
-            "--defenses must name at least one defense; got no defense.",
+            "The option --defenses must name at least one defense; got no defense.",
             "Example: --defenses noise:0.5,sgd:10.",
         )
     return trials
 
 
 def label(trial: Trial) -> str:
-    """Return the defense and strength of a trial as text, such as "noise:0.5"."""
+    """Return the name and the strength of a defense as text, such as "noise:0.5"."""
     return trial[0] if trial[2] is None else f"{trial[0]}:{trial[2]:g}"
 
 

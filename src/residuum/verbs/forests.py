@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from residuum.attacks.trees.forest import NAME, ForestAttack, read_forest
+from residuum.datasets.columns import check_columns, fit_columns
 from residuum.datasets.given import locate_samples, read_samples
 from residuum.evaluation.tables import column_ranges
 from residuum.io.release import Release
@@ -46,18 +47,29 @@ def attack_forest(
         The recovered table.
     """
     refuse_foreign(out, "an attack on a forest", {SUMMARY})
-    table = attack.run(read_forest(release), knowledge, progress)
+    recovered_table = attack.run(read_forest(release), knowledge, progress)
     write_atomic(out / ".gitignore", "*\n")
-    table.save(out / RECORD)
-    write_atomic(out / TABLE, to_csv(table))
+    recovered_table.save(out / RECORD)
+    write_atomic(out / TABLE, to_csv(recovered_table))
     write_json(
         out / SUMMARY,
-        {**attack.to_json(), "attack": NAME, **table.summary().to_json(), "sha256": release.sha256},
+        {
+            **attack.to_json(),
+            "attack": NAME,
+            **recovered_table.summary().to_json(),
+            "sha256": release.sha256,
+        },
     )
-    return table
+    return recovered_table
 
 
-def forest_exposure(release: Release, data: Path, out: Path | None) -> ForestExposure:
+def forest_exposure(
+    release: Release,
+    data: str | Path,
+    out: Path | None,
+    label: str = "",
+    drop: Sequence[str] = (),
+) -> ForestExposure:
     """Rank the records of a training table by how much of them the trees of a forest determine.
 
     The attacker of this ranking knows the smallest and the largest value of each column.
@@ -66,16 +78,23 @@ def forest_exposure(release: Release, data: Path, out: Path | None) -> ForestExp
         release: The release that holds the forest.
         data: File of the training table.
         out: Folder to write, None to write nothing.
+        label: Name of the column with the targets, "" to find it.
+        drop: Names of columns that are not inputs of the forest.
 
     Returns:
         The ranking.
     """
-    train, _ = read_samples(locate_samples(data, "data"))
+    forest = read_forest(release)
+    train, _ = fit_columns(
+        read_samples(locate_samples(data, "data"), label, drop)[0], None, forest.forest.columns
+    )
+    assert train is not None
+    check_columns(train, None, forest.forest.columns)
     low, width = column_ranges(train.replace(x=train.x.flatten(1)))
     knowledge = Knowledge(
         column_ranges=torch.stack([low, low + width]), provenance={"column_ranges": "train"}
     )
-    ranking = rank_records(ForestAttack(rows=False).run(read_forest(release), knowledge), train)
+    ranking = rank_records(ForestAttack(rows=False).run(forest, knowledge), train)
     if out is not None:
         refuse_foreign(out, "an exposure of a forest", {EXPOSURE})
         write_atomic(out / ".gitignore", "*\n")
@@ -97,11 +116,11 @@ def to_csv(table: RecoveredTable) -> str:
     unknown_row = [math.nan] * table.columns
     estimates = [unknown_row] * table.records if table.values is None else table.values.tolist()
     for i, target in enumerate(table.targets.tolist()):
-        cells = [
+        csv_cells = [
             _cell(low[i][j], high[i][j], is_stated[i][j], missing[i][j], estimates[i][j])
             for j in range(table.columns)
         ]
-        writer.writerow([*cells, *("" if math.isnan(y) else f"{y:.10g}" for y in target)])
+        writer.writerow([*csv_cells, *("" if math.isnan(y) else f"{y:.10g}" for y in target)])
     return csv_buffer.getvalue()
 
 

@@ -60,7 +60,8 @@ def identify(
     )
     if out is not None:
         folder = make_directory(out)
-        write_atomic(folder / ".gitignore", "*\n")  # samples are private
+        # Recovered samples are private and must not be committed.
+        write_atomic(folder / ".gitignore", "*\n")
         identification.save(folder / SAMPLES)
         write_figures(folder, {PICTURE: identified_figure(identification)})
         write_json(folder / SUMMARY, identification.to_json())

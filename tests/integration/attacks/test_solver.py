@@ -192,9 +192,9 @@ def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
     def build(runs):
         return Solver(model, BinaryKKT(), Knowledge(), SHORT, (5,), 1, 4, per_run=runs)
 
-    with pytest.raises(InputError, match="one entry per restart; got 1 entries for 2"):
+    with pytest.raises(InputError, match="each restart; got 1 configurations for 2"):
         build([SHORT])
-    with pytest.raises(InputError, match="may differ only in lr_x"):
+    with pytest.raises(InputError, match="may differ only in the settings lr_x"):
         build([SHORT, SHORT.changed(optimizer="sgd")])
     search(build([SHORT, SHORT.changed(lr_x=0.5)]), tmp_path / "state")
     with pytest.raises(InputError, match="holds an attack with other settings"):
@@ -619,7 +619,7 @@ def test_the_attack_sees_weights_and_knowledge_and_nothing_else(tmp_path, monkey
 
 
 def test_shapes_and_means_that_do_not_fit():
-    with pytest.raises(InputError, match=r"must have 5 values, as many as .*; shape"):
+    with pytest.raises(InputError, match=r"must have 5 values, because .*; a sample of shape"):
         attack(released(), Knowledge(shape=(1, 2, 3)), SHORT)
     with pytest.raises(InputError, match=r"must be one number or have 5 values; got 4"):
         attack(released(), Knowledge(mean=torch.zeros(4)), SHORT)
@@ -634,7 +634,7 @@ def test_initial_weights_are_needed_and_must_fit():
     other = released("mlp:5-9-1,bias=all").theta
     short = {name: t for name, t in released().theta.items() if "bias" not in name}
     for theta0 in (other, short):
-        with pytest.raises(InputError, match="must be weights of mlp:5-8-1"):
+        with pytest.raises(InputError, match="names and shapes of the weights of mlp:5-8-1"):
             attack(released(), Knowledge(theta0=theta0), ntk)
     for gradients, sets in (("theta", 1), ("theta0", 1), ("both", 2)):
         config = ntk.changed(gradients=gradients)

@@ -118,7 +118,7 @@ def test_what_it_refuses() -> None:
     checkpoint, _ = planted()
     untrained = checkpoint.replace(theta=start_of(checkpoint))
     assert "fewer than two directions" in why_not(untrained, rs.Knowledge())
-    with pytest.raises(InputError, match="does not apply: fewer than two"):
+    with pytest.raises(InputError, match="does not apply to this network: fewer than two"):
         rs.attack(untrained, None, QUICK)
     convnet = Architecture.parse("convnet:3x24x24-4-1").build()
     assert "no dense layer" in why_not(rs.checkpoint_from_module(convnet), rs.Knowledge())
@@ -392,7 +392,7 @@ def test_what_keeps_no_moment_is_refused() -> None:
             rs.Knowledge(moment={"layers.0.weight": torch.ones(2, 2)}),
             rs.attacks.UnmixOptimizerState.like(QUICK),
         )
-    with pytest.raises(InputError, match="needs optimizer state"):
+    with pytest.raises(InputError, match="needs the state of the optimizer"):
         rs.attack(model, None, rs.attacks.UnmixOptimizerState.like(QUICK))
 
 

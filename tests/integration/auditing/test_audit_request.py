@@ -33,7 +33,7 @@ def test_defaults_that_are_repeated_agree() -> None:
     ("options", "message"),
     [
         ({"budgte": "1min"}, "Did you mean 'budget'"),
-        ({"budget": "soon"}, "A budget must be a time"),
+        ({"budget": "soon"}, "A time budget must be a duration"),
         ({"steps": 0}, "steps must be at least 1"),
         ({"seed": -1}, "seed must be at least 0"),
         ({"subsets": 10}, "subsets must be at least 200"),

@@ -49,7 +49,7 @@ def test_all_obstacles_are_listed_at_once(folder: Path, capsys: pytest.CaptureFi
     assert len(output["obstacles"]) == 3
     assert "batch norm" in obstacles
     assert "bad.npz" in obstacles
-    assert "No data file" in obstacles
+    assert "A data file must exist" in obstacles
     assert {*output["verdicts"].values()} == {"the audit would stop at an obstacle"}
     unsafe = dry(folder, capsys, "norm.pt", "--model", "json:loads", "--data", "bad.npz", code=4)
     assert any("--trust-code" in line for line in unsafe["obstacles"])

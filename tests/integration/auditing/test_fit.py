@@ -12,9 +12,9 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 
 import residuum as rs
-from residuum.auditing.inputs import measure_fit
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.cli.main import main
+from residuum.evaluation.adapting import measure_fit
 from residuum.io.checkpoints import as_network
 from residuum.networks.kinds import ASSUMED_RELU
 from residuum.records import Dataset

@@ -466,7 +466,7 @@ def test_attacks_on_controls_stop_at_their_share_of_the_budget() -> None:
     test.run(control)
     test.run(control)
     with pytest.raises(
-        Exception, match="the budget is too small for more attacks on positive controls"
+        Exception, match="the time budget is too small for more attacks on positive controls"
     ):
         test.run(control)
 

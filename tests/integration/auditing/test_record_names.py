@@ -12,7 +12,7 @@ import torch
 
 import residuum as rs
 from residuum.cli.main import main
-from residuum.datasets.given import as_dataset, read_csv
+from residuum.datasets.given import as_dataset, read_samples
 from residuum.errors import DataError
 from residuum.records import Dataset, Knowledge
 from residuum.report.html import items_of, render
@@ -90,12 +90,12 @@ def test_every_artifact_says_how_many_records_were_not_judged(
 def test_an_id_column_names_records_and_is_no_input(tmp_path: Path) -> None:
     path = tmp_path / "people.csv"
     path.write_text("patient_id,age,height,label\nA7,30,1.7,0\nB2,40,1.8,1\nC9,50,1.6,1\n")
-    data = read_csv(path)
+    data = read_samples(path)[0]
     assert data.record_ids == ("A7", "B2", "C9")
     assert data.features == ("age", "height")
     assert any("holds record IDs" in note for note in data.notes)
     path.write_text("grid,kid,id,label\n1,5,30,0\n2,6,30,1\n")  # not unique, or not an ID's name
-    assert read_csv(path).features == ("grid", "kid", "id")
+    assert read_samples(path)[0].features == ("grid", "kid", "id")
     data.to_npz(tmp_path / "people.npz")
     assert as_dataset(tmp_path / "people.npz", "data").record_ids == ("A7", "B2", "C9")
     assert data.take(torch.tensor([2, 0])).record_ids == ("C9", "A7")

@@ -22,7 +22,7 @@ from sklearn.svm import SVC
 from torch import Tensor, nn
 
 import residuum as rs
-from residuum.auditing.stored_records import ROUNDING, distance_to_records, find_records
+from residuum.auditing.stored_records import find_records
 from residuum.cli.main import main
 from residuum.errors import CheckpointError
 from residuum.io.release import open_release
@@ -202,7 +202,7 @@ def test_a_parameter_is_no_record_whatever_it_is_called(tmp_path: Path) -> None:
 
     torch.save(Named().state_dict(), tmp_path / "m.pt")
     assert rs.audit(tmp_path / "m.pt", effort="quick", steps=5).exit_code == 3
-    assert find_records(open_release(tmp_path / "m.pt")) is not None  # its name alone says so
+    assert find_records(open_release(tmp_path / "m.pt")) is None  # the weight of a layer
 
 
 def test_the_command_writes_every_artifact_and_repeats_itself(
@@ -249,23 +249,6 @@ def test_a_dry_run_foretells_it(
     assert "none.npz" in printed(capsys)["obstacles"][0]
 
 
-def test_equal_rows_are_found_as_a_search_of_all_pairs_finds_them() -> None:
-    random = torch.Generator().manual_seed(1)
-    records = torch.randn(300, 7, generator=random, dtype=torch.float64)
-    records[100:150] = records[:50]  # repeats
-    x = torch.cat([records[50:90], torch.randn(40, 7, generator=random).double()])
-    x[10:20] *= 1 + ROUNDING / 4
-    x[20:30] *= 1 + 4 * ROUNDING
-    x[30] = 0
-    records[200] = torch.nan
-    records = records[torch.randperm(300, generator=random)]
-    gap = (x[:, None] - records[None]).abs().amax(2).nan_to_num(torch.inf).amin(1)
-    size = x.abs().amax(1)
-    expected = torch.where(gap <= ROUNDING * size, gap / size.clamp(min=1e-30), torch.inf)
-    assert torch.equal(distance_to_records(x, records), expected)
-    assert [int((expected == 0).sum()), int(expected.isfinite().sum())] == [20 - 1, 30 - 1]
-
-
 @pytest.mark.parametrize("container", ["pickle", "joblib"])
 @pytest.mark.parametrize("kind", ["float", "mixed"])
 def test_a_stored_data_frame_is_compared_by_rows(kind: str, container: str, tmp_path: Path) -> None:
@@ -288,3 +271,57 @@ def test_a_stored_data_frame_is_compared_by_rows(kind: str, container: str, tmp_
     assert (result.verdict.recovered, result.verdict.n) == (100, 100)
     assert result.verdict.expected_by_chance == 0
     assert "100 stored records" in result.verdict.headline
+
+
+class WithSupportSet(nn.Module):
+    """A network with a buffer that holds normalized samples."""
+
+    def __init__(self, support: Tensor) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.register_buffer("support", support)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layers(x)
+        return output
+
+
+def test_samples_are_found_in_arrays_of_any_name(tmp_path: Path) -> None:
+    """The file, a live module and a file without a network hold some of the given images."""
+    torch.manual_seed(0)
+    x, non_members, y = torch.rand(60, 64), torch.rand(60, 64), torch.arange(60) % 2
+    model = WithSupportSet((x[:20] - 0.5) / 0.3)
+    layers = {k: v for k, v in model.state_dict().items() if k != "support"}
+    torch.save({"model": layers, "example_inputs": x[:16]}, tmp_path / "m.pt")
+    joblib.dump({"background": x[:10].numpy()}, tmp_path / "m.joblib")
+    torch.save({"model": layers, "example_inputs": torch.rand(16, 64)}, tmp_path / "clean.pt")
+
+    def audit(subject: Any) -> rs.AuditResult:
+        return rs.audit(subject, data=(x, y), holdout=(non_members, y), effort="quick", steps=1)
+
+    for subject, count, wording in (
+        (tmp_path / "m.pt", 16, "example_inputs (as given)"),
+        (model, 20, "support (as 3.333 * x - 1.667)"),
+        (tmp_path / "m.joblib", 10, "background (as given)"),
+    ):
+        result = audit(subject)
+        assert (result.verdict.outcome, result.verdict.grade) == ("leak", "verbatim")
+        assert (result.exit_code, result.verdict.recovered, result.verdict.n) == (1, count, 60)
+        reason = result.attacks[0].reason
+        assert f"{count} training samples in {wording}" in reason
+        assert "0 of 6000 shuffled samples" in reason
+        assert "0 of 60 held-out samples" in reason
+    clean = audit(tmp_path / "clean.pt")
+    assert all(row.surface != "records in the file" for row in clean.attacks)
+    evidence = clean.verdict.answers[0].evidence
+    assert evidence == "None of the 60 training samples is stored in the file."
+
+
+def test_an_audit_does_not_deny_what_a_scan_finds(
+    network: dict[str, Tensor], samples: Samples, files: tuple[str, str], tmp_path: Path
+) -> None:
+    torch.save({"model": network, "prototypes": torch.rand(5, 6)}, tmp_path / "m.pt")
+    result = rs.audit(tmp_path / "m.pt", data=files[0], holdout=files[1], effort="quick", steps=1)
+    assert any(f.kind == "stored" for f in rs.scan(tmp_path / "m.pt").findings)
+    evidence = result.verdict.answers[0].evidence
+    assert "A scan finds values of training records in the file: prototypes" in evidence

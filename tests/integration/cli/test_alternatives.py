@@ -173,7 +173,7 @@ def test_labels_keep_their_form(tmp_path, capsys):
         (["--far", "-3"], 2, "positive and finite"),
         (["--far", "inf"], 2, "positive and finite"),
         (["--direction", "softes"], 2, "Did you mean 'softest'?"),
-        (["--far", "1e9"], 3, "10 samples that can move by at most"),
+        (["--far", "1e9"], 3, "10 samples can move by at most"),
         (["--data", "nowhere.npz"], 2, "nowhere.npz"),
     ],
 )

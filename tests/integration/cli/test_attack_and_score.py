@@ -252,7 +252,7 @@ def test_two_attacks_never_share_a_folder(victim: Path, tmp_path: Path, capsys: 
     command = ["attack", str(victim), *SMALL, "--out", str(out)]
     with AttackRun.open(out):
         assert main(command) == 2
-        assert "Another attack is writing" in one_line(capsys)
+        assert "another attack is writing" in one_line(capsys)
     assert main(command) == 0
 
 
@@ -459,7 +459,7 @@ def test_other_folders_stay_as_they_are(victim: Path, tmp_path: Path, capsys: Ca
     for out in (tmp_path / "work", tmp_path / "file", tmp_path / "file" / "deep", victim):
         before = listing(tmp_path), listing(victim)
         assert main(["attack", str(victim), *SMALL, "--out", str(out)]) == 2
-        assert "Choose another folder with --out" in one_line(capsys)
+        assert "Pass another folder with --out" in one_line(capsys)
         assert (listing(tmp_path), listing(victim)) == before
 
 

@@ -570,14 +570,14 @@ def test_bad_data(name: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFi
     ("arguments", "words"),
     [
         (["--data", "digitz"], "Did you mean 'digits'?"),
-        (["--data", "no/such.npz"], "No data file"),
+        (["--data", "no/such.npz"], "A data file must exist"),
         (["--data", "mnist", "--data-root", "/nonexistent"], ""),
         (["--n", "11"], "Use n=10"),
         (["--n", "99999"], "Use n=1782"),
         (["--n", "0"], ""),
         (["--n", "100000"], ""),
         (["--holdout", "0"], ""),
-        (["--arch", "mlp:63-8-1"], "must fit the network's input"),
+        (["--arch", "mlp:63-8-1"], "shape that the network takes as input"),
         (
             ["--arch", "mlp:64"],
             "Example: --arch mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 or poly",
@@ -636,7 +636,7 @@ def test_unwritable_output(run: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["certify", str(run)], file / "deep"),
     ):
         assert main([*command, "--out", str(out)]) == 2
-        assert "Choose another folder with --out" in one_line(capsys)
+        assert "Pass another folder with --out" in one_line(capsys)
     assert file.read_text() == "here"
     assert listing(tmp_path) == ["file", "half", "half/private"]
 

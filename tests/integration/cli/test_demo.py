@@ -81,7 +81,7 @@ def test_a_demo_that_shows_something_else_says_so(
     monkeypatch.setattr(demo, "STEPS", 20)
     assert main(["demo", "--out", str(tmp_path / "d"), "--quiet"]) == 3
     assert (
-        "must find a leak in the trained network, not in the untrained one"
+        "must find a leak in the trained network and no leak in the untrained network"
         in capsys.readouterr().err
     )
 

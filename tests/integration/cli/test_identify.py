@@ -225,14 +225,14 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     narrow = PolynomialNetwork(9, 2, Polynomial((0, 0, 0, 1)))
     wide = saved(narrow, tmp_path / "narrow.safetensors")
     refused(capsys, "between 1 and 2", wide, "--rank", "3")
-    refused(capsys, "fewer than 4", good, "--rank", "4")
+    refused(capsys, "rank is lower", good, "--rank", "4")
     refused(capsys, "positive and finite", good, "--norm", "0")
-    refused(capsys, "both fix the scale", good, "--norm", "1", "--augmented")
+    refused(capsys, "cannot be combined", good, "--norm", "1", "--augmented")
     for text in ("relu", "poly:", "poly:1", "poly:0,0,nan", "poly:0,1,0", "poly:a,b"):
         refused(capsys, "An activation must be", good, "--activation", text)
     Dataset(torch.ones(2, 3), torch.tensor([1, -1])).to_npz(tmp_path / "off.npz")
-    refused(capsys, "The minimum margin needs", good, "--data", str(tmp_path / "off.npz"))
-    refused(capsys, "No data file", good, "--data", str(tmp_path / "none.npz"))
+    refused(capsys, "The smallest margin is computed", good, "--data", str(tmp_path / "off.npz"))
+    refused(capsys, "A data file must exist", good, "--data", str(tmp_path / "none.npz"))
 
 
 @pytest.mark.parametrize("name", POWERS)

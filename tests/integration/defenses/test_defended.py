@@ -171,7 +171,7 @@ def test_what_cannot_be_run_is_refused(
     for data in ("mnist", "cifar10"):
         assert ended("--data", "digits", data, *out) == 2
         assert "--root" in capsys.readouterr().err
-    with pytest.raises(InputError, match="A device must be cpu or cuda; got 'gpu'"):
+    with pytest.raises(InputError, match="The option --device must be cpu or cuda; got 'gpu'"):
         benchmark.main(["--data", "mnist", "--root", ".", "--device", "gpu", *out])
     assert not list(tmp_path.iterdir())
 

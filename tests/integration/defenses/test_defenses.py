@@ -481,7 +481,7 @@ def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
         attacked.attacker: attacked.refused for attacked in outcome.attacks if attacked.refused
     }
     assert set(refused) == {"adapted", "unmix", "adapted-unmix", "told", "told-unmix"}
-    assert "the network must be an MLP with a first-layer bias" in refused["adapted"]
+    assert "the network must be an MLP with a bias in the first layer" in refused["adapted"]
     assert "no dense layer receives the input" in refused["unmix"]
     assert outcome.adaptive is not None
     assert (outcome.adaptive.attacker, outcome.adaptive.tried) == ("unaware", 1)

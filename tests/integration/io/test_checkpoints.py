@@ -958,7 +958,8 @@ def test_any_other_module_is_kept_as_given(name: str, tmp_path: Path) -> None:
     assert not next(zeros.copy_module().parameters()).any()
     assert next(model.parameters()).any()
     with pytest.raises(
-        ArchitectureError, match=r"the file holds the weights of a module \(.*\), but not its code"
+        ArchitectureError,
+        match=r"the file holds the weights of a PyTorch module \(.*\), but not its code",
     ):
         load_checkpoint(save_checkpoint(checkpoint, tmp_path / "m"))
     back = Network.load(checkpoint.save(tmp_path / "record"))
@@ -1006,7 +1007,7 @@ class Twice(Own):
             (),
             "this network returned (4,)",
         ),
-        (Twice(nn.Linear(2, 1), nn.GELU()), (), "for 2 samples this network returned (4, 1)"),
+        (Twice(nn.Linear(2, 1), nn.GELU()), (), "for 2 samples, this network returned (4, 1)"),
         (nn.LSTM(2, 2), (4, 2), "this network returned tuple"),
     ],
 )

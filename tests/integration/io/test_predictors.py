@@ -222,9 +222,9 @@ def test_losses_equal_their_definitions() -> None:
     errors = np.square(regressor.predict(X) - np.stack([Z, POSITIVE], 1)).mean(1)
     targets = dataset(np.stack([Z, POSITIVE], 1))
     assert np.allclose(losses(wrap_live_model(regressor), targets), errors)
-    with pytest.raises(InputError, match="as many targets"):
+    with pytest.raises(InputError, match="as many target values"):
         losses(wrap_live_model(regressor), dataset(Z))
-    with pytest.raises(InputError, match="Labels must be classes of the model"):
+    with pytest.raises(InputError, match="labels of the samples must be classes of the model"):
         losses(wrap_live_model(model), dataset(THREE + 5))
 
 

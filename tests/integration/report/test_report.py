@@ -16,12 +16,12 @@ from PIL import Image
 
 from residuum.auditing.power import PositiveControls
 from residuum.auditing.verdict import INCONCLUSIVE
+from residuum.notebook import escape_invisible
 from residuum.report import html
 from residuum.report.charts import draw_histogram, membership_chart, tail_threshold
 from residuum.report.drawing import MAX_SIDE, encode_data_uri, fit_to_sample, to_pixels
 from residuum.report.html import (
     Item,
-    escape_invisible,
     inline,
     isolate,
     items_of,

@@ -89,13 +89,14 @@ def files(folder: Path, **more: Tensor) -> tuple[Path, Path, set[int]]:
 
 def test_a_scan_with_the_base_lists_rows_and_layers(tmp_path: Path, capsys: Capture) -> None:
     tuned_file, base, seen = files(tmp_path)
-    assert main(["scan", str(tuned_file), "--base", str(base), "--json"]) == 0
+    assert main(["scan", str(tuned_file), "--base", str(base), "--json"]) == 1  # words were seen
     (file,) = printed(capsys)["files"]
     rows = next(finding for finding in file["findings"] if finding["kind"] == "touched-rows")
     assert {*rows["rows"]} == seen
     assert rows["count"] == len(seen)
     change = next(finding for finding in file["findings"] if finding["kind"] == "start")
     assert change["places"] == 2
+    assert (rows["severity"], change["severity"]) == ("high", "medium")
     command = ["scan", str(tuned_file), "--base", str(base), "--fail-on", "touched-rows"]
     assert main(command) == 1
     assert not [f for f in rs.scan(tuned_file).findings if f.kind == "touched-rows"]

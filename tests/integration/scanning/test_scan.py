@@ -31,10 +31,11 @@ import residuum as rs
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError, MissingExtraError, UnsafeFileError
 from residuum.io.adapters import find_adapter_pairs
+from residuum.io.folders import MAX_DEPTH
 from residuum.io.inert import Block, InertObject
 from residuum.io.release import open_release
 from residuum.scanning.findings import KINDS, findings
-from residuum.scanning.scan import MAX_DEPTH, MAX_FILES
+from residuum.scanning.folder_files import MAX_FILES
 from tests import estimators, schemas
 from tests.confined import confined
 from tests.program import Capture, one_line, printed
@@ -291,15 +292,16 @@ def test_a_folder_is_walked_and_links_in_it_are_left_alone(
     (inner / "knn.pkl").write_bytes((pickles["newest"] / "knn.pkl").read_bytes())
     (inner / "broken.pt").write_bytes(b"PK\x03\x04" + b"0" * 50)
     (inner / "notes.txt").write_text("hello")
+    (inner / "LICENSE").write_text("hello")
     (inner / "out.pkl").symlink_to(pickles["newest"] / "svc.pkl")
     (inner / "up").symlink_to(tmp_path, target_is_directory=True)
     seen: list[str] = []
     result = rs.scan(tmp_path / "release", watch=lambda position, total, name: seen.append(name))
-    assert [file.file for file in result.files] == ["a/knn.pkl"]
+    assert [file.file for file in result.files] == ["a/knn.pkl", "a/notes.txt"]
     assert [(unread.file, unread.exit_code) for unread in result.unread] == [("a/broken.pt", 2)]
-    assert seen == ["a/broken.pt", "a/knn.pkl"]
+    assert seen == ["a/broken.pt", "a/knn.pkl", "a/notes.txt"]
     assert any("2 links" in note for note in result.notes)
-    assert any("1 other file" in note for note in result.notes)
+    assert "1 other files were skipped: a/LICENSE" in result.notes
     assert result.exit_code == 1  # what is stored weighs more than what cannot be read
 
 
@@ -330,6 +332,10 @@ def test_limits_of_a_folder(tmp_path: Path) -> None:
         ("adam", "stored,optimizer-state", 1),
         ("adam", "start", 1),
         ("logistic", "paths,start", 0),
+        ("adam", "high", 1),
+        ("logistic", "high", 0),
+        ("logistic", "low", 1),
+        ("scaled", "medium", 1),
         ("adam", "optimizer-stat", 2),
     ],
 )
@@ -353,7 +359,8 @@ def test_json_fits_its_schema_and_sarif_its_own(
     output = printed(capsys)
     assert code == output["exit_code"] == 1
     schemas.check("scan", output)
-    assert output["failed"] == ["stored"]
+    assert output["fail_on"] == ["high"]
+    assert output["failed"] == ["stored", "optimizer-state", "start"]
     sarif = json.loads(log.read_text())
     jsonschema.validate(sarif, json.loads((DATA / "sarif-2.1.0-rtm.5.json").read_text()))
     (run,) = sarif["runs"]
@@ -366,7 +373,7 @@ def test_the_table_fits_80_columns_and_names_remedies(
     pickles: dict[str, Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    assert main(["scan", str(pickles["newest"] / "scaled.pkl")]) == 0
+    assert main(["scan", str(pickles["newest"] / "scaled.pkl")]) == 1
     output = capsys.readouterr().out
     assert max(map(len, output.splitlines())) <= 80
     assert "delete the attribute _optimizer" in " ".join(output.split())

@@ -65,7 +65,7 @@ def test_the_network_follows_the_findings(tmp_path: Path, capsys: Capture) -> No
     document = printed(capsys)
     schemas.check("scan", document)
     assert document["files"][0]["network"]["ranks"]["0.1"] >= 1
-    assert document["schema_version"] == "1.2"
+    assert document["schema_version"] == "2.0"
 
 
 def test_lines_fit_the_terminal(

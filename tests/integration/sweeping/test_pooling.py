@@ -312,7 +312,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
         (["--search", "lr_x=1"], "NAME=LOW:HIGH"),
         (["--search", "lr_x=1:2:cubic"], "NAME=LOW:HIGH"),
         (["--search", "steps=1:2"], "cannot vary 'steps'"),
-        (["--rank-by", "recovered"], "'--rank-by' must be 'residual'"),
+        (["--rank-by", "recovered"], "--rank-by must be 'residual'"),
         ([], "needs a folder"),
     ],
 )

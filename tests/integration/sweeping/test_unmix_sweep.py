@@ -111,10 +111,10 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"space": {"lr_x": Range(0.1, 1)}}, "of unmix cannot vary 'lr_x'"),
-        ({"rungs": 1}, "needs an attack with steps; unmix has none"),
+        ({"rungs": 1}, "needs an attack that runs in steps; unmix has no steps"),
         ({"batch": 2}, "the sweep also varies rank"),
         ({"objectives": ("residual",)}, "because the attack 'unmix' has no residual"),
-        ({"attack": CONFIG.changed(restarts=1)}, "Ranking by agreement compares restarts"),
+        ({"attack": CONFIG.changed(restarts=1)}, "Ranking by agreement compares the restarts"),
     ],
 )
 def test_plans_of_unmix_that_make_no_sense_are_refused(
@@ -129,7 +129,7 @@ def test_a_network_that_unmix_does_not_apply_to_is_refused_before_the_first_tria
 ) -> None:
     checkpoint, _ = planted()
     untrained = checkpoint.replace(theta=start_of(checkpoint))
-    with pytest.raises(InputError, match="unmix does not apply: fewer than two"):
+    with pytest.raises(InputError, match="does not apply to this network: fewer than two"):
         sweep(untrained, out=tmp_path / "s", **dict(plan()))
     assert not (tmp_path / "s").exists()
 

@@ -103,7 +103,7 @@ def test_losses_must_fit_the_task() -> None:
         ("logistic", "multiclass"),
         ("exponential", "regression"),
     ):
-        with pytest.raises(InputError, match="The loss must fit the task"):
+        with pytest.raises(InputError, match="The training loss must suit the task"):
             choose_loss(name, task)
 
 

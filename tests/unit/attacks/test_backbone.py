@@ -203,7 +203,9 @@ def test_what_it_refuses() -> None:
     full = torch.randn(64, 3456, generator=torch.Generator().manual_seed(2))
     wide = knowledge.replace(moment={**knowledge.moment, "dense.weight": full})
     assert "the 64 neurons of dense use" in why_not(model, wide, "trunk-moment")
-    with pytest.raises(InputError, match="does not apply: the initial weights of dense"):
+    with pytest.raises(
+        InputError, match="does not apply to this network: the initial weights of dense"
+    ):
         rs.attack(model, rs.Knowledge(shape=SHAPE), rs.attacks.BehindBackbone())
 
 

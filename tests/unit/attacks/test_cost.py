@@ -96,7 +96,7 @@ def test_other_networks_are_estimated():
     other = estimate(released("convnet:1x4x4-2-1"), None, Auto(), measured=0.05)
     assert other.flops_per_step > 0
     assert other.memory["passes"] > 0
-    with pytest.raises(InputError, match="stationarity equation; got 'model-inversion'"):
+    with pytest.raises(InputError, match=r"stationarity equation .*; got 'model-inversion'"):
         estimate(released(), None, ModelInversion())
 
 

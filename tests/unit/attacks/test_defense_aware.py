@@ -218,7 +218,7 @@ def test_moving_biases_by_nothing_changes_no_bit_and_back_is_where_it_was() -> N
     u = torch.randn(12, dtype=torch.float64)
     back = move_biases(move_biases(released, u), -u)
     assert torch.allclose(back.theta[BIAS], released.theta[BIAS], atol=1e-12)
-    with pytest.raises(InputError, match="an MLP with a first-layer bias"):
+    with pytest.raises(InputError, match="an MLP with a bias in the first layer"):
         move_biases(released.replace(theta={"layers.0.weight": torch.zeros(2, 3)}), 1.0)
 
 

@@ -271,14 +271,16 @@ def test_missing_knowledge_is_refused(name):
         prior(name, Knowledge())
         return
     for knowledge in (None, Knowledge()):
-        with pytest.raises(InputError, match=f"needs to know {needs[0]}") as caught:
+        with pytest.raises(
+            InputError, match=f"needs values that are not known: {needs[0]}"
+        ) as caught:
             prior(name, knowledge)
         assert caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["total-variation", "high-frequency"])
 def test_smoothness_of_vectors_is_refused(name):
-    with pytest.raises(InputError, match="need images; the samples are vectors"):
+    with pytest.raises(InputError, match="needs images; the samples are vectors"):
         prior(name, Knowledge(shape=(24,))).penalty(*candidates())
 
 

@@ -10,19 +10,21 @@ import pytest
 import torch
 
 from residuum.auditing.applicability import NOT_TRIED, Applies
-from residuum.auditing.inputs import Fit
 from residuum.auditing.next_steps import TABLE
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.power import BUDGET, PositiveControls
 from residuum.auditing.result import AuditResult
+from residuum.auditing.stored_records import ONLY_STORED
+from residuum.auditing.token_models import NO_ATTACK as NO_ATTACK_ON_TOKENS
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import COMMANDS
+from residuum.evaluation.adapting import Fit
 from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
 from residuum.records import RecoveredTable
 from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry, find_used_words
 from residuum.report.html import render
-from residuum.risk.membership import LossSeparation
+from residuum.risk.membership import MOVED_ROWS, LossSeparation
 from tests import pages
 from tests.documents import ROOT
 
@@ -69,13 +71,30 @@ SHORT = RAN.replace(unfinished="each restart ran 609 of 3000 steps")
 NOT_FITTED = KNOWN.replace(fit=FIT.replace(train=0.5))
 LIMITED_CONTROLS = (PositiveControls("membership", limited_by=BUDGET),)
 NO_CONTROLS = (PositiveControls("membership", reason="you passed --no-positive-controls"),)
+TOKENS = Checks(why_no_attack=NO_ATTACK_ON_TOKENS)
 NO_ATTACK = Checks(why_no_attack="residuum has no attack on models of the class Ridge")
 # A name, an audit, words of its next step, and a part of its last command, "" if there is none. One row of
 # the table in next_steps.py after the other.
 NEXT = [
     ("stored", leaked("verbatim", checkpoint=WEIGHTS), "writes only the weights", "--redact"),
+    (
+        "texts in the folder",
+        leaked("verbatim", checks=TOKENS),
+        "its files hold training texts",
+        "report runs/a --redact",
+    ),
     ("made of records", leaked("verbatim"), "such as nearest neighbors", "--redact"),
     ("below", leaked("class-level", limit="near-copy"), "weaker than your limit", "--redact"),
+    (
+        "words",
+        leaked(
+            "membership",
+            checks=TOKENS,
+            membership=MEMBERS.replace(is_finding=True, signal=MOVED_ROWS),
+        ),
+        "rows of the embedding that moved",
+        "report runs/a --redact",
+    ),
     ("members", leaked("membership"), "who is in the training set", "report runs/a --redact"),
     (
         "stored values",
@@ -107,6 +126,12 @@ NEXT = [
         "Retrain with differential privacy",
         "report runs/a --redact",
     ),
+    (
+        "samples of another form",
+        audit(Verdict(INCONCLUSIVE, ("no test",)), (), notes=(f"{ONLY_STORED}. Encode them",)),
+        "Pass samples that the model can receive",
+        "",
+    ),
     ("no data", audit(Verdict(INCONCLUSIVE, ("no data",)), ()), "Pass the training samples", ""),
     (
         "no held-out samples",
@@ -126,6 +151,12 @@ NEXT = [
         "memorizes, no attack",
         opened(NO_ATTACK, membership=MEMORIZES),
         "with more regularization",
+        "report runs/a --redact",
+    ),
+    (
+        "token model",
+        opened(TOKENS, membership=MEMBERS),
+        "audit the head with these embeddings as samples",
         "report runs/a --redact",
     ),
     (

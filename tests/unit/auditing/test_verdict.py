@@ -858,7 +858,7 @@ def test_other_budgets_are_refused() -> None:
         "1min2",
         "5 minuets",
     ]:
-        with pytest.raises(InputError, match="A budget must be a time"):
+        with pytest.raises(InputError, match="A time budget must be a duration"):
             seconds_of(text)
 
 

@@ -609,12 +609,12 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
     (tmp_path / "data.csv").write_text("1,2")
     with pytest.raises(DataError, match=r"must be an \.npz archive"):
         load_dataset(tmp_path / "data.csv")
-    with pytest.raises(DataError, match="No data file"):
+    with pytest.raises(DataError, match="A data file must exist"):
         load_dataset(tmp_path / "absent.npz")
     with pytest.raises(DataError, match="No data file or folder"):
         load_dataset(str(tmp_path / "absent"))
     (tmp_path / "fake.npz").write_bytes(b"no archive")
-    with pytest.raises(DataError, match="reading it failed"):
+    with pytest.raises(DataError, match="reading the file failed"):
         load_dataset(tmp_path / "fake.npz")
 
 

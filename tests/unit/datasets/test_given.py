@@ -15,10 +15,11 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import residuum as rs
-from residuum.auditing.inputs import adapt_samples, as_knowledge, check_inputs, check_scales
+from residuum.auditing.inputs import as_knowledge, check_inputs, check_scales
 from residuum.cli.main import main
 from residuum.datasets.given import as_dataset, hash_path, read_samples, read_train_and_holdout
 from residuum.errors import DataError, InputError
+from residuum.evaluation.adapting import adapt_samples
 from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -73,8 +74,6 @@ def test_a_csv_has_names_units_and_a_label(tmp_path: Path) -> None:
         ("", "header"),
         ("a,b\n1,2,3\n", "as many values"),
         ("1,2\n3,4\n", "must name the columns"),
-        ("a,b,y\nred,1,0\n", "must hold numbers"),
-        ("a,b,y\nnan,1,0\n", "must not have missing or infinite values"),
         ("a,a,y\n1,1,0\n", "different names"),
     ],
 )
@@ -171,7 +170,7 @@ def test_a_data_frame_of_pandas_is_one() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", [7, object(), (X, Y, Y), [("a", 1)], Frame({"a": np.array(["b"])})]
+    "source", [7, object(), (X, Y, Y), [("a", 1)], Frame({"y": np.array([1.0])})]
 )
 def test_anything_else_is_refused_with_what_would_do(source: Any) -> None:
     with pytest.raises(DataError):

@@ -268,8 +268,8 @@ def parse_or_error(text: str) -> Architecture | ArchitectureError:
         ("mlp:5-1,bais=all", "Did you mean 'bias'"),
         ("mlp:5-1,bias=al", "Did you mean 'all'"),
         ("mlp:5-1,activation=reul", "Did you mean 'relu'"),
-        ("polynomial:5-3-2", "polynomial:d-width-1"),
-        ("polynomial:5-1", "polynomial:d-width-1"),
+        ("polynomial:5-3-2", "polynomial:64-36-1"),
+        ("polynomial:5-1", "polynomial:64-36-1"),
         ("polynomial:5-3-1,coefficients=a/b", "finite"),
         ("polynomial:5-3-1,coefficients=0/inf", "finite"),
         ("polynomial:5-3-1,bias=all", "no option"),
@@ -511,7 +511,9 @@ def test_names_in_the_order_of_the_layers_are_recognized() -> None:
 def test_a_bias_rule_of_its_own_is_refused() -> None:
     state = dict(Architecture.parse("mlp:5-7-6-2,bias=hidden").build().state_dict())
     del state["layers.0.bias"]
-    with pytest.raises(ArchitectureError, match=r"Biases must follow .* layers \[1\] of 3"):
+    with pytest.raises(
+        ArchitectureError, match=r"layers that have biases must follow .* layers \[1\] of 3"
+    ):
         recognize(state)
 
 
@@ -699,7 +701,7 @@ def test_other_activations_are_known_and_refused_with_the_reason() -> None:
             with pytest.raises(ArchitectureError) as caught:
                 Architecture.parse(f"{sizes},activation={name}")
             assert (
-                "option 'activation' of an architecture string must be a supported activation"
+                "option 'activation' must name a supported activation function"
                 in caught.value.message
             )
             assert "Pass the network itself" in caught.value.remedy

@@ -74,9 +74,10 @@ from residuum.records.knowledge import Fact
 from residuum.records.published import Tool
 from residuum.records.rundir import digest, environment, sha256
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
+from residuum.records.tokens import TokenDataset
 from residuum.scanning.findings import Finding
 from residuum.scanning.scan import Scan, ScannedFile, UnreadFile
-from residuum.scanning.strip import Stripped
+from residuum.scanning.stripped import Stripped
 from residuum.surfaces.inspection import Inspection, ParameterSummary
 from residuum.training import TrainingState
 
@@ -181,6 +182,9 @@ RECORDS: dict[str, Callable[[], Record]] = {
         {"layers.0.weight": "fc"},
     ),
     "Dataset": dataset,
+    "TokenDataset": lambda: TokenDataset(
+        torch.tensor([[4, 7], [5, -1]]), torch.tensor([0, 1]), texts=("a b", "c")
+    ),
     "Split": lambda: Split(dataset(), dataset("held-out")),
     "Knowledge": lambda: Knowledge(
         shape=(1, 8, 8),
@@ -412,7 +416,9 @@ def test_tensors_of_equal_paths_stay_apart(tmp_path: Path) -> None:
 
 def test_a_record_of_another_class_is_refused(tmp_path: Path) -> None:
     path = dataset().save(tmp_path / "d")
-    with pytest.raises(InputError, match="must hold a Knowledge; it holds a Dataset"):
+    with pytest.raises(
+        InputError, match="of the type Knowledge; it holds a record of the type Dataset"
+    ):
         Knowledge.load(path)
 
 
@@ -440,7 +446,7 @@ DAMAGED = {
 @pytest.mark.parametrize("name", DAMAGED)
 def test_damaged_records_are_errors(name: str, tmp_path: Path) -> None:
     (tmp_path / "r").write_bytes(DAMAGED[name])
-    with pytest.raises(InputError, match="must be a saved Knowledge"):
+    with pytest.raises(InputError, match="must hold a record of the type Knowledge"):
         Knowledge.load(tmp_path / "r")
 
 
@@ -627,15 +633,15 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "no y": ({"x": X}, r"lacks \['y'\]"),
     "empty": ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "empty"),
     "unequal": ({"x": X, "y": np.zeros(3)}, "same number of rows"),
-    "vector": ({"x": np.ones(2), "y": Y}, "must be"),
-    "scalar y": ({"x": X, "y": np.array(1)}, r"'y' \(n,\)"),
+    "vector": ({"x": np.ones(2), "y": Y}, "must have the shape"),
+    "scalar y": ({"x": X, "y": np.array(1)}, r"'y' \(labels\) the shape \(n,\)"),
     "text labels": ({"x": X, "y": np.array(["a", "b"])}, "'y' must hold finite numbers"),
     "text samples": ({"x": np.array([["a"], ["b"]]), "y": Y}, "'x' must hold finite numbers"),
     "nan": ({"x": np.full((2, 3), np.nan), "y": Y}, "'x' must hold finite"),
     "inf": ({"x": np.full((2, 3), np.inf), "y": Y}, "'x' must hold finite"),
     "nan labels": ({"x": X, "y": np.array([np.nan, 1])}, "'y' must hold finite"),
     "nan mean": ({"x": X, "y": Y, "mean": np.full(3, np.nan)}, "'mean' must hold finite"),
-    "mean shape": ({"x": X, "y": Y, "mean": np.ones(2)}, "'mean' must have the shape"),
+    "mean shape": ({"x": X, "y": Y, "mean": np.ones(2)}, "must have the shape of a sample"),
     "complex": ({"x": X * 1j, "y": Y}, "real numbers"),
     "bytes": ({"x": X, "y": np.array([b"a", b"b"])}, "real numbers"),
 }
@@ -662,7 +668,7 @@ class Payload:
 def test_pickled_arrays_are_refused_and_never_run(tmp_path: Path) -> None:
     marker = tmp_path / "ran"
     path = write_npz(tmp_path / "d.npz", x=np.array([Payload(marker)], dtype=object), y=Y)
-    with pytest.raises(DataError, match="'x' is object"):
+    with pytest.raises(DataError, match="'x' has the type object"):
         Dataset.from_npz(path)
     assert not marker.exists()
 
@@ -672,7 +678,7 @@ def test_an_archive_may_not_claim_too_much(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", bytes(10**6))
     assert path.stat().st_size < 5000
-    with pytest.raises(UnsafeFileError, match="claims 1000000") as caught:
+    with pytest.raises(UnsafeFileError, match="take 1000000") as caught:
         read_npz(path, max_bytes=10**6 - 1)
     assert caught.value.exit_code == 4
 

@@ -313,10 +313,10 @@ def test_a_rewritten_bias_breaks_the_balance():
     ("y", "task", "outputs", "error"),
     [
         (torch.ones(4), "binary", 1, "two classes"),
-        (torch.tensor([0, 2, 1, 1]), "binary", 1, "-1/\\+1 or 0/1"),
+        (torch.tensor([0, 2, 1, 1]), "binary", 1, "-1 and \\+1, or 0 and 1"),
         (torch.tensor([0, 3, 1, 1]), "multiclass", 3, "0 to 2"),
-        (torch.tensor([0.5, 1.0, 1, 1]), "multiclass", 3, "Class indices"),
-        (torch.zeros(4, 3), "regression", 2, "one target per output"),
+        (torch.tensor([0.5, 1.0, 1, 1]), "multiclass", 3, "class numbers"),
+        (torch.zeros(4, 3), "regression", 2, "one target for each output"),
         (torch.tensor([[0], [1], [1], [0]]), "binary", 1, "vector"),
     ],
 )
@@ -327,7 +327,7 @@ def test_unusable_labels_are_refused(y, task, outputs, error):
 
 def test_wrong_shapes_and_tasks_are_refused():
     point = relu_point()
-    with pytest.raises(DataError, match="fit the network"):
+    with pytest.raises(DataError, match="shape that the network takes"):
         certify(point.model, point.x[:, :5], point.y)
     with pytest.raises(InputError, match="two or more outputs"):
         certify(point.model, point.x, point.y, task="multiclass")

@@ -132,7 +132,7 @@ def test_just_inside_the_exact_budget_and_just_beyond(build, options):
             assert s.split(0, way * nu, edge * (1 - 1e-9), other).residual < 1e-9
             with pytest.raises(
                 HypothesisError,
-                match=r"halves of a split sample must keep its activation pattern.*layers\.\d\[",
+                match=r"both halves activate the same neurons as the sample.*layers\.\d\[",
             ):
                 s.split(0, way * nu, edge * 1.001, other)
             beyond = s.split(0, way * nu, edge * 1.001, other, check=False)
@@ -190,8 +190,8 @@ def refused(hypothesis: str, call, *words: str) -> None:
 def test_failing_hypotheses_are_refused_by_name():
     s = kkt_set(relu_point, {"groups": 4, "dim": 16})
     nu = direction(16)
-    refused("label", lambda: s.merge(0, 3), "labels must be equal", "samples 0 and 3")
-    refused("label", lambda: s.merge(0, 0), "their indices must differ")
+    refused("label", lambda: s.merge(0, 3), "labels are equal", "samples 0 and 3")
+    refused("label", lambda: s.merge(0, 0), "Only two different samples")
     refused("pattern", lambda: s.merge(0, 6), "2 neurons", "layers.0[0]", "layers.0[2]")
     refused("direction", lambda: s.split(0, torch.zeros(16), 0.1), "positive finite length")
     refused("budget", lambda: s.split(0, nu, 0.0), "positive finite")
@@ -203,7 +203,7 @@ def test_failing_hypotheses_are_refused_by_name():
     refused(
         "direction",
         lambda: project_onto_margin(gradient, s.gradients[0]),
-        "must not lie in the span of the gradients",
+        "must not be a combination of the gradients",
     )
     point = relu_point()
     zero = KKTSet.from_samples(
@@ -240,7 +240,7 @@ def test_a_kink_is_named_and_a_direction_along_it_is_free():
     refused(
         "kink",
         lambda: on_kink.split(0, nu, 1e-3),
-        "got sample 0, at which the inputs of 2 neurons are zero",
+        "at sample 0, the inputs of 2 neurons are zero",
         "layers.0[2], layers.0[3]",
     )
     flat = nu - w * (nu @ w) / w.square().sum()

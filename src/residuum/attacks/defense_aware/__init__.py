@@ -1,1 +1,1 @@
-"""Attacks that know which defense was used."""
+"""Attacks by an attacker who knows which defense protects the network."""

@@ -31,20 +31,23 @@ from residuum.errors import InputError
 from residuum.networks import MLP, dense_chain
 from residuum.networks.network import Network
 
-# A relative imbalance below this value means that one shift balances all neurons exactly.
+# The imbalance of neurons is the relative difference between the norms of their incoming and outgoing
+# weights. Below this value, the neurons count as exactly balanced.
 EXACT_BALANCE = 1e-6
-NEAR_BALANCE = 0.05  # largest relative imbalance at which the neurons count as balanced
-# Number of random permutations of the biases (the smallest p-value is 1/200), and the significance level.
+# Largest relative difference of incoming and outgoing norms at which neurons count as balanced.
+NEAR_BALANCE = 0.05
+# Number of random permutations of the biases in a permutation test (so the smallest p-value is 1/200), and
+# the significance level of the test.
 DRAWS, LEVEL = 199, 0.01
-MIN_NEURONS = 8  # minimum number of distinct neurons for a test with permuted biases
+MIN_NEURONS = 8  # minimum number of distinct neurons for the permutation test
 # Two neurons are copies of each other if random projections of their weights are almost equal.
 # The maximum difference is this share of the largest projection.
 COPY_TOLERANCE = 1e-6
-# A vector shift is a combination of leading right singular vectors of the first-layer weights.
-# A vector is leading if its singular value exceeds this share of the largest singular value.
+# The shift of the inputs is searched in the span of right singular vectors of the first layer's weights. A
+# singular vector is used if its singular value exceeds this share of the largest one.
 RANK_TOLERANCE = 1e-2
-# Number of starts of the search for a vector shift. Each start chooses one sign for the moved bias of each
-# neuron. Two solutions count as equally good if their imbalances differ by at most the factor TIE_FACTOR.
+# The search for the shift of the inputs is repeated with SIGN_CHOICES random choices of the signs of
+# biases. Two results count as equally good if their errors differ by at most the factor TIE_FACTOR.
 SIGN_CHOICES, TIE_FACTOR = 24, 1.5
 WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
 Array = np.ndarray[Any, Any]
@@ -52,7 +55,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ShiftInference:
-    """A shift of the inputs that was inferred from the weights.
+    """A shift (constant offset) of the training inputs that was inferred from the weights.
 
     Attributes:
         shift: The constant c that was added to every input value, or the vector (d,) that was added to every
@@ -78,7 +81,10 @@ class ShiftInference:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields as plain values. A vector shift becomes its norm and its size per pixel."""
+        """Return all fields as plain values.
+
+        A shift that is a vector is replaced by its norm and its mean size per pixel.
+        """
         plain_values = {k: v for k, v in vars(self).items() if k != "shift"}
         if isinstance(self.shift, Tensor):
             norm = float(self.shift.norm())
@@ -103,8 +109,8 @@ def move_biases(checkpoint: Network, shift: float | Tensor) -> Network:
         The network with moved biases.
     """
     weight, bias = _read_first_layer(checkpoint)
-    u = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(weight.shape[1])
-    moved_bias = (bias + weight @ u).to(checkpoint.theta[BIAS])
+    shift_vector = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(weight.shape[1])
+    moved_bias = (bias + weight @ shift_vector).to(checkpoint.theta[BIAS])
     return checkpoint.replace(theta={**checkpoint.theta, BIAS: moved_bias})
 
 
@@ -137,17 +143,20 @@ class Neurons:
 
     @property
     def deficit(self) -> Array:
-        """(h,) squared norm of the incoming weights of each neuron, minus that of its outgoing weights."""
+        """For each of h neurons: squared norm of its incoming weights minus that of its outgoing weights."""
         return np.square(self.weight).sum(1) - self.squared_outgoing
 
     @property
     def scale(self) -> float:
-        """Norm sqrt(sum_j v_j^4), which divides an imbalance. v_j are norms of the outgoing weights."""
+        """The number sqrt(sum_j v_j^4), where v_j is the norm of neuron j's outgoing weights.
+
+        The imbalance of the neurons is divided by this number.
+        """
         return math.sqrt(float(np.square(self.squared_outgoing).sum())) or 1.0
 
     @property
     def distinct_count(self) -> int:
-        """Number of neurons with nonzero outgoing weights, where multiples of a neuron count once."""
+        """Number of neurons with nonzero outgoing weights. Neurons with proportional weights count once."""
         largest_square = self.squared_outgoing.max()
         is_live = self.squared_outgoing > (1e-12 * largest_square if largest_square > 0 else 0)
         scaled_weights = (
@@ -184,15 +193,17 @@ class Neurons:
         a0, a1, a2 = map(self.centered, (self.deficit + bias**2, 2 * bias * sums, squared_sums))
         # The sum of (a0 + a1 c + a2 c^2)^2 over neurons is a polynomial of degree 4 in c.
         # Its coefficients follow from the inner products of a0, a1 and a2.
-        terms = np.stack([a0, a1, a2])
-        products = np.moveaxis(np.einsum("aph,bph->pab", terms, terms), 0, -1)
+        polynomial_terms = np.stack([a0, a1, a2])
+        products_of_terms = np.moveaxis(
+            np.einsum("aph,bph->pab", polynomial_terms, polynomial_terms), 0, -1
+        )
         polynomials = np.stack(
             [
-                products[2, 2],
-                2 * products[1, 2],
-                2 * products[0, 2] + products[1, 1],
-                2 * products[0, 1],
-                products[0, 0],
+                products_of_terms[2, 2],
+                2 * products_of_terms[1, 2],
+                2 * products_of_terms[0, 2] + products_of_terms[1, 1],
+                2 * products_of_terms[0, 1],
+                products_of_terms[0, 0],
             ],
             1,
         )
@@ -230,7 +241,7 @@ def infer_constant_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInferenc
     neurons = Neurons.from_network(checkpoint)
     bias, deficit, sums = neurons.bias, neurons.deficit, neurons.weight.sum(1)
     (c,), (minimum,) = neurons.minimize(bias[None], sums)
-    error = neurons.centered(deficit + (bias + c * sums) ** 2)
+    imbalances = neurons.centered(deficit + (bias + c * sums) ** 2)
     slope = neurons.centered(2 * (bias + c * sums) * sums)
     squared_slope = float(np.square(slope).sum())
     distinct_count, p_value = neurons.distinct_count, None
@@ -245,7 +256,7 @@ def infer_constant_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInferenc
         shift=float(c),
         imbalance=imbalance,
         before=float(np.linalg.norm(neurons.centered(deficit + bias**2))) / neurons.scale,
-        uncertainty=float(np.linalg.norm(error * slope)) / squared_slope
+        uncertainty=float(np.linalg.norm(imbalances * slope)) / squared_slope
         if squared_slope > 0
         else None,
         p_value=p_value,
@@ -273,8 +284,8 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     neurons = Neurons.from_network(checkpoint)
     bias, deficit, scale = neurons.bias, neurons.deficit, neurons.scale
     _, S, Vt = np.linalg.svd(neurons.weight, full_matrices=False)
-    basis = Vt[RANK_TOLERANCE * S[0] < S] if S[0] > 0 else Vt[:0]
-    projected, root = neurons.weight @ basis.T, np.sqrt(np.maximum(-deficit, 0))
+    row_space_basis = Vt[RANK_TOLERANCE * S[0] < S] if S[0] > 0 else Vt[:0]
+    projected, root = neurons.weight @ row_space_basis.T, np.sqrt(np.maximum(-deficit, 0))
 
     def balance(sign: Array) -> tuple[float, Array]:
         """Search for the vector shift that balances the neurons best.
@@ -285,19 +296,19 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
         Returns:
             The relative imbalance, and the moved biases (h,).
         """
-        fit = least_squares(
+        least_squares_fit = least_squares(
             lambda a: (deficit + (bias + projected @ a) ** 2) / scale,
             np.linalg.lstsq(projected, sign * root - bias, rcond=None)[0],
             jac=lambda a: 2 * (bias + projected @ a)[:, None] * projected / scale,
             max_nfev=60,
             method="lm",
         )
-        return math.sqrt(2 * fit.cost), bias + projected @ fit.x
+        return math.sqrt(2 * least_squares_fit.cost), bias + projected @ least_squares_fit.x
 
     rng = np.random.default_rng(seed)
     signs = [np.ones_like(bias), -np.ones_like(bias), np.where(bias < 0, -1.0, 1.0)]
     signs += [
-        np.sign(projected @ rng.standard_normal(len(basis)))
+        np.sign(projected @ rng.standard_normal(len(row_space_basis)))
         for _ in range(SIGN_CHOICES - len(signs))
     ]
     solutions = sorted(map(balance, signs), key=lambda pair: pair[0])
@@ -318,7 +329,7 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     imbalance_before = np.square(neurons.weight).sum(1) + bias**2 - neurons.squared_outgoing
     return ShiftInference(
         shift=torch.from_numpy(
-            basis.T @ np.linalg.lstsq(projected, moved_bias - bias, rcond=None)[0]
+            row_space_basis.T @ np.linalg.lstsq(projected, moved_bias - bias, rcond=None)[0]
         ),
         imbalance=smallest_imbalance,
         before=float(np.linalg.norm(imbalance_before)) / scale,
@@ -342,7 +353,7 @@ def fit_shift(
         checkpoint: The network with the shift and with one output.
         z: Samples as the network receives them, which include the shift.
         labels: Labels of the samples, -1 or +1.
-        lam: Multipliers of the samples.
+        lam: Multipliers (weights) of the samples.
         basis: Directions (k, d) that span the possible shifts. The default is the constant direction.
 
     Returns:
@@ -350,13 +361,14 @@ def fit_shift(
     """
     weight, bias, unexplained, total = _first_layer_sums(checkpoint, z, labels, lam)
     basis = torch.ones(1, weight.shape[1]).to(weight) if basis is None else basis.to(weight)
-    # The stationarity equation of the weights has the residual unexplained + total u^T, and that of the
-    # biases has the residual bias - total + W u. Both residuals are linear in u.
+    # If the shift u is subtracted from the samples, the equation of the weights leaves the error
+    # unexplained + total u^T, and the equation of the biases leaves the error bias - total + W u. Both are
+    # linear in u.
     columns = [torch.cat([torch.outer(total, v).flatten(), weight @ v]) for v in basis]
-    target = torch.cat([unexplained.flatten(), bias - total])
-    coefficients = torch.linalg.lstsq(torch.stack(columns, 1), -target[:, None]).solution[:, 0]
-    u = coefficients @ basis
-    return u, shift_residual(checkpoint, z, labels, lam, u)
+    right_side = torch.cat([unexplained.flatten(), bias - total])
+    coefficients = torch.linalg.lstsq(torch.stack(columns, 1), -right_side[:, None]).solution[:, 0]
+    shift_vector = coefficients @ basis
+    return shift_vector, shift_residual(checkpoint, z, labels, lam, shift_vector)
 
 
 def shift_residual(
@@ -370,17 +382,17 @@ def shift_residual(
         checkpoint: The network with the shift, with first-layer weights W and biases b'.
         z: Samples as the network receives them, which include the shift.
         labels: Labels of the samples, -1 or +1.
-        lam: Multipliers of the samples.
+        lam: Multipliers (weights) of the samples.
         shift: The shift u: one number for all pixels, or a vector.
 
     Returns:
         The relative residual.
     """
     weight, bias, unexplained, total = _first_layer_sums(checkpoint, z, labels, lam)
-    u = torch.as_tensor(shift, dtype=weight.dtype).flatten().expand(weight.shape[1])
-    moved_bias = bias + weight @ u
-    residual = (unexplained + torch.outer(total, u)).square().sum() + (
-        bias - total + weight @ u
+    shift_vector = torch.as_tensor(shift, dtype=weight.dtype).flatten().expand(weight.shape[1])
+    moved_bias = bias + weight @ shift_vector
+    residual = (unexplained + torch.outer(total, shift_vector)).square().sum() + (
+        bias - total + weight @ shift_vector
     ).square().sum()
     return float((residual / (weight.square().sum() + moved_bias.square().sum())).sqrt())
 
@@ -405,7 +417,8 @@ def infer_mean(checkpoint: Network) -> Tensor:
     squared_norm = bias.square().sum()
     if squared_norm == 0:
         raise InputError(
-            "To infer the mean of the inputs, the first layer needs a nonzero bias; its bias is zero.",
+            "The mean of the inputs can be inferred only from a nonzero bias of the first layer; the bias "
+            "is zero.",
             "Pass the mean with --mean.",
         )
     return weight.T @ bias / squared_norm
@@ -436,17 +449,18 @@ def _judge_consensus(
 def _first_layer_sums(
     checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the terms of the stationarity equations of the first layer at samples z_i.
+    """Return the terms of the equations that express the first layer's weights by samples z_i.
 
     Args:
         checkpoint: The network with the shift.
         z: Samples z_i as the network receives them.
         labels: Labels of the samples, -1 or +1.
-        lam: Multipliers of the samples.
+        lam: Multipliers (weights) of the samples.
 
     Returns:
         The weights W, the biases b', the unexplained weights W - sum_i d_i z_i^T, and the sum of d_i. The
-        vector d_i is lam_i y_i times the derivative of the output in the pre-activations of the first layer.
+        vector d_i is lam_i y_i times the derivative of the output in the pre-activations of the first
+        layer.
 
     Raises:
         InputError: If the network has several outputs.
@@ -455,31 +469,35 @@ def _first_layer_sums(
     model = _require_mlp(checkpoint)
     if model.linears[-1].out_features != 1 or lam.ndim != 1:
         raise InputError(
-            "A shift can be fitted to candidates only if the network has one output.",
+            "A shift (a constant that was added to all inputs) can be fitted only if the network has one "
+            "output.",
             "Call infer_constant_shift for networks with several outputs.",
         )
     z = z.double().flatten(1)
     with torch.no_grad():
-        d = model.signals(model.trace(z), (lam.double() * labels.double())[:, None])[0]
-    return weight, bias, weight - d.T @ z, d.sum(0)
+        backward_signals = model.signals(model.trace(z), (lam.double() * labels.double())[:, None])[
+            0
+        ]
+    return weight, bias, weight - backward_signals.T @ z, backward_signals.sum(0)
 
 
 def _require_mlp(checkpoint: Network) -> MLP:
     model = dense_chain(checkpoint.double_module)
     if model is None or len(model.linears) < 2:
         raise InputError(
-            f"Shift inference needs an MLP with hidden neurons; this network is {checkpoint.arch}.",
+            f"Shift inference (estimating a constant that was added to all inputs) needs an MLP with "
+            f"hidden neurons; this network is {checkpoint.arch}.",
             "Use an attack without shift inference.",
         )
     return model
 
 
 def _read_first_layer(checkpoint: Network) -> tuple[Tensor, Tensor]:
-    """Return the weights and the biases of the first layer in float64."""
+    """Return the weights and the biases of the first layer as float64 tensors."""
     if not {WEIGHT, BIAS} <= checkpoint.theta.keys():
         raise InputError(
-            "To apply or undo a shift, the network must be an MLP with a first-layer bias; this network "
-            f"is {checkpoint.arch}.",
-            "Use an MLP with a first-layer bias.",
+            "To apply or undo a shift (a constant that is added to all inputs), the network must be an "
+            f"MLP with a bias in the first layer; this network is {checkpoint.arch}.",
+            "Use an MLP with a bias in the first layer.",
         )
     return checkpoint.theta[WEIGHT].double().flatten(1), checkpoint.theta[BIAS].double()

@@ -1,4 +1,4 @@
-"""Attackers who know which defense was used, but not its secret.
+"""Attackers who know which defense was used, but not its secret, such as a secret shift of the inputs.
 
 An unaware attacker does not know the defense. A test against an unaware attacker alone overstates what a
 defense protects. Every strategy here gets the released weights, the attacker knowledge, and the public facts
@@ -34,13 +34,13 @@ from residuum.networks.network import Network, first_layer
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import RestartSettings
 
-# A trial attack runs one restart, with the number of steps of the full attack divided by this number.
+# To compare settings, short attacks are run. Their number of steps is that of the full attack divided by
+# this number.
 TRIAL_DIVISOR = 4
-# Number of rounds that infer a shift. Each round searches for candidates with the current shift, and then
-# fits the shift to these candidates.
+# Number of rounds in which a secret shift of the inputs is estimated. Each round searches for training
+# samples with the current estimate, and then fits the shift to these samples.
 FIT_ROUNDS = 2
-# Range from which an attack draws the initial multipliers of its candidates, if multipliers may have any
-# sign.
+# Range of the random initial multipliers (weights of the candidates), if multipliers may be negative.
 SIGNED_RANGE = (-0.5, 0.5)
 
 
@@ -116,8 +116,10 @@ def undo_vector_shift(released: Released) -> Adapted:
 
 def follow_mean(released: Released) -> Adapted:
     """Subtract the mean pixel value, which is inferred from the first layer, from all inputs."""
-    mean = infer_mean(released.checkpoints[0])
-    return _recenter(released, torch.full_like(mean, float(mean.mean())), "constant")
+    inferred_mean = infer_mean(released.checkpoints[0])
+    return _recenter(
+        released, torch.full_like(inferred_mean, float(inferred_mean.mean())), "constant"
+    )
 
 
 def follow_mean_image(released: Released) -> Adapted:
@@ -126,29 +128,32 @@ def follow_mean_image(released: Released) -> Adapted:
 
 
 def average_releases(released: Released) -> Adapted:
-    """Average several noisy releases. If there is one release, reduce the noise of its first layer."""
+    """Return an attack on the average of several noisy copies of the same weights.
+
+    If there is one copy, reduce the noise of its first layer.
+    """
     if len(released.checkpoints) == 1:
         return cut_noise(released)
     network = released.checkpoints[0]
-    theta = {
+    mean_weights = {
         name: torch.stack([release.theta[name].double() for release in released.checkpoints])
         .mean(0)
         .to(t)
         for name, t in network.theta.items()
     }
     findings = {"releases": len(released.checkpoints)}
-    return _adapt(released, checkpoint=network.replace(theta=theta), findings=findings)
+    return _adapt(released, checkpoint=network.replace(theta=mean_weights), findings=findings)
 
 
 def cut_noise(released: Released) -> Adapted:
-    """Remove small singular values from the first layer, if this reduces the residual of a short attack."""
+    """Remove small singular values from the first layer, if a short attack then fits the weights better."""
     network, directions, total = cut_singular_values(released.checkpoints[0])
     findings = {"kept_directions": directions, "of": total}
     return _choose_better(released, checkpoint=network, findings=findings)
 
 
 def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
-    """Set those singular values of the first-layer weights to zero that are as small as noise.
+    """Set singular values of the first layer's weights to zero if they are as small as noise.
 
     The threshold is that of Gavish and Donoho 2014 for noise of unknown size: omega(beta) times the median
     singular value. Here beta is the aspect ratio of the weight matrix, and omega a published cubic.
@@ -167,8 +172,11 @@ def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
     is_signal = values > omega * values.median()
     is_signal[0] = True  # keep at least one singular value, because attacks need nonzero weights
     denoised_matrix = (u * torch.where(is_signal, values, 0.0)) @ rows
-    theta = {**checkpoint.theta, parameter_name: denoised_matrix.reshape(weight.shape).to(weight)}
-    return checkpoint.replace(theta=theta), int(is_signal.sum()), len(values)
+    denoised_weights = {
+        **checkpoint.theta,
+        parameter_name: denoised_matrix.reshape(weight.shape).to(weight),
+    }
+    return checkpoint.replace(theta=denoised_weights), int(is_signal.sum()), len(values)
 
 
 def free_multipliers(released: Released) -> Adapted:
@@ -178,7 +186,8 @@ def free_multipliers(released: Released) -> Adapted:
     loss.
 
     Returns:
-        The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
+        The adapted attack, or the attack that ignores the defense, whichever fits the weights better in a
+        short run.
     """
     attack = WeightDecay.like(released.attack, lam_init=SIGNED_RANGE)
     findings = {"objective": "weight-decay, free multipliers"}
@@ -191,10 +200,12 @@ def tied_multipliers(released: Released) -> Adapted:
     The formula for the multiplier of a candidate also needs the network output at this candidate.
 
     Returns:
-        The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
+        The adapted attack, or the attack that ignores the defense, whichever fits the weights better in a
+        short run.
     """
     if not released.public_facts["weight_decay"]:
-        # Without weight decay, no formula computes multipliers from outputs.
+        # Multipliers (weights of the samples) follow from the outputs of the network only if it was trained
+        # with weight decay.
         return free_multipliers(released)
     training_facts = {name: released.public_facts[name] for name in ("weight_decay", "loss")}
     return _choose_better(
@@ -211,7 +222,8 @@ def known_start(released: Released) -> Adapted:
     The initial weights are public if the seed of the initialization is public.
 
     Returns:
-        The adapted attack or the unaware attack, whichever has the smaller residual in a short run.
+        The adapted attack, or the attack that ignores the defense, whichever fits the weights better in a
+        short run.
     """
     return _choose_better(
         released,
@@ -222,7 +234,7 @@ def known_start(released: Released) -> Adapted:
 
 
 def told_the_shift(released: Released) -> Adapted:
-    """Subtract the secret shift of the weights, as an attacker can if the secret of the defense leaks."""
+    """Undo the secret shift of the inputs, as an attacker can who has learned the secret of the defense."""
     shift = released.public_facts["shift"].double().flatten()
     if released.public_facts["rewritten"]:
         return _undo_shift(released, shift)
@@ -253,7 +265,9 @@ def remove_shift(checkpoint: Network, theta0: dict[str, Tensor], shift: Tensor) 
 
 
 def _undo_with_consensus(released: Released, balance: ShiftInference, constant: bool) -> Adapted:
-    """Undo the inferred shift, if one shift balances the neurons.
+    """Undo the inferred shift of the inputs, if exactly one shift balances the neurons.
+
+    A neuron is balanced if its incoming weights and bias have the same norm as its outgoing weights.
 
     Otherwise, run a short attack for every guess of the shift, and undo the guess with the smallest residual.
 
@@ -275,9 +289,10 @@ def _undo_with_consensus(released: Released, balance: ShiftInference, constant: 
 
 
 def _fit_shift_jointly(released: Released, start: float | Tensor) -> float:
-    """Infer a constant shift in rounds.
+    """Infer a constant shift of the inputs in several rounds.
 
-    Each round finds candidates by a short attack, and then fits the shift to these candidates in closed form.
+    Each round reconstructs samples by a short attack, and then computes the shift that fits these samples
+    best.
 
     Returns:
         The constant shift.
@@ -316,20 +331,25 @@ def _recenter(released: Released, shift: Tensor, kind: str) -> Adapted:
     network = released.checkpoints[0]
     moved_network = move_biases(network, shift)  # raises an error if the first layer has no bias
     weight, bias = (network.theta[name].double() for name in (WEIGHT, BIAS))
-    u = shift.double().flatten()
-    theta0 = {name: torch.zeros_like(t) for name, t in network.theta.items()}
-    theta0[WEIGHT] = torch.outer(bias, u).to(network.theta[WEIGHT])
-    theta0[BIAS] = (weight @ u).to(network.theta[BIAS])
-    rms = float(u.norm()) / math.sqrt(u.numel())
-    findings = {"kind": kind, "shift_per_pixel": float(u.mean()), "rms_per_pixel": rms}
-    knowledge = _add_knowledge(released, "user", theta0=theta0)
+    shift_vector = shift.double().flatten()
+    zero_weights = {name: torch.zeros_like(t) for name, t in network.theta.items()}
+    zero_weights[WEIGHT] = torch.outer(bias, shift_vector).to(network.theta[WEIGHT])
+    zero_weights[BIAS] = (weight @ shift_vector).to(network.theta[BIAS])
+    rms = float(shift_vector.norm()) / math.sqrt(shift_vector.numel())
+    findings = {"kind": kind, "shift_per_pixel": float(shift_vector.mean()), "rms_per_pixel": rms}
+    knowledge = _add_knowledge(released, "user", theta0=zero_weights)
     attack = NTK.like(released.attack, lam_init=SIGNED_RANGE)
-    changes = {"knowledge": knowledge, "attack": attack, "findings": {"mean": findings}, "shift": u}
-    return _adapt(released, checkpoint=moved_network, **changes)
+    changed_fields = {
+        "knowledge": knowledge,
+        "attack": attack,
+        "findings": {"mean": findings},
+        "shift": shift_vector,
+    }
+    return _adapt(released, checkpoint=moved_network, **changed_fields)
 
 
 def _choose_better(released: Released, **changes: Any) -> Adapted:
-    """Run a short attack with and without the changes, and return the attack with the smaller residual."""
+    """Run short attacks with and without changed settings. Return the one that fits the weights better."""
     adapted = _adapt(released, **changes)
     attacks = {"unaware": _adapt(released), "adapted": adapted}
     residuals = {name: _try_briefly(option)[0] for name, option in attacks.items()}
@@ -339,7 +359,7 @@ def _choose_better(released: Released, **changes: Any) -> Adapted:
 
 
 def _try_briefly(option: Adapted) -> tuple[float, Reconstruction]:
-    """Run a short attack. Return its relative residual in the first layer, and its reconstruction."""
+    """Run a short attack. Return its relative error in fitting the first layer, and its reconstruction."""
     attack = option.attack.resolve_settings(option.checkpoint, option.knowledge)
     assert isinstance(attack, RestartSettings)
     short_attack = attack.changed(restarts=1, steps=max(1, attack.steps // TRIAL_DIVISOR))
@@ -349,7 +369,10 @@ def _try_briefly(option: Adapted) -> tuple[float, Reconstruction]:
 
 
 def find_first_residual(reconstruction: Reconstruction) -> float | None:
-    """Return the smallest residual of the first layer over all restarts, None if no residual is finite."""
+    """Return the smallest error in fitting the first layer's weights over all restarts of an attack.
+
+    The result is None if no error is finite.
+    """
     if not reconstruction.layers.numel():
         return None
     smallest_squared_residual = float(reconstruction.layers[:, :, 0].nan_to_num(nan=math.inf).min())
@@ -359,7 +382,7 @@ def find_first_residual(reconstruction: Reconstruction) -> float | None:
 
 
 def _add_knowledge(released: Released, source: str, **values: Any) -> Knowledge:
-    """Return the attacker knowledge with additional values, whose origin is recorded as ``source``."""
+    """Add values to what the attacker knows, and record ``source`` as their origin."""
     knowledge = released.knowledge
     return knowledge.replace(
         **values, provenance={**knowledge.provenance, **dict.fromkeys(values, source)}

@@ -60,10 +60,11 @@ STEPS = 10  # number of Levenberg-Marquardt steps that refine the samples
 # A sample is certified (proved to be a training sample) only if the relative residual of its stationarity
 # equations is at most this value.
 CERTIFIED_RESIDUAL = 1e-3
-# At a KKT point, |W_j|^2 = alpha a_j^2 for the input weights W_j and the output weight a_j of each neuron.
-# A network of degree alpha counts as a KKT point up to this relative violation of the equation.
+# If a network of degree alpha is a KKT point (a solution of margin maximization), |W_j|^2 = alpha a_j^2 for
+# the input weights W_j and the output weight a_j of each neuron. This is the largest accepted relative
+# error.
 BALANCE_LIMIT = 1e-2
-MIN_EIGENGAP = 1e-10  # minimum relative gap of two eigenvalues that count as distinct
+MIN_EIGENGAP = 1e-10  # minimum relative difference of two eigenvalues that count as distinct
 # Names and exponents k of the activations t^k.
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 
@@ -101,33 +102,41 @@ def recover(
     neurons = find_live_neurons(model)
     _check_arguments(neurons.degree, pairs, norm, augmented)
     signal_subspace = estimate_signal_subspace(neurons, rank)
-    f = interpolate(neurons, signal_subspace)
-    conditions = measure_conditions(neurons, signal_subspace, f)
+    interpolant = interpolate(neurons, signal_subspace)
+    conditions = measure_conditions(neurons, signal_subspace, interpolant)
     generator = stream("polynomial", seed)
-    diagonalized_fit = diagonalize(f, pairs, steps, generator) if conditions.samples else None
-    fit, grown_fit = diagonalized_fit, None
-    if fit is None or not fit.is_verified:
-        grown_fit = grow(f, signal_subspace.rank, generator)
-        if fit is None or grown_fit.misfit < fit.residual:
-            residuals = compute_stationarity_residuals(f, grown_fit.x, grown_fit.b)
-            fit = SampleFit(grown_fit.x, grown_fit.b, *residuals)
-    is_trusted = fit is diagonalized_fit and fit.is_verified and _looks_like_kkt_point(conditions)
-    x, b, scale_note = fix_scale(fit.x @ signal_subspace.basis.T, fit.b, f.degree, norm, augmented)
+    diagonalized_fit = (
+        diagonalize(interpolant, pairs, steps, generator) if conditions.samples else None
+    )
+    sample_fit, grown_fit = diagonalized_fit, None
+    if sample_fit is None or not sample_fit.is_verified:
+        grown_fit = grow(interpolant, signal_subspace.rank, generator)
+        if sample_fit is None or grown_fit.misfit < sample_fit.residual:
+            residuals = compute_stationarity_residuals(interpolant, grown_fit.x, grown_fit.b)
+            sample_fit = SampleFit(grown_fit.x, grown_fit.b, *residuals)
+    is_trusted = (
+        sample_fit is diagonalized_fit
+        and sample_fit.is_verified
+        and _looks_like_kkt_point(conditions)
+    )
+    x, b, scale_note = fix_scale(
+        sample_fit.x @ signal_subspace.basis.T, sample_fit.b, interpolant.degree, norm, augmented
+    )
     return conditions.replace(
         x=x,
         weights=b,
-        residuals=fit.residuals,
-        certified=(fit.residuals <= CERTIFIED_RESIDUAL) & is_trusted,
-        method="diagonalisation" if fit is diagonalized_fit else "growth",
-        residual=fit.residual,
+        residuals=sample_fit.residuals,
+        certified=(sample_fit.residuals <= CERTIFIED_RESIDUAL) & is_trusted,
+        method="diagonalisation" if sample_fit is diagonalized_fit else "growth",
+        residual=sample_fit.residual,
         scale=scale_note,
-        notes=(*conditions.notes, *_notes(conditions, diagonalized_fit, fit, grown_fit)),
+        notes=(*conditions.notes, *_notes(conditions, diagonalized_fit, sample_fit, grown_fit)),
     )
 
 
 @dataclass(frozen=True)
 class SampleFit:
-    """Samples that solve the stationarity equations of a network, exactly or approximately.
+    """Samples that explain the weights of a network: they solve its stationarity equations, at least roughly.
 
     Attributes:
         x: (k, r) samples, as coordinates in the r-dimensional span of the neurons.
@@ -148,13 +157,13 @@ class SampleFit:
 
     @property
     def is_verified(self) -> bool:
-        """True if all eigenvalues are real and distinct, and every sample has a small residual."""
+        """Whether the recovery is verified: real, distinct eigenvalues, and samples that fit the weights."""
         is_distinct = self.is_real and self.eigengap > MIN_EIGENGAP
         return is_distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
 
 
 def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> SampleFit:
-    """Recover the samples by Theorem 4.1 of Shen et al. 2026, and refine them.
+    """Recover training samples by Theorem 4.1 of Shen et al. 2026 (a diagonalization), and refine them.
 
     The theorem diagonalizes the matrix M(v1)^-1 M(v2) for two random directions v1 and v2. Here M(v) is
     the symmetric matrix sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T. The function uses the pair (v1, v2) with the
@@ -171,34 +180,47 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
     Returns:
         The samples and weights.
     """
-    r = f.directions.shape[1]
+    dimension = f.directions.shape[1]
     best_decomposition: tuple[tuple[bool, float], Tensor] | None = None
     for _ in range(pairs):
-        v1, v2 = torch.randn(2, r, generator=generator, dtype=torch.float64)
+        v1, v2 = torch.randn(2, dimension, generator=generator, dtype=torch.float64)
         values, vectors = torch.linalg.eig(torch.linalg.pinv(f.slice(v1)) @ f.slice(v2))
         largest_eigenvalue = float(values.abs().max())
-        distance = (values[:, None] - values[None]).abs() + torch.eye(r) * 2 * largest_eigenvalue
-        gap = float(distance.min()) / largest_eigenvalue if largest_eigenvalue else 0.0
-        score = (bool((values.imag == 0).all()), gap)
+        distance = (values[:, None] - values[None]).abs() + torch.eye(
+            dimension
+        ) * 2 * largest_eigenvalue
+        relative_eigengap = (
+            float(distance.min()) / largest_eigenvalue if largest_eigenvalue else 0.0
+        )
+        score = (bool((values.imag == 0).all()), relative_eigengap)
         if best_decomposition is None or score > best_decomposition[0]:
             best_decomposition = score, vectors
     assert best_decomposition is not None
-    (is_real, gap), vectors = best_decomposition
+    (is_real, relative_eigengap), vectors = best_decomposition
     scaled_samples = torch.linalg.pinv(vectors).real
-    x = scaled_samples / scaled_samples.norm(dim=1, keepdim=True)
-    dual_vectors = torch.linalg.pinv(x).T
-    x, b = refine(f, x, (dual_vectors * f(dual_vectors)).sum(1), steps)
-    return SampleFit(x, b, *compute_stationarity_residuals(f, x, b), gap, is_real)
+    unit_samples = scaled_samples / scaled_samples.norm(dim=1, keepdim=True)
+    dual_vectors = torch.linalg.pinv(unit_samples).T
+    unit_samples, b = refine(f, unit_samples, (dual_vectors * f(dual_vectors)).sum(1), steps)
+    return SampleFit(
+        unit_samples,
+        b,
+        *compute_stationarity_residuals(f, unit_samples, b),
+        relative_eigengap,
+        is_real,
+    )
 
 
 def _looks_like_kkt_point(report: Identification) -> bool:
-    """Return True if the network looks like a KKT point, which the exact recovery requires."""
+    """Return True if the weights look like a solution of margin maximization (a KKT point).
+
+    The exact recovery of samples needs such weights.
+    """
     is_balanced = report.balance_gap <= BALANCE_LIMIT
     return is_balanced and report.outside <= CERTIFIED_RESIDUAL and report.is_checkable
 
 
 def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Refine samples by Levenberg-Marquardt steps on the stationarity equations.
+    """Refine recovered samples by Levenberg-Marquardt steps on the equations that training solved.
 
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
@@ -239,9 +261,10 @@ def compute_stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tupl
     # The shapes are (m, r) for the target and (m, k) for the fitted coefficients.
     target, fitted = f.values, b * (f.directions @ x.T) ** (f.degree - 1)
     target_dual, size = target @ dual_vectors, f.sizes[:, None]
-    error = target_dual - fitted
+    residual_along_duals = target_dual - fitted
     sample_residuals = torch.maximum(
-        _relative_norm(error, target_dual), _relative_norm(size * error, size * target_dual)
+        _relative_norm(residual_along_duals, target_dual),
+        _relative_norm(size * residual_along_duals, size * target_dual),
     )
     total_error, total = size * (target - fitted @ x), size * target
     return sample_residuals, float(total_error.norm() / total.norm())
@@ -274,39 +297,43 @@ def fix_scale(
     if augmented:
         if (x[:, -1].abs() < 1e-12).any():
             raise InputError(
-                "With `augmented`, the last coordinate of each sample is 1; a recovered sample ends in 0.",
+                "The option `augmented` says that the last coordinate of each sample is 1; a recovered "
+                "sample ends in 0.",
                 "Omit `augmented`.",
             )
-        t, scale_note = 1 / x[:, -1], "fixed by the constant coordinate"
+        scale_factors, scale_note = 1 / x[:, -1], "fixed by the constant coordinate"
     else:
         largest_coordinate = x.gather(1, x.abs().argmax(1, keepdim=True))[:, 0]
-        t = torch.where((b if alpha % 2 else largest_coordinate) < 0, -1.0, 1.0).double() * (
-            norm or 1.0
-        )
+        scale_factors = torch.where(
+            (b if alpha % 2 else largest_coordinate) < 0, -1.0, 1.0
+        ).double() * (norm or 1.0)
         scale_note = "up to scale: unit vectors" if norm is None else f"norm {norm:g} as given"
-    return t[:, None] * x, b / t**alpha, scale_note
+    return scale_factors[:, None] * x, b / scale_factors**alpha, scale_note
 
 
 def _check_arguments(degree: int, pairs: int, norm: float | None, augmented: bool) -> None:
     if degree < 3:
         raise InputError(
-            f"The samples of a polynomial network of degree {degree} are not identifiable; the degree must "
-            "be at least 3.",
+            f"The samples of a polynomial network of degree {degree} cannot be recovered from its "
+            f"weights; the degree must be at least 3.",
             "Call `measure_identifiability(model)` to compute the sums over samples that the weights "
             "determine.",
         )
     if pairs < 1:
         raise InputError(
-            f"The recovery needs at least one random pair of matrices; got `pairs={pairs}`.",
+            f"The recovery of samples needs at least one random pair of matrices; got `pairs={pairs}`.",
             "Pass `pairs=10`.",
         )
     if norm is not None and not (0 < norm < float("inf")):
         raise InputError(
-            f"`norm` must be positive and finite; got {norm}.", "Omit `norm` if it is not known."
+            f"The norm of the samples, `norm`, must be positive and finite; got {norm}.",
+            "Omit `norm` if it is not known.",
         )
     if norm is not None and augmented:
         raise InputError(
-            "`norm` and `augmented` both fix the scale of the samples; got both.",
+            "The options `norm` (the samples have a known norm) and `augmented` (the samples end in a "
+            "constant 1) cannot be combined, because each of them fixes the scale of the samples; got "
+            "both.",
             "Pass only one of the two.",
         )
 
@@ -349,7 +376,10 @@ def _notes(
 
 
 class PolynomialAttack(OneShotAttack):
-    """The exact attack on polynomial networks, which runs :func:`recover`."""
+    """The attack that recovers all training samples of a polynomial network exactly.
+
+    It runs :func:`recover`.
+    """
 
     name: ClassVar[str] = "polynomial"
     has_residual: ClassVar[bool] = True
@@ -377,7 +407,9 @@ class PolynomialAttack(OneShotAttack):
         return "the attack is exact if a rank condition holds; `residuum identify` checks this condition"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Recover the samples with :func:`recover`. The reconstruction records one restart with zero steps.
+        """Recover the training samples with the function :func:`recover`.
+
+        The reconstruction counts as one restart (run) with zero steps.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -391,10 +423,10 @@ class PolynomialAttack(OneShotAttack):
         shape = knowledge.shape or surface.checkpoint.input_shape or x.shape[1:]
         squared_residual = torch.tensor([[(identification.residual or 0.0) ** 2]])
         labels, lam = torch.where(weights < 0, -1.0, 1.0), weights.abs()
-        result = Reconstruction.from_candidates(
+        reconstruction = Reconstruction.from_candidates(
             self.name, x.reshape(-1, *shape), labels, lam, knowledge, notes=identification.notes
         )
-        return result.replace(
+        return reconstruction.replace(
             steps=torch.zeros(1, dtype=torch.long),
             layer_names=("all equations",),
             loss=squared_residual,
@@ -465,7 +497,8 @@ def build_polynomial_network(
     layer_tensors = _read_tensors(arch, released.theta)
     if layer_tensors is None or (coefficients is None and arch.kind != "polynomial"):
         raise InputError(
-            "Samples can be identified only from a network of the form sum_j a_j sigma(W_j.x) with a "
+            "Samples can be recovered exactly only from a network of the form sum_j a_j sigma(W_j.x) with "
+            "a "
             f"polynomial sigma; this network is {arch}.",
             "Pass --activation with the activation of the network, for example --activation cubic."
             if layer_tensors is not None
@@ -537,14 +570,21 @@ def _read_tensors(
 
 def _min_margin(model: PolynomialNetwork, data: Dataset, has_bias: bool) -> float:
     """Return the minimum margin min_i y_i Phi(x_i) of a network Phi on samples x_i with labels y_i."""
-    x, y = data.x.flatten(1).to(model.weight.dtype), data.y.flatten()
+    extended_samples, y = data.x.flatten(1).to(model.weight.dtype), data.y.flatten()
     if has_bias:
-        x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
-    if x.shape[1] != model.weight.shape[1] or len(y) != len(x) or not (y.abs() == 1).all():
+        extended_samples = torch.cat(
+            [extended_samples, torch.ones_like(extended_samples[:, :1])], 1
+        )
+    if (
+        extended_samples.shape[1] != model.weight.shape[1]
+        or len(y) != len(extended_samples)
+        or not (y.abs() == 1).all()
+    ):
         raise InputError(
-            f"The minimum margin needs samples of {model.weight.shape[1] - has_bias} values, with one "
-            f"label -1 or +1 for each sample; got samples of {x.shape[1] - has_bias} values.",
+            f"The smallest margin is computed from samples of {model.weight.shape[1] - has_bias} values, "
+            f"with one "
+            f"label -1 or +1 for each sample; got samples of {extended_samples.shape[1] - has_bias} values.",
             "Correct --data, or omit --data.",
         )
     with torch.no_grad():
-        return float((y * model(x)[:, 0]).min())
+        return float((y * model(extended_samples)[:, 0]).min())

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from residuum.theory.polynomial import Interpolant
 
-STARTS, POWER_STEPS = 48, 100  # number of random directions, and of power iteration steps from each
+# Number of random starting directions, and number of power iteration steps from each of them.
+STARTS, POWER_STEPS = 48, 100
 # Weight of the previous direction in a power step.
 # Without this weight, the iteration can oscillate if the degree of the form is even.
 SHIFT = 0.3
@@ -40,11 +41,12 @@ INNER, FINAL = (
     100,
 )  # Levenberg-Marquardt steps after every new sample, and after the last sample
 RESTARTS = 8  # maximum number of attempts to find all samples
-CHEAP = 1 / 16  # a new attempt starts only if less than this share of BUDGET is used
-SOLVED = 1e-10  # a relative misfit below this value is a rounding error
-FITTED = 1e-2  # maximum relative misfit at which the samples count as a good fit
-SAME = 10.0  # maximum ratio of the misfits of two equally good fits
-PROGRESS = 1e-3  # the search ends if a new sample reduces the misfit by less than this share
+CHEAP = 1 / 16  # a new attempt starts only if less than this share of the computing budget is used
+SOLVED = 1e-10  # a relative error of the fit below this value is a rounding error
+FITTED = 1e-2  # maximum relative error at which the samples count as a good fit of the weights
+SAME = 10.0  # two fits count as equally good if the ratio of their errors is at most this number
+# The search ends if a new sample reduces the error of the fit by less than this share.
+PROGRESS = 1e-3
 BUDGET = 2.0**36  # maximum number of multiplications in one search, which take a few seconds
 KERNEL_SIDE = 1500  # maximum number of rows of a kernel matrix that is factorized
 # Smaller eigenvalues of the kernel matrix, as a share of the largest eigenvalue, count as zero.
@@ -58,7 +60,7 @@ class GrownFit:
     Attributes:
         x: (k, r) samples of length 1, in a signal subspace of r dimensions.
         b: (k,) weight of each sample.
-        misfit: Relative misfit of all stationarity equations.
+        misfit: Relative error of all equations that the samples must solve.
         equations: Number of independent stationarity equations, None if there are too many to count.
         unknowns: Number k r of unknown values.
         is_complete: Whether the search ended before it exhausted its budget of multiplications.
@@ -87,7 +89,7 @@ class Form:
     degree: int
 
     def gradient(self, w: Tensor) -> Tensor:
-        """Return the gradient of the form p divided by its degree, (k, r), at points w (k, r)."""
+        """Return the gradient of the polynomial p, divided by its degree, at k points w (k, r)."""
         alpha, inner_products = self.degree, w @ self.directions.T
         direction_factors = (alpha - 1) * inner_products ** (alpha - 2) * (w @ self.coefficients.T)
         return (
@@ -96,7 +98,9 @@ class Form:
 
 
 class Completion:
-    """Find the form (homogeneous polynomial) with minimum norm that has given gradients at the neurons.
+    """Finds homogeneous polynomials (forms) from their gradients: the form of smallest norm.
+
+    The gradients are given at the weights of the neurons.
 
     The constructor factorizes the kernel matrix of the neurons once. If the kernel matrix has more than
     KERNEL_SIDE rows, the given gradients themselves are used as the coefficients of the form.
@@ -108,10 +112,10 @@ class Completion:
         if z.numel() > KERNEL_SIDE:
             return
         s, eye = z @ z.T, torch.eye(z.shape[1], dtype=z.dtype)
-        kernel = torch.einsum("pq,ab->paqb", s ** (alpha - 1), eye)
-        kernel += (alpha - 1) * torch.einsum("pq,qa,pb->paqb", s ** (alpha - 2), z, z)
-        kernel *= (f.sizes[:, None] * f.sizes)[:, None, :, None] / alpha
-        values, vectors = torch.linalg.eigh(kernel.reshape(z.numel(), z.numel()))
+        kernel_matrix = torch.einsum("pq,ab->paqb", s ** (alpha - 1), eye)
+        kernel_matrix += (alpha - 1) * torch.einsum("pq,qa,pb->paqb", s ** (alpha - 2), z, z)
+        kernel_matrix *= (f.sizes[:, None] * f.sizes)[:, None, :, None] / alpha
+        values, vectors = torch.linalg.eigh(kernel_matrix.reshape(z.numel(), z.numel()))
         is_nonzero = values > RANK_TOLERANCE * values[-1]
         self.values, self.vectors = values[is_nonzero], vectors[:, is_nonzero]
         self.rank = int(is_nonzero.sum())
@@ -152,9 +156,9 @@ def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownF
     completion, budget = Completion(f), Budget()
     best_fit: tuple[float, Tensor, Tensor] | None = None
     for attempt in range(RESTARTS):
-        fit = _grow_once(completion, max_samples, generator, budget, attempt)
-        if best_fit is None or fit[0] < best_fit[0]:
-            best_fit = fit
+        grown_fit = _grow_once(completion, max_samples, generator, budget, attempt)
+        if best_fit is None or grown_fit[0] < best_fit[0]:
+            best_fit = grown_fit
         if best_fit[0] <= SOLVED or budget.remaining < (1 - CHEAP) * BUDGET:
             break
     assert best_fit is not None
@@ -166,12 +170,12 @@ def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownF
 
 @dataclass
 class Budget:
-    """The number of multiplications that a search for samples may still use."""
+    """A counter of the multiplications that a search for samples may still use."""
 
     remaining: float = BUDGET
 
     def spend(self, cost: float) -> bool:
-        """Subtract a cost from the budget and return True. If the cost exceeds the budget, return False."""
+        """Spend multiplications of the budget, and return True. Return False if too few are left."""
         is_covered = cost <= self.remaining
         self.remaining -= cost if is_covered else 0
         return is_covered
@@ -189,12 +193,18 @@ def run_power_iteration(form: Form, generator: torch.Generator) -> tuple[Tensor,
     Returns:
         The end points (k, r), and the values (k,) of p at the end points.
     """
-    r = form.directions.shape[1]
-    w = _normalize(torch.randn(STARTS, r, generator=generator, dtype=torch.float64))
-    sign = torch.where((w * form.gradient(w)).sum(1) < 0, -1.0, 1.0).double()[:, None]
+    dimension = form.directions.shape[1]
+    unit_vectors = _normalize(
+        torch.randn(STARTS, dimension, generator=generator, dtype=torch.float64)
+    )
+    ascent_signs = torch.where(
+        (unit_vectors * form.gradient(unit_vectors)).sum(1) < 0, -1.0, 1.0
+    ).double()[:, None]
     for _ in range(POWER_STEPS):
-        w = _normalize(sign * _normalize(form.gradient(w)) + SHIFT * w)
-    return w, (w * form.gradient(w)).sum(1)
+        unit_vectors = _normalize(
+            ascent_signs * _normalize(form.gradient(unit_vectors)) + SHIFT * unit_vectors
+        )
+    return unit_vectors, (unit_vectors * form.gradient(unit_vectors)).sum(1)
 
 
 def levenberg_marquardt(
@@ -223,14 +233,14 @@ def levenberg_marquardt(
         normal_matrix.diagonal().mul_(1 + damping).add_(1e-14 * normal_matrix.diagonal().max())
         trial_g = g + torch.linalg.solve(normal_matrix, slope.flatten()).reshape(g.shape)
         trial_error = misfit(f, trial_g, sign)
-        gain = float(error.norm() - trial_error.norm())
-        if gain > 0:  # False also if the misfit of the step is NaN
+        error_decrease = float(error.norm() - trial_error.norm())
+        if error_decrease > 0:  # this is also False if the error after the step is NaN
             g, error = trial_g, trial_error
-            if gain < 1e-6 * float(error.norm()) and damping < 1e-2:
+            if error_decrease < 1e-6 * float(error.norm()) and damping < 1e-2:
                 break
             damping = max(damping / 5, 1e-14)
         elif damping > 1e6 or (damping < 1e-6 and error.norm() < SOLVED * total):
-            break  # the misfit is as small as rounding errors, or no step reduces the misfit
+            break  # the error of the fit is a rounding error, or no step reduces it
         else:
             damping = max(4 * damping, 1e-8)
     return g, error
@@ -247,8 +257,8 @@ def misfit(f: Interpolant, g: Tensor, sign: Tensor) -> Tensor:
     Returns:
         (m, r) misfit of each equation.
     """
-    fitted = (sign * (f.directions @ g.T) ** (f.degree - 1)) @ g
-    return f.sizes[:, None] * (f.values - fitted)
+    fitted_values = (sign * (f.directions @ g.T) ** (f.degree - 1)) @ g
+    return f.sizes[:, None] * (f.values - fitted_values)
 
 
 def target_norm(f: Interpolant) -> float:
@@ -339,7 +349,7 @@ def _grow_once(
 
 
 def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the weight of the last sample, and subtract the contribution of this sample from the misfit.
+    """Fit the weight of the last sample, and subtract its contribution from the error of the fit.
 
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from m neurons.
@@ -352,31 +362,35 @@ def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Te
     """
     direction = _normalize(g[-1:])
     inner_products = f.directions @ direction.T
-    fitted = f.sizes[:, None] * (sign[-1] * inner_products ** (f.degree - 1)) @ direction
-    sample_weight = ((fitted * error).sum() / (fitted**2).sum().clamp_min(1e-300)).clamp_min(0)
+    contribution_of_last = (
+        f.sizes[:, None] * (sign[-1] * inner_products ** (f.degree - 1)) @ direction
+    )
+    sample_weight = (
+        (contribution_of_last * error).sum() / (contribution_of_last**2).sum().clamp_min(1e-300)
+    ).clamp_min(0)
     return torch.cat(
         [g[:-1], sample_weight ** (1 / f.degree) * direction]
-    ), error - sample_weight * fitted
+    ), error - sample_weight * contribution_of_last
 
 
 def _select_smallest_fit(
     f: Interpolant, history: list[tuple[float, Tensor, Tensor]], budget: Budget
 ) -> tuple[float, Tensor, Tensor]:
-    """Return the good fit with the fewest samples, because additional samples only fit noise."""
-    smallest_misfit = min(error for error, _, _ in history)
+    """Return the good fit with the fewest samples, because more samples only fit noise."""
+    smallest_misfit = min(relative_misfit for relative_misfit, _, _ in history)
     good_fits = [fit for fit in history if fit[0] <= min(SAME * smallest_misfit, FITTED)]
-    error, g, sign = good_fits[0] if good_fits else min(history, key=lambda fit: fit[0])
-    steps = FINAL if budget.spend(estimate_refinement_cost(f, len(g), FINAL)) else INNER
-    if steps == FINAL or budget.spend(estimate_refinement_cost(f, len(g), INNER)):
-        g, remaining = levenberg_marquardt(f, g, sign, steps)
-        error = float(remaining.norm()) / target_norm(f)
-    return error, g, sign
+    relative_misfit, g, sign = good_fits[0] if good_fits else min(history, key=lambda fit: fit[0])
+    refinement_steps = FINAL if budget.spend(estimate_refinement_cost(f, len(g), FINAL)) else INNER
+    if refinement_steps == FINAL or budget.spend(estimate_refinement_cost(f, len(g), INNER)):
+        g, remaining = levenberg_marquardt(f, g, sign, refinement_steps)
+        relative_misfit = float(remaining.norm()) / target_norm(f)
+    return relative_misfit, g, sign
 
 
 def normal_equations(
     f: Interpolant, g: Tensor, sign: Tensor, error: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute J^T J and J^T error, where J is the derivative of the fitted values in the samples.
+    """Compute J^T J and J^T error for a least-squares step. J is the derivative of the fit in the samples.
 
     J_(j,c),(i,a) = A_ji g_ic Z_ja + B_ji [c = a], with (m, k) matrices A and B of coefficients and the
     directions Z of the neurons. The code expands the products, so that it never forms J.
@@ -392,16 +406,24 @@ def normal_equations(
     """
     z, (k, r) = f.directions, g.shape
     inner_products = z @ g.T  # (m, k)
-    a = f.sizes[:, None] * (f.degree - 1) * sign * inner_products ** (f.degree - 2)
-    b = f.sizes[:, None] * sign * inner_products ** (f.degree - 1)
-    outer_products = (a[:, :, None] * z[:, None]).reshape(len(z), k * r)
+    coefficients_of_samples = (
+        f.sizes[:, None] * (f.degree - 1) * sign * inner_products ** (f.degree - 2)
+    )
+    coefficients_of_directions = f.sizes[:, None] * sign * inner_products ** (f.degree - 1)
+    outer_products = (coefficients_of_samples[:, :, None] * z[:, None]).reshape(len(z), k * r)
     normal_matrix = (outer_products.T @ outer_products).reshape(k, r, k, r) * (g @ g.T)[
         :, None, :, None
     ]
-    mixed_products = (outer_products.T @ b).reshape(k, r, k)[..., None] * g[:, None, None, :]
+    mixed_products = (outer_products.T @ coefficients_of_directions).reshape(k, r, k)[
+        ..., None
+    ] * g[:, None, None, :]
     normal_matrix += mixed_products + mixed_products.permute(2, 3, 0, 1)
-    normal_matrix.diagonal(dim1=1, dim2=3).add_((b.T @ b)[:, :, None])
-    return normal_matrix.reshape(k * r, k * r), (a * (error @ g.T)).T @ z + b.T @ error
+    normal_matrix.diagonal(dim1=1, dim2=3).add_(
+        (coefficients_of_directions.T @ coefficients_of_directions)[:, :, None]
+    )
+    return normal_matrix.reshape(k * r, k * r), (
+        coefficients_of_samples * (error @ g.T)
+    ).T @ z + coefficients_of_directions.T @ error
 
 
 def _normalize(w: Tensor) -> Tensor:

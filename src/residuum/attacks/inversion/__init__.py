@@ -1,1 +1,1 @@
-"""Attacks that match gradients or outputs, and the baselines."""
+"""Attacks that invert a network: find inputs with given gradients or outputs. Also two baselines."""

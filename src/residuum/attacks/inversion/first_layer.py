@@ -1,4 +1,4 @@
-"""First-layer weights: a baseline that returns the rows of the first layer as candidates."""
+"""A baseline attack: use the rows of the first weight matrix as guesses of training samples."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from residuum.surfaces.surface import Surface
 
 
 class FirstLayerWeights(Baseline):
-    """Return the rows of the first weight matrix as candidates, longest first. All labels are 0 (unknown)."""
+    """Baseline attack that uses the rows of the first weight matrix as guesses of samples, longest first.
+
+    All labels are 0 (unknown).
+    """
 
     name: ClassVar[str] = "first-layer-weights"
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply, if the rows of the first layer are not as large as samples.
+        """Return why the attack does not apply: a row of the first layer must be as long as a sample.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -33,7 +36,7 @@ class FirstLayerWeights(Baseline):
         return "" if is_sample_size else "needs a first layer that is connected to the full input"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Return the unchanged rows of the first weight matrix as candidates, longest first.
+        """Return the rows of the first weight matrix as guesses of training samples, longest first.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -42,10 +45,10 @@ class FirstLayerWeights(Baseline):
         Returns:
             The rows as candidates.
         """
-        rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
-        order_by_norm = rows.norm(dim=1).argsort(descending=True)
-        x = rows[order_by_norm].reshape(-1, *surface.sample_shape(knowledge))
-        row_norms = rows.norm(dim=1)[order_by_norm]
+        first_layer_rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
+        order_by_norm = first_layer_rows.norm(dim=1).argsort(descending=True)
+        candidates = first_layer_rows[order_by_norm].reshape(-1, *surface.sample_shape(knowledge))
+        row_norms = first_layer_rows.norm(dim=1)[order_by_norm]
         return Reconstruction.from_candidates(
-            self.name, x, torch.zeros(len(x)), row_norms, knowledge
+            self.name, candidates, torch.zeros(len(candidates)), row_norms, knowledge
         )

@@ -46,7 +46,7 @@ from residuum.settings import RestartSettings
 from residuum.stationarity import Theta, by_layer, parameters
 from residuum.surfaces.surface import CHANGE, MOMENT, Surface
 
-RECORD_EVERY = 25  # number of steps between two records of the residuals
+RECORD_EVERY = 25  # number of steps after which the errors of the fit are recorded
 MIN_NORM = 1e-30  # squared norms are clamped to at least this value before a division
 
 
@@ -136,20 +136,21 @@ def read_gradient_sum(surface: Surface) -> Theta:
     Returns:
         The tensors by parameter name.
     """
-    sign = -1.0 if surface.name == CHANGE else 1.0
-    return {name: sign * t for name, t in surface.target.items()}
+    sign_of_gradients = -1.0 if surface.name == CHANGE else 1.0
+    return {name: sign_of_gradients * t for name, t in surface.target.items()}
 
 
 def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-    """Compute the vectors u_i that weight the outputs of the network in the sum of gradients.
+    """Compute the vectors u_i, which weight the network's outputs for candidate i in the sum of gradients.
 
-    The vectors follow from the multipliers of every class but the label, or from the derivative of the loss.
+    The vectors follow from the multipliers of every class but the label, or from the derivative of the
+    loss.
 
     Args:
         matching: How the attack compares gradients.
         outputs: (m, C) outputs of the network at m candidates.
         labels: (m,) labels of the candidates.
-        lam: Multipliers of the candidates.
+        lam: Multipliers (weights) of the candidates.
 
     Returns:
         (m, C) vectors u_i, one for each candidate.
@@ -157,8 +158,8 @@ def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tens
     if matching.multipliers == "rivals":
         return Moment().covectors(0, outputs, labels, lam)
     if outputs.shape[1] == 1:
-        y = labels.to(outputs)[:, None]
-        return -y * torch.sigmoid(-y * outputs)
+        signed_labels = labels.to(outputs)[:, None]
+        return -signed_labels * torch.sigmoid(-signed_labels * outputs)
     one_hot_labels = F.one_hot(labels.long(), outputs.shape[1]).to(outputs)
     return outputs.softmax(1) - one_hot_labels
 
@@ -179,7 +180,10 @@ class GradientMatching(RestartSettings, Attack):
     is_published: ClassVar[bool] = False
 
     def choose_matching(self, surface: Surface) -> MatchingRule:
-        """Return how the attack compares gradients, with the rule DENSE for a chain of dense layers."""
+        """Return how the attack compares gradients.
+
+        The rule DENSE is for networks that consist of dense layers.
+        """
         if self.is_published or surface.chain is None:
             return self.matching
         return DENSE
@@ -230,7 +234,9 @@ class GradientMatching(RestartSettings, Attack):
     def reconstruct(
         self, surface: Surface, knowledge: Knowledge, *, watch: Watcher | None = None, **_: Any
     ) -> Reconstruction:
-        """Run the restarts one after another. Each restart gets its share of the time limit ``seconds``.
+        """Run the restarts (independent runs) of the attack one after another.
+
+        Each restart gets its share of the time limit ``seconds``.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -242,36 +248,38 @@ class GradientMatching(RestartSettings, Attack):
         """
         start_time = time.monotonic()
         self.require_applicable(surface, knowledge)
-        problem = Problem(surface, knowledge, self, self.choose_matching(surface))
+        matching_problem = Problem(surface, knowledge, self, self.choose_matching(surface))
         results: list[SolvedRestart] = []
         for run in range(self.restarts):
             remaining_seconds = self.seconds - (time.monotonic() - start_time)
             if results and remaining_seconds <= 0:
                 break
-            results.append(problem.solve(run, remaining_seconds / (self.restarts - run), watch))
+            results.append(
+                matching_problem.solve(run, remaining_seconds / (self.restarts - run), watch)
+            )
         record_count = min(len(restart.loss) for restart in results)
-        x = torch.cat([restart.x for restart in results])
+        candidates = torch.cat([restart.x for restart in results])
         reconstruction = Reconstruction(
             attack=self.name,
-            x=x,
-            labels=problem.labels.cpu().float().repeat(len(results)),
+            x=candidates,
+            labels=matching_problem.labels.cpu().float().repeat(len(results)),
             lam=torch.cat([restart.lam for restart in results]),
             run=torch.arange(len(results)).repeat_interleave(self.candidates),
             steps=torch.tensor(min((restart.steps for restart in results), key=len)[:record_count]),
             loss=torch.stack([torch.stack(restart.loss[:record_count]) for restart in results]),
             layers=torch.stack([torch.stack(restart.layers[:record_count]) for restart in results]),
-            layer_names=tuple(problem.groups),
+            layer_names=tuple(matching_problem.groups),
             status=tuple(restart.status for restart in results),
             knowledge=knowledge,
             settings=self.to_json(),
             seconds=time.monotonic() - start_time,
-            notes=(problem.describe_comparison(self.name),),
+            notes=(matching_problem.describe_comparison(self.name),),
         )
         return reconstruction.replace(selection=select(reconstruction))
 
 
 class OptimizerStateMatching(GradientMatching):
-    """Find candidates whose gradients add up to an optimizer state."""
+    """Attack that finds samples whose gradients add up to the state of an optimizer."""
 
     name: ClassVar[str] = "invert-moment"
     surface: ClassVar[str] = MOMENT
@@ -294,7 +302,7 @@ class Geiping2020OptimizerState(Geiping2020):
 
 @dataclass
 class SolvedRestart:
-    """The result of a restart: candidates, multipliers, and records of the loss and of layer distances."""
+    """The result of one run of the attack: reconstructed samples, their weights, and recorded losses."""
 
     x: Tensor
     lam: Tensor
@@ -330,18 +338,20 @@ class Problem:
         self.prior = self._prior()
 
     def _prior(self) -> Prior:
-        """Return the prior on candidates. If samples are vectors and not images, the prior is zero."""
+        """Return the penalty on candidates (prior). If the samples are vectors and not images, it is zero."""
         if len(self.shape) < 2:
             return Prior()
         knowledge = self.knowledge.replace(shape=self.shape)
         return PRIORS[self.matching.prior](self.matching.weight, knowledge=knowledge)
 
     def total(self, x: Tensor, lam: Tensor) -> Theta:
-        """Compute the sum T(x, lam) of gradients at candidates x, differentiable in x and lam.
+        """Compute the sum of gradients at candidates x with multipliers (weights) lam.
+
+        The sum is differentiable in x and lam.
 
         Args:
             x: (m, *shape) candidates.
-            lam: Multipliers of the candidates.
+            lam: Multipliers (weights) of the candidates.
 
         Returns:
             The sum of gradients for every parameter.
@@ -350,17 +360,21 @@ class Problem:
             name: t.clone().requires_grad_() for name, t in parameters(self.model).items()
         }
         outputs = functional_call(self.model, leaf_weights, (x,))
-        # The weights u of the outputs depend on the candidates and on the network weights theta. The sum of
-        # gradients treats u as a constant in theta, so u is computed with weights that require no gradient.
+        # Each output of the network is weighted with a number u. The gradient with respect to the network's
+        # weights must treat u as a constant, so u is computed with weights that require no gradient.
         fixed_outputs = functional_call(self.model, parameters(self.model), (x,))
-        u = covectors(self.matching, fixed_outputs, self.labels, lam)
+        output_weights = covectors(self.matching, fixed_outputs, self.labels, lam)
         gradients = torch.autograd.grad(
-            outputs, list(leaf_weights.values()), u, create_graph=True, materialize_grads=True
+            outputs,
+            list(leaf_weights.values()),
+            output_weights,
+            create_graph=True,
+            materialize_grads=True,
         )
         return dict(zip(leaf_weights, gradients, strict=True))
 
     def solve(self, run: int, seconds: float, watch: Watcher | None = None) -> SolvedRestart:
-        """Run one restart.
+        """Run one restart: search for samples from one random start.
 
         Candidates and multipliers start at random. Multipliers are scaled so that the sum of gradients is as
         long as the vector that the sum must equal. Adam moves candidates and multipliers. Multipliers stay
@@ -380,23 +394,33 @@ class Problem:
         """
         settings, start = self.settings, time.monotonic()
         generator = stream(self.matching.multipliers, settings.seed, run)
-        x = torch.randn(settings.candidates, *self.shape, generator=generator, dtype=torch.float64)
-        x = (settings.sigma * x).to(settings.device, settings.numbers).requires_grad_()
-        lam = torch.rand(settings.candidates, *self.lam_shape, generator=generator)
-        lam = (self._scale(x, lam.to(x)) * lam.to(x)).requires_grad_()
-        lam_rate = float(lam.detach().mean()) * settings.lr_x
-        adam = torch.optim.Adam([{"params": [x], "lr": 1.0}, {"params": [lam], "lr": 1.0}])
-        box, progress = self.knowledge.box(x[0].detach()), 0.0
-        result = SolvedRestart(x, lam, [], [], [], "")
+        candidates = torch.randn(
+            settings.candidates, *self.shape, generator=generator, dtype=torch.float64
+        )
+        candidates = (
+            (settings.sigma * candidates).to(settings.device, settings.numbers).requires_grad_()
+        )
+        multipliers = torch.rand(settings.candidates, *self.lam_shape, generator=generator)
+        multipliers = (
+            self._scale(candidates, multipliers.to(candidates)) * multipliers.to(candidates)
+        ).requires_grad_()
+        lam_rate = float(multipliers.detach().mean()) * settings.lr_x
+        adam = torch.optim.Adam(
+            [{"params": [candidates], "lr": 1.0}, {"params": [multipliers], "lr": 1.0}]
+        )
+        box, progress = self.knowledge.box(candidates[0].detach()), 0.0
+        result = SolvedRestart(candidates, multipliers, [], [], [], "")
         for step in range(settings.steps):
             progress = max(progress, step / settings.steps, (time.monotonic() - start) / seconds)
             if step and progress >= 1:
                 break
             with second_derivatives():
-                distances = self.matching.measure(self.target, self.total(x, lam), self.groups)
-                loss = distances.mean() + self.prior.weight_at(progress) * self._penalty(x)
+                distances = self.matching.measure(
+                    self.target, self.total(candidates, multipliers), self.groups
+                )
+                loss = distances.mean() + self.prior.weight_at(progress) * self._penalty(candidates)
                 gx, gl = torch.autograd.grad(
-                    loss, (x, lam), allow_unused=True, materialize_grads=True
+                    loss, (candidates, multipliers), allow_unused=True, materialize_grads=True
                 )
             if step % RECORD_EVERY == 0:
                 result.steps.append(step)
@@ -407,7 +431,7 @@ class Problem:
                     watch(AttackProgress(step, settings.steps, *latest_record, tuple(self.groups)))
             if not bool(loss.isfinite()):
                 break
-            x.grad, lam.grad = gx.sign() if self.matching.signed else gx, gl
+            candidates.grad, multipliers.grad = gx.sign() if self.matching.signed else gx, gl
             rate_factor = (
                 settings.lr_decay + (1 - settings.lr_decay) * (1 + math.cos(math.pi * progress)) / 2
             )
@@ -415,21 +439,24 @@ class Problem:
                 group["lr"] = rate_factor * size
             adam.step()
             with torch.no_grad():
-                lam.clamp_(min=0)
+                multipliers.clamp_(min=0)
                 if box is not None:
-                    x.copy_(x.clamp(*box))
-        is_finite = bool(x.isfinite().all())
+                    candidates.copy_(candidates.clamp(*box))
+        is_finite = bool(candidates.isfinite().all())
         result.status = (
             "diverged" if not is_finite else "time" if step < settings.steps - 1 else "finished"
         )
-        result.x, result.lam = x.detach().double().cpu(), lam.detach().double().cpu()
+        result.x, result.lam = (
+            candidates.detach().double().cpu(),
+            multipliers.detach().double().cpu(),
+        )
         return result
 
     def _penalty(self, x: Tensor) -> Tensor:
         return self.prior.penalty(x[None], x.new_ones(1, len(x)))[0]
 
     def _scale(self, x: Tensor, lam: Tensor) -> float:
-        """Return the factor for the multipliers that makes the sum of gradients as long as its target."""
+        """Return the factor for the samples' weights that makes the sum of gradients as long as needed."""
         with second_derivatives():
             gradient_sum = self.total(x, lam)
         parameter_names = [name for group in self.groups.values() for name in group]

@@ -17,12 +17,12 @@ from residuum.surfaces.surface import Surface
 
 
 class Baseline(OneShotAttack):
-    """An attack that fits no weights, so its candidates are only a comparison and show no leak."""
+    """Base class of attacks that do not fit the weights. Their results are a comparison, and show no leak."""
 
     is_baseline: ClassVar[bool] = True
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies: a baseline applies to every network."""
+        """Return why the attack applies: a baseline (an attack for comparison) applies to all networks."""
         return "baseline"
 
 
@@ -40,7 +40,7 @@ class ModelInversion(ModelInversionSettings, Baseline):
     name: ClassVar[str] = "model-inversion"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Increase the output of the label of each candidate by gradient steps of a fixed length.
+        """Change random inputs by gradient steps of fixed length that increase the output of their label.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -52,15 +52,17 @@ class ModelInversion(ModelInversionSettings, Baseline):
         shape, outputs, count = surface.sample_shape(knowledge), surface.outputs, self.candidates
         model = surface.copy_module().to(self.device, self.numbers).requires_grad_(False)
         generator = stream("baseline", self.seed)
-        x = self.sigma * torch.randn(count, *shape, generator=generator, dtype=torch.float64)
-        x = x.to(self.device, self.numbers)
+        candidates = self.sigma * torch.randn(
+            count, *shape, generator=generator, dtype=torch.float64
+        )
+        candidates = candidates.to(self.device, self.numbers)
         if outputs == 1:
-            labels = torch.where(torch.arange(count) < count // 2, -1.0, 1.0).to(x)
+            labels = torch.where(torch.arange(count) < count // 2, -1.0, 1.0).to(candidates)
         else:
-            labels = (torch.arange(count) % outputs).to(x.device)
+            labels = (torch.arange(count) % outputs).to(candidates.device)
 
-        def value(x: Tensor) -> Tensor:
-            network_outputs = model(x)
+        def value(candidates: Tensor) -> Tensor:
+            network_outputs = model(candidates)
             return (
                 labels * network_outputs[:, 0]
                 if outputs == 1
@@ -69,21 +71,21 @@ class ModelInversion(ModelInversionSettings, Baseline):
 
         max_norm, unit_axes = float(math.prod(shape)) ** 0.5, [1] * len(shape)
         for _ in range(self.steps):
-            x = x.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(value(x).sum(), x)
+            candidates = candidates.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(value(candidates).sum(), candidates)
             gradient_norm = gradient.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, *unit_axes)
             with torch.no_grad():
-                x = x + self.lr_x * max_norm * gradient / gradient_norm
+                candidates = candidates + self.lr_x * max_norm * gradient / gradient_norm
                 if knowledge.value_range is not None:
-                    x = x.clamp(*box(knowledge, x[None]))
+                    candidates = candidates.clamp(*box(knowledge, candidates[None]))
                 else:
-                    x = (
-                        x
+                    candidates = (
+                        candidates
                         * max_norm
-                        / x.flatten(1).norm(dim=1).clamp(min=max_norm).view(-1, *unit_axes)
+                        / candidates.flatten(1).norm(dim=1).clamp(min=max_norm).view(-1, *unit_axes)
                     )
         with torch.no_grad():
-            candidate_weights = value(x).clamp(min=0)
+            candidate_weights = value(candidates).clamp(min=0)
         return Reconstruction.from_candidates(
-            self.name, x.detach().cpu(), labels.cpu(), candidate_weights.cpu(), knowledge
+            self.name, candidates.detach().cpu(), labels.cpu(), candidate_weights.cpu(), knowledge
         )

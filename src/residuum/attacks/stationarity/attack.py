@@ -1,4 +1,8 @@
-"""Attacks that minimize the residual of a stationarity equation over candidates for training samples."""
+"""Attacks that search for samples that solve a stationarity equation, which holds after training.
+
+The equation says that the weights are a weighted sum of gradients at the training samples. The attacks
+minimize its error (residual).
+"""
 
 from __future__ import annotations
 
@@ -30,10 +34,10 @@ SPLITTING = SampleSplitting()
 
 
 def make_grower(solver: Solver, strategy: GrowthStrategy = SPLITTING) -> Grower | None:
-    """Create the object that adds, splits and merges candidates during the search of a solver.
+    """Create the object that adds, splits and merges candidates (guesses of samples) during the search.
 
     Args:
-        solver: The solver of the attack.
+        solver: The solver, which runs the optimization of the attack.
         strategy: Method that adds candidates during the search.
 
     Returns:
@@ -49,13 +53,13 @@ def search(
     until: int | None = None,
     grower: Grower | None = None,
 ) -> SolverState:
-    """Run the search of a solver.
+    """Run the search for candidates with a solver, step by step.
 
     The search evaluates the loss at regular steps. After each of these evaluation steps, candidates can be
     added or merged, and the time limit is checked.
 
     Args:
-        solver: The solver of the attack.
+        solver: The solver, which runs the optimization of the attack.
         path: File for the state of the search. If the file holds a state, the search continues from that
             state.
         watch: Function that is called with the progress of the attack.
@@ -70,33 +74,33 @@ def search(
     grower = grower or make_grower(solver)
     start_time = last_save_time = time.monotonic()
     solver.deadline = start_time + config.seconds
-    state = load_state(path, solver.fingerprint, config.device) or solver.start()
+    search_state = load_state(path, solver.fingerprint, config.device) or solver.start()
     try:
-        while not state.stopped and (until is None or state.step < until):
-            next_step = solver.next_evaluation_step(state.step)
+        while not search_state.stopped and (until is None or search_state.step < until):
+            next_step = solver.next_evaluation_step(search_state.step)
             if grower is not None:
-                next_step = min(next_step, grower.next_round_step(state.step))
-            state = solver.solve(state, next_step)
+                next_step = min(next_step, grower.next_round_step(search_state.step))
+            search_state = solver.solve(search_state, next_step)
             if grower is not None:
-                state = grower.run_due_rounds(state)
+                search_state = grower.run_due_rounds(search_state)
             if watch is not None:
-                watch(solver.progress(state))
+                watch(solver.progress(search_state))
             now = time.monotonic()
-            if not state.stopped and now - start_time > config.seconds:
-                state = state.replace(stopped="time")
+            if not search_state.stopped and now - start_time > config.seconds:
+                search_state = search_state.replace(stopped="time")
             if path is not None and now - last_save_time > SAVE_EVERY:
-                state.save(path)
+                search_state.save(path)
                 last_save_time = now
     finally:
         if path is not None:
-            state.save(path)
-    return state
+            search_state.save(path)
+    return search_state
 
 
 def summarize_growth(
     grower: Grower | None, state: SolverState
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
-    """Return notes about added candidates, and how close each run is to a local minimum of the loss.
+    """Describe which candidates were added during the search, and how close each run is to a local minimum.
 
     Args:
         grower: Object that adds and merges candidates, None if their number is fixed.
@@ -124,11 +128,11 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 class StationarityAttack(StationaritySettings, Attack):
-    """Base class of the attacks that minimize the residual of a stationarity equation."""
+    """Base class of attacks that search for samples whose weighted gradients add up to the weights."""
 
 
 class Stationarity(StationarityAttack):
-    """Attack that minimizes the residual of the stationarity equation that its objective defines.
+    """Attack that searches for samples that solve an equation for the weights, which its objective defines.
 
     Attributes:
         objective: Class that defines the target, the gradients and the multipliers of the equation.
@@ -145,7 +149,7 @@ class Stationarity(StationarityAttack):
 
     @classmethod
     def with_objective(cls, objective: type[Objective]) -> type[Stationarity]:
-        """Return this attack with another objective, and with that objective's name and attack surface.
+        """Return a variant of this attack for another equation (objective), with the name of that objective.
 
         Args:
             objective: Class of the objective.
@@ -198,7 +202,7 @@ class Stationarity(StationarityAttack):
 
     @property
     def outside(self) -> bool:
-        """Whether the objective of the attack comes from another package."""
+        """Whether a plug-in package defines the equation (objective) of the attack."""
         return not self.objective.__module__.startswith("residuum.")
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -231,7 +235,7 @@ class Stationarity(StationarityAttack):
         return self.objective().why_skipped(surface.task, knowledge)
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack with resolved settings: number of candidates, and priors that suit the data.
+        """Choose the settings that depend on the data: the number of candidates, and the priors (penalties).
 
         Args:
             network: The network that is attacked.
@@ -256,14 +260,16 @@ class Stationarity(StationarityAttack):
         watch: Watcher | None = None,
         per_run: Sequence[Attack] | None = None,
     ) -> Reconstruction:
-        """Run all restarts of the attack together. If ``state_path`` holds a state, continue from this state.
+        """Run all restarts (independent runs) of the attack together.
+
+        If ``state_path`` holds a state, continue from this state.
 
         Args:
             surface: The attack surface, such as the released weights or the weight update.
             knowledge: What the attacker knows.
             state_path: File in which the state of the search is saved.
             watch: Function that is called with the progress of the attack.
-            per_run: Settings of each restart, if they differ.
+            per_run: Settings of each restart (independent run), if they differ.
 
         Returns:
             The candidates of all restarts, with a selection.
@@ -271,35 +277,37 @@ class Stationarity(StationarityAttack):
         start_time = time.monotonic()
         solver = self.solver(surface.checkpoint, knowledge, per_run)
         grower = make_grower(solver, self.strategy)
-        state = search(solver, state_path, watch, grower=grower)
+        final_state = search(solver, state_path, watch, grower=grower)
         run_count = self.restarts
         run_statuses = tuple(
-            state.stopped if alive else "diverged" for alive in state.alive.tolist()
+            final_state.stopped if alive else "diverged" for alive in final_state.alive.tolist()
         )
-        lam, x = solver.multipliers(state.best_lam), state.best_x
-        population = state.population or Population.start(run_count, solver.problem.labels)
-        has_candidate = population.best_active.cpu().flatten()
-        notes, second_order = summarize_growth(grower, state)
-        result = Reconstruction(
+        lam, x = solver.multipliers(final_state.best_lam), final_state.best_x
+        candidate_population = final_state.population or Population.start(
+            run_count, solver.problem.labels
+        )
+        has_candidate = candidate_population.best_active.cpu().flatten()
+        notes, second_order = summarize_growth(grower, final_state)
+        reconstruction = Reconstruction(
             attack=self.name,
             x=_flat(x)[has_candidate],
-            labels=population.best_labels.cpu().flatten()[has_candidate],
+            labels=candidate_population.best_labels.cpu().flatten()[has_candidate],
             lam=_flat(lam)[has_candidate],
             run=torch.arange(run_count).repeat_interleave(x.shape[1])[has_candidate],
-            steps=torch.tensor(state.steps),
-            loss=torch.stack(state.loss, 1),
-            layers=torch.stack(state.layers, 1),
+            steps=torch.tensor(final_state.steps),
+            loss=torch.stack(final_state.loss, 1),
+            layers=torch.stack(final_state.layers, 1),
             layer_names=solver.problem.layer_names,
             status=run_statuses,
             knowledge=knowledge,
             settings=self.to_json(),
             seconds=time.monotonic() - start_time,
             notes=notes,
-            events=population.events,
-            ident=population.best_ident.cpu().flatten()[has_candidate],
+            events=candidate_population.events,
+            ident=candidate_population.best_ident.cpu().flatten()[has_candidate],
             second_order=second_order,
         )
-        return result.replace(selection=select(result))
+        return reconstruction.replace(selection=select(reconstruction))
 
     def solver(
         self, network: Network, knowledge: Knowledge, per_run: Sequence[Attack] | None = None
@@ -309,7 +317,7 @@ class Stationarity(StationarityAttack):
         Args:
             network: The network that is attacked.
             knowledge: What the attacker knows.
-            per_run: Settings of each restart, if they differ.
+            per_run: Settings of each restart (independent run), if they differ.
 
         Returns:
             The solver before its first step.
@@ -339,7 +347,7 @@ class Stationarity(StationarityAttack):
             knowledge: What the attacker knows.
             state_path: File in which the state of the search is saved.
             until: Number of the step at which the search pauses.
-            per_run: Settings of each restart, if they differ.
+            per_run: Settings of each restart (independent run), if they differ.
 
         Returns:
             True if the search is not complete.
@@ -367,14 +375,17 @@ def _restore(
 
 
 class BinaryKKT(KKTSettings, Stationarity):
-    """Attack on a binary classifier with the KKT equation of margin maximization (Haim et al. 2022)."""
+    """Attack on a binary classifier by the KKT equation of margin maximization (Haim et al. 2022)."""
 
     name: ClassVar[str] = "binary-kkt"
     objective: ClassVar[type[Objective]] = objectives.BinaryKKT
 
 
 class MulticlassKKT(KKTSettings, Stationarity):
-    """Attack on a classifier with several outputs, with its KKT equation (Buzaglo et al. 2023)."""
+    """Attack on a classifier with several outputs by the KKT equation of margin maximization.
+
+    See Buzaglo et al. 2023.
+    """
 
     name: ClassVar[str] = "multiclass-kkt"
     objective: ClassVar[type[Objective]] = objectives.MulticlassKKT
@@ -404,12 +415,12 @@ class OptimizerState(Stationarity):
 
 
 class Auto(StationarityAttack):
-    """Attack that suits the network: the KKT attack for classifiers, WeightDecay for regressions."""
+    """Attack that suits the network: for classifiers the class KKT, for regressions the class WeightDecay."""
 
     name: ClassVar[str] = "auto"
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack for the task of the network, with resolved settings.
+        """Choose the attack that suits the task of the network, and the settings that depend on the network.
 
         Args:
             network: The network that is attacked.
@@ -425,12 +436,12 @@ class Auto(StationarityAttack):
 
 
 class KKT(KKTSettings, StationarityAttack):
-    """KKT attack that is binary for a network with one output and multiclass for several outputs."""
+    """Attack on the KKT equation of margin maximization, for networks with one output or several outputs."""
 
     name: ClassVar[str] = "kkt"
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the binary KKT attack if the network has one output, otherwise the multiclass KKT attack.
+        """Choose the attack for one or several outputs, and the settings that depend on the network.
 
         Args:
             network: The network that is attacked.

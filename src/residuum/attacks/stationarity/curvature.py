@@ -30,7 +30,8 @@ from torch.autograd import forward_ad
 from residuum.attacks.stationarity.problem import Problem
 from residuum.engine.explicit import Candidates
 
-# Steps of the Lanczos method: enough to find negative curvature, but not for exact eigenvalues.
+# Number of steps of the Lanczos method. They suffice to find a negative eigenvalue, but not for exact
+# eigenvalues.
 ITERATIONS = 20
 Product = Callable[[Tensor], Tensor]
 
@@ -39,15 +40,16 @@ class Curvature:
     """Second derivatives of the loss in the candidates, as products of matrices with vectors.
 
     Each candidate has a splitting matrix S, which decides whether splitting the candidate in two lowers the
-    loss (formula above). The methods multiply vectors by the splitting matrices of all candidates, or by the
-    Hessian of the loss, at one point (x, lam). The constructor computes the residual of the attacked equation
-    at this point.
+    loss (formula above). The methods multiply vectors by the splitting matrices of all candidates, or by
+    the Hessian of the loss, at one point (x, lam). The constructor computes the residual of the attacked
+    equation at this point.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
     """
 
     def __init__(self, problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> None:
@@ -62,6 +64,8 @@ class Curvature:
 
     def multiply_splitting(self, v: Tensor, rows: slice = slice(None)) -> Tensor:
         """Multiply the splitting matrix S(x_i) of each candidate x_i by a vector v_i.
+
+        The splitting matrix says whether splitting the candidate in two lowers the loss.
 
         Args:
             v: Vectors v_i with the shape of x[:, rows].
@@ -85,7 +89,7 @@ class Curvature:
         return _derivative_along(v, gradient, candidates)
 
     def multiply_hessian(self, v: Tensor) -> Tensor:
-        """Multiply the Hessian of the loss in all candidates by a vector v with the shape of x."""
+        """Multiply the Hessian of the loss, as a function of all candidates, by a vector v."""
         if (equation := self.problem.explicit) is None:
             return torch.stack([self._full_generic(run, vectors) for run, vectors in enumerate(v)])
         candidates, objective = self.problem.candidates(self.x, self.lam), self.problem.objective
@@ -101,9 +105,9 @@ class Curvature:
         """Compute the weighted sum of the gradients at all candidates of a run, by automatic differentiation.
 
         Args:
-            run: Index of the run.
+            run: Index of the run (restart).
             x: Candidates (m, *shape) of one run.
-            lam: Multipliers of the candidates (m, ...), as they appear in the equation.
+            lam: Multipliers (weights) of the candidates (m, ...), as they appear in the equation.
             labels: Labels of the candidates (m,).
 
         Returns:
@@ -121,12 +125,12 @@ class Curvature:
 
     @torch.enable_grad()
     def _residual(self, run: int) -> dict[str, Tensor]:
-        """Return the derivative of the loss in the sum of gradients, by parameter name.
+        """Return the derivative of the loss with respect to the sum of gradients, by parameter name.
 
         The derivative is -2 times the residual of the run times the weight of the layer in the loss.
 
         Args:
-            run: Index of the run.
+            run: Index of the run (restart).
 
         Returns:
             The derivative by parameter name.
@@ -158,15 +162,16 @@ class Curvature:
 def weighted_residuals(
     problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor
 ) -> Tensor:
-    """Compute the residual of the attacked equation, weighted so that its squared norm is the loss.
+    """Compute the error of the attacked equation, weighted so that its squared norm is the loss.
 
     The residual in each layer is multiplied by the square root of the weight of this layer in the loss.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
 
     Returns:
         The weighted residual of every run (R, P), for P weights of the network.
@@ -178,9 +183,9 @@ def weighted_residuals(
         if w == 0:
             continue
         if problem.explicit is not None:
-            error = curvature.errors[i]
-            assert error is not None
-            layer_residuals = [t for t in error if t is not None]
+            run_residual = curvature.errors[i]
+            assert run_residual is not None
+            layer_residuals = [t for t in run_residual if t is not None]
         else:
             layer_residuals = [torch.stack([r[n] for r in curvature.residuals]) for n in names]
         weighted_blocks += [t.flatten(1) / (-2 * w**0.5) for t in layer_residuals]
@@ -221,7 +226,7 @@ def inner_product(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
 def _derivative_along(
     v: Tensor, gradient: Callable[[Candidates], Tensor], candidates: Candidates
 ) -> Tensor:
-    """Differentiate a gradient along a direction by forward-mode differentiation.
+    """Compute the derivative of a gradient along a direction, by forward-mode differentiation.
 
     Args:
         v: Direction with the shape of the candidates x.
@@ -261,7 +266,7 @@ def find_lowest_pairs(
     iterations: int = ITERATIONS,
     workspace: int = 2**31,
 ) -> LowestPairs:
-    """Find the smallest eigenvalue and its eigenvector of each candidate's splitting matrix.
+    """Find the smallest eigenvalue, with eigenvector, of each candidate's splitting matrix.
 
     The splitting matrix decides whether splitting a candidate in two lowers the loss. The function handles
     chunks of candidates to limit the memory.
@@ -277,32 +282,39 @@ def find_lowest_pairs(
     Returns:
         The smallest eigenvalues and their eigenvectors.
     """
-    x = curvature.x
-    candidate_bytes = x.element_size() * len(x) * (iterations + 8) * x[0, 0].numel()
+    candidates = curvature.x
+    candidate_bytes = (
+        candidates.element_size() * len(candidates) * (iterations + 8) * candidates[0, 0].numel()
+    )
     mlp_equation = curvature.problem.explicit
     if mlp_equation is not None:
         candidate_bytes += (
-            30 * x.element_size() * len(x) * sum(mlp_equation.widths[1:]) * len(mlp_equation.points)
+            30
+            * candidates.element_size()
+            * len(candidates)
+            * sum(mlp_equation.widths[1:])
+            * len(mlp_equation.points)
         )
     chunk_size = max(1, workspace // candidate_bytes)
     values, vectors = [], []
-    for i in range(0, x.shape[1], chunk_size):
-        chunk = slice(i, min(i + chunk_size, x.shape[1]))
-        is_free = x.new_ones(()) if free is None else free[:, chunk]
+    for i in range(0, candidates.shape[1], chunk_size):
+        chunk = slice(i, min(i + chunk_size, candidates.shape[1]))
+        is_free = candidates.new_ones(()) if free is None else free[:, chunk]
 
         def product(v: Tensor, chunk: slice = chunk, is_free: Tensor = is_free) -> Tensor:
             return (
-                curvature.multiply_splitting(v.view_as(x[:, chunk]) * is_free, chunk) * is_free
+                curvature.multiply_splitting(v.view_as(candidates[:, chunk]) * is_free, chunk)
+                * is_free
             ).flatten(2)
 
         value, vector = lanczos(product, (start[:, chunk] * is_free).flatten(2), iterations)
         values.append(value)
-        vectors.append(vector.view_as(x[:, chunk]))
+        vectors.append(vector.view_as(candidates[:, chunk]))
     return LowestPairs(torch.cat(values, 1), torch.cat(vectors, 1))
 
 
 def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Find the smallest eigenpairs of a batch of symmetric operators with the Lanczos method.
+    """Find the smallest eigenvalue and eigenvector of each of several symmetric operators (Lanczos method).
 
     Every vector is orthogonalized twice against all earlier vectors. If a Krylov space is exhausted early,
     the remaining Lanczos vectors are zero. To keep these zero vectors out of the smallest eigenpair, the
@@ -318,40 +330,44 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
     """
     iterations = min(iterations, start.shape[-1])
     zero_threshold = torch.finfo(start.dtype).eps ** 0.75
-    q = start / start.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(start.dtype).tiny)
-    basis = start.new_zeros(*start.shape[:-1], iterations, start.shape[-1])
+    lanczos_vector = start / start.norm(dim=-1, keepdim=True).clamp(
+        min=torch.finfo(start.dtype).tiny
+    )
+    lanczos_basis = start.new_zeros(*start.shape[:-1], iterations, start.shape[-1])
     diagonal = start.new_zeros(*start.shape[:-1], iterations)
     off_diagonal = torch.zeros_like(diagonal)
     largest_entry = start.new_zeros(start.shape[:-1])
     for j in range(iterations):
-        basis[..., j, :] = q
-        w = product(q)
-        diagonal[..., j] = (w * q).sum(-1)
-        earlier_vectors = basis[..., : j + 1, :]
+        lanczos_basis[..., j, :] = lanczos_vector
+        new_vector = product(lanczos_vector)
+        diagonal[..., j] = (new_vector * lanczos_vector).sum(-1)
+        earlier_vectors = lanczos_basis[..., : j + 1, :]
         for _ in range(2):
-            w = w - ((earlier_vectors @ w[..., None]) * earlier_vectors).sum(-2)
-        beta = w.norm(dim=-1)
+            new_vector = new_vector - (
+                (earlier_vectors @ new_vector[..., None]) * earlier_vectors
+            ).sum(-2)
+        beta = new_vector.norm(dim=-1)
         largest_entry = torch.maximum(largest_entry, torch.maximum(diagonal[..., j].abs(), beta))
         has_new_direction = beta > zero_threshold * largest_entry
         off_diagonal[..., j] = torch.where(has_new_direction, beta, 0.0)
-        q = torch.where(
+        lanczos_vector = torch.where(
             has_new_direction[..., None],
-            w / torch.where(has_new_direction, beta, 1.0)[..., None],
+            new_vector / torch.where(has_new_direction, beta, 1.0)[..., None],
             0.0,
         )
-    is_zero = basis.square().sum(-1) < 0.5
-    # The first Lanczos vector never counts as zero. If the start vector is zero, the result is therefore the
-    # eigenvalue 0 with a zero eigenvector.
+    is_zero = lanczos_basis.square().sum(-1) < 0.5
+    # The first Lanczos vector never counts as zero. So a start vector of zeros gives the eigenvalue 0 and
+    # an eigenvector of zeros.
     is_zero[..., 0] = False
     diagonal = torch.where(is_zero, 4 * largest_entry[..., None] + 1, diagonal)
     side_diagonal = off_diagonal[..., : iterations - 1]
-    matrix = (
+    tridiagonal_matrix = (
         torch.diag_embed(diagonal)
         + torch.diag_embed(side_diagonal, 1)
         + torch.diag_embed(side_diagonal, -1)
     )
-    values, vectors = torch.linalg.eigh(matrix)
-    eigenvectors = (vectors[..., :, :1] * basis).sum(-2)
+    values, vectors = torch.linalg.eigh(tridiagonal_matrix)
+    eigenvectors = (vectors[..., :, :1] * lanczos_basis).sum(-2)
     lengths = eigenvectors.norm(dim=-1, keepdim=True)
     return values[..., 0], eigenvectors / torch.where(lengths > 0.5, lengths, 1.0)
 
@@ -364,15 +380,16 @@ def measure_stationarity(
     start: Tensor,
     iterations: int = 2 * ITERATIONS,
 ) -> tuple[Tensor, Tensor]:
-    """Measure the gradient norm and the smallest Hessian eigenvalue of the loss in the candidates.
+    """Measure the gradient norm and the smallest Hessian eigenvalue of the loss as a function of candidates.
 
     Priors are not part of this loss.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
         start: Start vectors of the Lanczos method, with the shape of x.
         iterations: Number of steps of the Lanczos method.
 

@@ -1,4 +1,4 @@
-"""Default priors and learning rates, chosen by the kind of data: photographs, pen strokes or tables.
+"""Default penalties on candidates (priors) and learning rates for photographs, pen strokes or tables.
 
 The first layer of a trained network shows whether the data are images (:class:`Appearance`).
 """
@@ -17,16 +17,21 @@ from residuum.records import Knowledge
 from residuum.settings import LR_LAM, StationaritySettings
 from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES
 
-TYPED = 0.01  # weight of the prior that pulls integer columns to integers and one-hot columns to 0 and 1
-# Weight of the sparse prior for images, and the learning rate of the multipliers if this prior is used.
+# Weight of the penalty that pulls integer columns to integers and one-hot columns to 0 and 1.
+TYPED = 0.01
+# Weight of the sparse prior (a penalty on differences of neighboring pixels), and the learning rate of the
+# multipliers (weights of the candidates) if this prior is used.
 SPARSE, SLOW = 60.0, 0.003
-# Weights of the sparse prior for photographs and for pen strokes, if multipliers can be negative.
-# The learning rate of such multipliers is not reduced, because they must find their sign first.
+# Weights of the sparse prior (a penalty on differences of neighboring pixels) for photographs and for pen
+# strokes, if the multipliers (weights of the candidates) can be negative.
 SIGNED_SPARSE, SIGNED_STROKES = 6.0, 0.6
-# Thresholds that separate the kinds of images in ``Appearance``: about half way between the measured values.
+# Thresholds for two measured properties of images, which tell photographs, drawings and other data apart.
+# They are about half way between the values of typical data.
 NEIGHBORS, STROKES = 0.5, 5.0
-MIN_SIDE = 8  # smallest side of an image in pixels at which neighboring pixels are informative
-LEADING = 0.1  # smallest ratio to the largest singular value at which a singular vector is used
+# Images with a shorter side (in pixels) are too small to tell how similar neighboring pixels are.
+MIN_SIDE = 8
+# A singular vector is used if its singular value is at least this share of the largest one.
+LEADING = 0.1
 
 
 def default_settings(
@@ -36,7 +41,7 @@ def default_settings(
     surface: str,
     is_signed: bool,
 ) -> dict[str, Any]:
-    """Choose the priors and the learning rate of the multipliers, if they were not set.
+    """Choose the penalties on candidates (priors) and the learning rate of their multipliers, if not set.
 
     Images get a sparse prior. If the multipliers can have any sign, the sparse prior gets a smaller weight:
     the smallest weight for pen strokes (such as digits), and a larger weight for photographs. If the
@@ -82,7 +87,9 @@ def default_settings(
 
 
 def mixture_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Tensor:
-    """Return the first-layer weights, weight update or optimizer state that mixes training samples.
+    """Return the tensor of the first layer whose rows are mixtures of training samples.
+
+    The tensor is the weights, the weight update or the optimizer state.
 
     If the initial weights are large, the trained weights are not mixtures of training samples, but the weight
     update is.

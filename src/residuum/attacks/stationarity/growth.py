@@ -48,16 +48,17 @@ from residuum.settings import StationaritySettings
 
 
 class Round:
-    """Input of a growth strategy: the candidates of all runs at one step of the search.
+    """Input of a method that adds candidates: the candidates of all runs at one step of the search.
 
     The tensors also contain the runs that may not get new candidates at this step. Their ``quota`` is 0.
 
     Attributes:
-        solver: The solver of the attack.
+        solver: The solver, which runs the optimization of the attack.
         step: Number of the solver's step.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
         x: Candidates (R, m, *shape): m slots (positions of candidates) in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
+        lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
         active: Mask of the slots that hold a candidate (R, m). The other slots are empty.
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
@@ -89,7 +90,7 @@ class Round:
 
     @property
     def runs(self) -> int:
-        """Number of restarts that run together."""
+        """Number of restarts (independent runs of the attack) that run together."""
         return len(self.x)
 
     @property
@@ -98,7 +99,7 @@ class Round:
         return self.solver.config
 
     def clamp(self, x: Tensor) -> Tensor:
-        """Project candidates into the value range that the attacker knows."""
+        """Move the values of candidates into the value range that the attacker knows."""
         projection_knowledge = self.solver.box
         return x if projection_knowledge is None else x.clamp(*box(projection_knowledge, x))
 
@@ -110,7 +111,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Proposal:
-    """New candidates that a growth strategy proposes in one round.
+    """New candidates for samples that a method proposes to add at one step of the search.
 
     Attributes:
         newcomers: New candidates of each run, with multipliers as they appear in the equation.
@@ -138,18 +139,18 @@ class GrowthStrategy:
     event: ClassVar[str]
 
     def check(self, solver: Solver) -> None:
-        """Raise an ``InputError`` if the strategy cannot find new candidates for the attack of a solver."""
+        """Raise an ``InputError`` if this method cannot find new candidates (guesses of samples)."""
 
     def propose(self, now: Round) -> Proposal:
-        """Return new candidates that do not raise the loss of any run."""
+        """Propose new candidates (guesses of training samples) that do not increase the loss of any run."""
         raise NotImplementedError
 
 
 class Grower:
-    """Adds, merges and drops candidates of a solver, between the solver's evaluation steps.
+    """Adds, merges and removes candidates (guesses of samples) during the search of a solver.
 
     Args:
-        solver: The solver of the attack.
+        solver: The solver, which runs the optimization of the attack.
         strategy: Method that finds new candidates.
     """
 
@@ -158,15 +159,15 @@ class Grower:
         self.solver, self.strategy = solver, strategy
         self.problem, self.scale = solver.problem, solver.scale
         self.limit = self.settings.split_limit or 4 * solver.sizes[1]
-        self.note = ""  # the first nonempty note for users that the strategy returned
+        self.note = ""  # a note for users, "" until the strategy that adds candidates returns one
 
     @property
     def settings(self) -> StationaritySettings:
-        """Settings of the attack, including the settings that decide when candidates are added."""
+        """Settings of the attack, including when candidates (guesses of samples) are added."""
         return self.solver.config
 
     def next_round_step(self, step: int) -> int:
-        """Return the next step at which runs may get new candidates.
+        """Return the number of the next step at which new candidates may be added to runs.
 
         If the loss or the gradient decides when runs get new candidates, this step is not known in advance.
         The method then returns the last step of the search.
@@ -182,7 +183,7 @@ class Grower:
         return (step // self.settings.split_every + 1) * self.settings.split_every
 
     def run_due_rounds(self, state: SolverState) -> SolverState:
-        """Merge and add candidates in all runs that may change their candidates at this step."""
+        """Merge and add candidates (guesses of samples) in all runs for which it is time to do so."""
         if state.stopped:
             return state
         with self.solver.precision(False):
@@ -192,11 +193,12 @@ class Grower:
         due_runs = [run for run in range(len(state.x)) if self._is_due(state, run, sharpness)]
         if not due_runs:
             return state
-        population = get_population(state)
+        candidate_population = get_population(state)
         last_round_steps = tuple(
-            state.step if r in due_runs else step for r, step in enumerate(population.last)
+            state.step if r in due_runs else step
+            for r, step in enumerate(candidate_population.last)
         )
-        state = state.replace(population=population.replace(last=last_round_steps))
+        state = state.replace(population=candidate_population.replace(last=last_round_steps))
         if self.settings.split_merge:
             state = self._merge(state, due_runs, sharpness)
         state, due_runs = self._stop(state, due_runs, sharpness)
@@ -207,15 +209,15 @@ class Grower:
         return self._settle(state, due_runs, proposal)
 
     def _is_due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
-        """Return True if candidates of this run may be merged and added now.
+        """Return True if it is time to merge and add candidates in this run.
 
         The setting ``split_trigger`` decides whether this depends on the step, on the gradient or on a
         stagnating loss. The loss of the last ``split_every`` steps stagnates if its smallest value in the
         second half of these steps is hardly smaller than in the first half.
 
         Args:
-            state: State of the search.
-            run: Index of the run.
+            state: State of the search: the candidates and the optimizer.
+            run: Index of the run (restart).
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
                 softplus).
 
@@ -235,12 +237,12 @@ class Grower:
             run_gradient = self._evaluate(state, sharpness).grad_x[run]
             return float(run_gradient.norm()) <= settings.split_tolerance
         period_start = max(period_start, state.step - settings.split_every)
-        middle = (period_start + state.step) / 2
+        middle_step = (period_start + state.step) / 2
         history = list(zip(state.steps, state.loss, strict=True))
         early_losses = [
-            float(loss[run]) for step, loss in history if period_start <= step <= middle
+            float(loss[run]) for step, loss in history if period_start <= step <= middle_step
         ]
-        late_losses = [float(loss[run]) for step, loss in history if step > middle]
+        late_losses = [float(loss[run]) for step, loss in history if step > middle_step]
         return bool(early_losses and late_losses) and min(late_losses) > (
             1 - settings.split_tolerance
         ) * min(early_losses)
@@ -254,10 +256,10 @@ class Grower:
     def _stop(
         self, state: SolverState, due: list[int], sharpness: float | Tensor
     ) -> tuple[SolverState, list[int]]:
-        """Stop adding candidates in runs whose loss is zero or that hold the maximal number of candidates.
+        """Stop adding candidates in runs whose loss is zero, or that have the maximal number of candidates.
 
         Args:
-            state: State of the search.
+            state: State of the search: the candidates and the optimizer.
             due: Indices of the runs that may change their number of candidates at this step.
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
                 softplus).
@@ -277,7 +279,7 @@ class Grower:
         return state, [run for run in due if not stop_reasons[run]]
 
     def _merge(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> SolverState:
-        """Drop candidates with zero multipliers, merge pairs of candidates, and record the events."""
+        """Remove candidates (guesses of samples) with weight zero, merge similar pairs, and record this."""
         candidate_numbers_before, problem = get_population(state).ident, self._problem_of(state)
         state, dropped = prune(problem, state, self.scale, sharpness, due)
         events: list[dict[str, Any]] = [
@@ -307,7 +309,7 @@ class Grower:
 
         Args:
             step: Number of the solver's step.
-            run: Index of the run.
+            run: Index of the run (restart).
 
         Returns:
             The generator.
@@ -336,7 +338,7 @@ class Grower:
         return torch.stack(noise_by_run).to(x)
 
     def _settle(self, state: SolverState, due: list[int], proposal: Proposal) -> SolverState:
-        """Store the proposed candidates in the solver's state, and record an event for each candidate."""
+        """Add proposed candidates (guesses of samples) to the search, and record an event for each."""
         candidate_numbers_before = get_population(state).ident
         multiplier_scales = (
             torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))
@@ -366,7 +368,7 @@ class Grower:
         return append_events(state, events)
 
     def stationarity(self, state: SolverState) -> list[dict[str, Any]]:
-        """Measure the second-order stationarity of the loss L at the best point of every run.
+        """Measure how close the best point of every run is to a local minimum of the loss L.
 
         A point is eps-second-order stationary (Shen et al. 2026, Definition 5.1, with rho = 1) if
         |grad_x L| <= eps and lam_min(Hess_x L) >= -sqrt(eps).
@@ -379,19 +381,20 @@ class Grower:
             eps, whether the point is stationary for eps, and ``least_eps``, the smallest eps for which the
             point is stationary.
         """
-        population = get_population(state)
-        problem = self.problem.with_labels(population.best_labels)
-        # Candidates are never added at this step, so its random numbers are unused.
+        candidate_population = get_population(state)
+        problem_at_best = self.problem.with_labels(candidate_population.best_labels)
+        # Candidates are never added after the last step, so the random numbers of this step number are
+        # unused.
         unused_step = self.solver.config.steps + 1
         generators = [self.create_generator(unused_step, run) for run in range(len(state.x))]
         start_vectors = self.draw_noise(state.x, generators)
-        is_candidate = population.best_active.view(
+        is_candidate = candidate_population.best_active.view(
             *start_vectors.shape[:2], *[1] * (start_vectors.ndim - 2)
         )
         sharpness, lam = self.solver.sharpness_at(state.step), state.best_lam * self.scale
         with self.solver.precision(False):
             gradient, lowest = measure_stationarity(
-                problem, state.best_x, lam, sharpness, start_vectors * is_candidate
+                problem_at_best, state.best_x, lam, sharpness, start_vectors * is_candidate
             )
         eps, rows = self.settings.split_eps, []
         for norm, value in zip(gradient.tolist(), lowest.tolist(), strict=True):

@@ -1,4 +1,4 @@
-"""Pruning and merging of candidates, to make room before a round of growth.
+"""Remove and merge candidates (guesses of samples) that are not needed, before new candidates are added.
 
 A candidate is dropped if its multiplier is zero and a step of the solver would keep it at zero.
 
@@ -23,7 +23,7 @@ from residuum.attacks.stationarity.slots import get_population, remove_candidate
 from residuum.attacks.stationarity.solver import SolverState
 from residuum.networks import ReLU
 
-MAX_TRIES = 8  # maximum number of pairs of candidates that are tried per run, whenever candidates are merged
+MAX_TRIES = 8  # maximum number of pairs of similar candidates that a run tries to merge at one time
 # Networks without ReLUs: two candidates merge only if their distance is at most this share of the smaller
 # norm of the two candidates.
 MAX_DISTANCE = 0.1
@@ -36,14 +36,15 @@ def prune(
     sharpness: float | Tensor,
     due: list[int],
 ) -> tuple[SolverState, Tensor]:
-    """Drop candidates whose multipliers are zero and would stay zero in the next step of the solver.
+    """Remove candidates whose multipliers (weights) are zero and would stay zero in the next step.
 
     Args:
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         scale: Multipliers of the equation divided by the multipliers that the state stores.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
         due: Indices of the runs that may change their number of candidates at this step.
 
     Returns:
@@ -71,16 +72,18 @@ def merge(
     Args:
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         scale: Multipliers of the equation divided by the multipliers that the state stores.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
         due: Indices of the runs that may change their number of candidates at this step.
 
     Returns:
-        The new state, and a tuple for every merge: index of the run, position of the merged candidate in the
-        tensors, position of the removed candidate, loss before the merge, loss after the merge.
+        The new state, and a tuple for every merge: index of the run, position of the merged candidate in
+        the tensors, position of the removed candidate, loss before the merge, loss after the merge.
     """
-    # If the fit is exact, the loss consists of rounding errors only, so a rise within rounding is accepted.
+    # If the fit is exact, the loss consists only of rounding errors. So an increase as large as rounding
+    # errors is accepted.
     rounding_error = 64 * torch.finfo(state.x.dtype).eps ** 2 * problem.empty_loss
     pair_queues = {run: _pairs(problem, state, run) for run in due}
     done_merges = []
@@ -115,40 +118,41 @@ def merge(
 def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, int]]:
     """Return the pairs of candidates of a run that can be merged, closest first.
 
-    Both candidates have the same label, the same signs of their multipliers, and the same activation pattern.
+    Both candidates have the same label, the same signs of their multipliers, and the same activation
+    pattern.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        state: State of the search.
-        run: Index of the run.
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        state: State of the search: the candidates and the optimizer.
+        run: Index of the run (restart).
 
     Returns:
         The pairs, as positions of the candidates in the tensors of the state.
     """
-    population = get_population(state)
-    slots = population.active[run].nonzero()[:, 0]
-    x = state.x[run, slots].flatten(1)
-    lam = state.lam[run, slots].reshape(len(x), -1)
-    signs, labels = lam.sign(), population.labels[run, slots]
+    candidate_population = get_population(state)
+    slots = candidate_population.active[run].nonzero()[:, 0]
+    flat_candidates = state.x[run, slots].flatten(1)
+    multipliers = state.lam[run, slots].reshape(len(flat_candidates), -1)
+    signs, labels = multipliers.sign(), candidate_population.labels[run, slots]
     is_mergeable = (labels[:, None] == labels[None]) & ((signs[:, None] * signs[None]) >= 0).all(2)
-    is_mergeable &= (lam != 0).any(1)[:, None] & (lam != 0).any(1)[None]
-    distances = torch.cdist(x, x)
+    is_mergeable &= (multipliers != 0).any(1)[:, None] & (multipliers != 0).any(1)[None]
+    distances = torch.cdist(flat_candidates, flat_candidates)
     patterns = activation_patterns(problem, state.x[run, slots])
     if patterns is None:
-        lengths = x.norm(dim=1)
+        lengths = flat_candidates.norm(dim=1)
         is_mergeable &= distances <= MAX_DISTANCE * torch.minimum(lengths[:, None], lengths[None])
     else:
         is_mergeable &= patterns @ patterns.T >= patterns.shape[1] - 0.5
-    pairs = torch.triu(is_mergeable, 1).nonzero()
-    order_by_distance = distances[pairs[:, 0], pairs[:, 1]].argsort()[: 4 * MAX_TRIES]
-    return [(int(slots[a]), int(slots[b])) for a, b in pairs[order_by_distance].tolist()]
+    slot_pairs = torch.triu(is_mergeable, 1).nonzero()
+    order_by_distance = distances[slot_pairs[:, 0], slot_pairs[:, 1]].argsort()[: 4 * MAX_TRIES]
+    return [(int(slots[a]), int(slots[b])) for a, b in slot_pairs[order_by_distance].tolist()]
 
 
 def activation_patterns(problem: Problem, x: Tensor) -> Tensor | None:
-    """Return the activation patterns of a ReLU MLP: the signs of all pre-activations.
+    """Return which neurons of a ReLU MLP are active for each sample (its activation pattern).
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
         x: Candidates (m, *shape) of one run.
 
     Returns:

@@ -75,7 +75,7 @@ class Objective(ABC):
 
     @classmethod
     def from_settings(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
-        """Create the objective, with options from the settings of the attack.
+        """Create the objective (the equation of an attack), with options from the attack's settings.
 
         Args:
             settings: Settings of the attack.
@@ -89,7 +89,7 @@ class Objective(ABC):
 
     @property
     def follows_outputs(self) -> bool:
-        """Whether the covectors u depend on the outputs of the network.
+        """Whether the weights of the outputs in the sum of gradients (covectors u) depend on the outputs.
 
         The covectors u are the weights of the outputs in the sum of gradients. If this property is True, the
         derivative of the loss in a candidate includes the derivative of u.
@@ -100,7 +100,7 @@ class Objective(ABC):
         return False
 
     def gradient_points(self) -> tuple[str, ...]:
-        """Return the names of the weights at which gradients are taken: "theta", "theta0", or both."""
+        """Return at which weights gradients are taken: the trained "theta", the initial "theta0", or both."""
         return self.points
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
@@ -133,7 +133,9 @@ class Objective(ABC):
         return ""
 
     def check(self, outputs: int, knowledge: Knowledge) -> None:
-        """Refuse a network or knowledge that does not suit the objective. The network's task is not checked.
+        """Raise an error if the network or the attacker's knowledge does not suit the equation of the attack.
+
+        The task of the network is not checked.
 
         Args:
             outputs: Number of outputs of the network.
@@ -144,7 +146,8 @@ class Objective(ABC):
         """
         if why_not := self.why_not(outputs, "", knowledge):
             raise InputError(
-                f"`{type(self).__name__}` {why_not}.",
+                f"The attack must suit the network. The attack objective `{type(self).__name__}` does not, "
+                f"because it {why_not}.",
                 "To list the attacks that apply, run: residuum audit CKPT --dry-run",
             )
 
@@ -180,41 +183,45 @@ class Objective(ABC):
         return torch.cat([-torch.ones(negative_count), torch.ones(count - negative_count)])
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the multipliers of one candidate, () for a single multiplier."""
+        """Return the shape of the multipliers (weights) of one candidate. It is () for a single number."""
         return ()
 
     @abstractmethod
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates, which weight the gradients of the outputs.
+        """Return the covectors u of the candidates: the weights of the outputs in the sum of gradients.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Compute derivatives of the loss in the outputs and in lam from its derivative in the covectors u.
+        """Compute derivatives of the loss with respect to the outputs and the multipliers lam (chain rule).
+
+        The derivative in the covectors u (weights of the outputs) is given.
 
         By default, ``covectors`` is differentiated automatically. A subclass can override this method to be
         faster.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
-            The derivative in the outputs, or None if u does not depend on the outputs, and the derivative in
-            lam.
+            The derivative in the outputs, or None if u does not depend on the outputs, and the derivative
+            in lam.
         """
 
         def u(outputs: Tensor, lam: Tensor) -> Tensor:
@@ -230,7 +237,7 @@ class MarginKKT(Objective):
     """
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return why the KKT equation does not apply, if the network is not a classifier of the right kind.
+        """Return why the KKT equation does not apply: it needs a classifier with the right number of outputs.
 
         Args:
             outputs: Number of outputs of the network.
@@ -246,7 +253,7 @@ class MarginKKT(Objective):
         return "needs a classifier; this network is a regression" if task == "regression" else ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a text that says whether the network is homogeneous, as the KKT theorem requires."""
+        """Say whether the network is homogeneous, as the theorem about the KKT equation requires."""
         if (order := surface.checkpoint.homogeneity_order) is None:
             return (
                 "not homogeneous: the KKT theorem does not cover it, published attacks still worked"
@@ -268,30 +275,32 @@ class BinaryKKT(MarginKKT):
     task: ClassVar[str] = "binary"
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u_i = lam_i y_i of the candidates, multiplier times label.
+        """Return the weight u_i = lam_i y_i of the output for each candidate: multiplier times label.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         return (lam * labels.to(lam.dtype))[..., None]
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative of the loss in the multipliers: label y_i times the derivative in u_i.
+        """Return the derivative of the loss in the multipliers lam_i: label y_i times the derivative in u_i.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.
@@ -325,7 +334,7 @@ class MulticlassKKT(MarginKKT):
         require_known(self.rivals, ("tied", "best"), "No rivals rule")
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """Return class labels in ascending order, in the proportions of ``label_balance``.
+        """Return a class label for each candidate, in the proportions that the attacker knows.
 
         Args:
             count: Number of candidates.
@@ -342,7 +351,7 @@ class MulticlassKKT(MarginKKT):
         )
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of the multipliers of one candidate.
+        """Return the shape of the multipliers (weights) of one candidate.
 
         If the option ``rivals`` is "tied", a candidate has one multiplier for each class. Otherwise a
         candidate has a single multiplier.
@@ -350,19 +359,22 @@ class MulticlassKKT(MarginKKT):
         return (outputs,) if self.rivals == "tied" else ()
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u_i = sum_c lam_ic (e_y - e_c) of the candidates, with unit vectors e.
+        """Return the weights of the outputs for each candidate, u_i = sum_c lam_ic (e_y - e_c).
 
-        The sum runs over the rivals c, the classes that compete with the label y. The choice of the rivals is
-        not differentiated.
+        Here lam_ic are multipliers, and e are unit vectors.
+
+        The sum runs over the rivals c, the classes that compete with the label y. The choice of the rivals
+        is not differentiated.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         one_hot, is_rival = self._rivals(outputs, labels)
         rival_weights = is_rival * (lam if self.rivals == "tied" else lam[..., None])
@@ -371,14 +383,17 @@ class MulticlassKKT(MarginKKT):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative of the loss in the multipliers, <ubar, e_y - e_c> for every rival class c.
+        """Return the derivative of the loss in the multipliers: <ubar, e_y - e_c> for every wrong class c.
+
+        Here e are unit vectors, and y is the label.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             None, because the choice of the rivals is not differentiated, and the derivative in lam.
@@ -434,7 +449,7 @@ class WeightDecay(Objective):
 
     @property
     def follows_outputs(self) -> bool:
-        """Whether the outputs of the network decide the multipliers."""
+        """Whether the multipliers (weights of the candidates) follow from the outputs of the network."""
         return bool(self.tied)
 
     @classmethod
@@ -458,19 +473,19 @@ class WeightDecay(Objective):
             return cls()
         if knowledge.loss not in ("logistic", "squared"):
             raise InputError(
-                "An attack can compute multipliers from the `loss` only if the loss is 'logistic' or "
-                f"'squared'; got {knowledge.loss!r}.",
+                "An attack can compute the multipliers (the weights of the samples) from the `loss` only "
+                f"if the loss is 'logistic' or 'squared'; got {knowledge.loss!r}.",
                 "Omit `loss`. The attack then searches for the multipliers.",
             )
-        scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
-        return cls(tied=scale, loss=knowledge.loss)
+        multiplier_scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
+        return cls(tied=multiplier_scale, loss=knowledge.loss)
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a text that says that the equation assumes weight decay."""
+        """Return the assumption of the equation for the report: the network was trained with weight decay."""
         return "sound when the network was trained with weight decay"
 
     def why_skipped(self, task: str, knowledge: Knowledge) -> str:
-        """Return why an audit skips a classifier whose weight decay is not known.
+        """Return why an audit does not run this attack on a classifier whose weight decay is not known.
 
         Args:
             task: Task of the network, "" if it is not known.
@@ -484,23 +499,24 @@ class WeightDecay(Objective):
         return "needs the weight decay of the training; pass it with --weight-decay"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of a candidate's multipliers: one for each output of the network."""
+        """Return the shape of a candidate's multipliers (weights): one for each output of the network."""
         return (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates.
+        """Return the covectors u of the candidates, which are the weights of the network's outputs.
 
-        If the multipliers lam can have any value, u is lam. If the outputs decide the multipliers, u is -lam
-        times the derivative of the loss, divided by the number of samples times the weight decay.
+        If the multipliers lam can have any value, u is lam. If the outputs decide the multipliers, u is
+        -lam times the derivative of the loss, divided by the number of samples times the weight decay.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         if not self.tied:
             return lam
@@ -509,14 +525,15 @@ class WeightDecay(Objective):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivatives of the loss in the outputs and in the multipliers.
+        """Return the derivatives of the loss with respect to the outputs and the multipliers.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             The derivative in the outputs, or None if the outputs do not decide the multipliers, and the
@@ -528,12 +545,12 @@ class WeightDecay(Objective):
         return self.tied * slope * lam * ubar, self.tied * descent * ubar
 
     def _loss_derivatives(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return -l' and -l'', for the derivatives l' and l'' of the training loss in the outputs."""
-        y = labels.to(outputs.dtype)[..., None]
+        """Return minus the first and minus the second derivative of the training loss in the outputs."""
+        label_column = labels.to(outputs.dtype)[..., None]
         if self.loss == "squared":
-            return 2 * (y - outputs), -2.0
-        sigmoid = torch.sigmoid(-y * outputs)
-        return y * sigmoid, -sigmoid * (1 - sigmoid)
+            return 2 * (label_column - outputs), -2.0
+        sigmoid = torch.sigmoid(-label_column * outputs)
+        return label_column * sigmoid, -sigmoid * (1 - sigmoid)
 
 
 @dataclass(frozen=True)
@@ -557,14 +574,14 @@ class NTK(Objective):
     gradients: str = "theta"
 
     def gradient_points(self) -> tuple[str, ...]:
-        """Return the names of the weights that the option ``gradients`` names: "theta", "theta0", or both."""
+        """Return at which weights gradients are taken: the trained "theta", the initial "theta0", or both."""
         return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
 
     def __post_init__(self) -> None:
         require_known(self.gradients, ("theta", "theta0", "both"), "No gradient point")
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return why the equation of the weight update does not apply, if the initial weights are not known.
+        """Return why the attack on the weight update does not apply: it needs the initial weights.
 
         Args:
             outputs: Number of outputs of the network.
@@ -579,7 +596,7 @@ class NTK(Objective):
         return "needs the initial weights theta0; pass them with --init"
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a text that says that the initial weights are known."""
+        """Return the reason why the attack applies: the initial weights are known."""
         return "the initial weights are known"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
@@ -590,33 +607,35 @@ class NTK(Objective):
         return (len(self.gradient_points()), outputs)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates: the multipliers of the gradients at theta or at theta0.
+        """Return the weights of the outputs (covectors u): multipliers of the gradients at theta or theta0.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         return lam[..., point, :]
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative of the loss in the multipliers.
+        """Return the derivative of the loss with respect to the multipliers (weights of the candidates).
 
         If ``point`` means theta, the multipliers of the gradients at theta0 have a derivative of zero, and
         vice versa.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.
@@ -673,7 +692,7 @@ class Moment(Objective):
         return f"the {'update' if is_update else 'optimizer state'} is a sum or mean of gradients"
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """Return labels of the candidates, binary for one output and class labels for several outputs.
+        """Return a label for each candidate: -1 or 1 for one output, class numbers for several outputs.
 
         Args:
             count: Number of candidates.
@@ -687,22 +706,23 @@ class Moment(Objective):
         return objective_class.labels(self, count, outputs, knowledge)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of a candidate's multipliers: one per class, or a single one for one output."""
+        """Return the shape of a candidate's multipliers (weights): one per class, or one for one output."""
         return () if outputs == 1 else (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates.
+        """Return the covectors u of the candidates, which are the weights of the network's outputs.
 
         u_i is -lam_i y_i for one output, and -sum_c lam_ic (e_y - e_c) for several, with unit vectors e.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            The covectors u, of shape (..., m, C).
+            The covectors u (weights of the outputs), of shape (..., m, C).
         """
         output_count = outputs.shape[-1]
         if output_count == 1:
@@ -714,16 +734,17 @@ class Moment(Objective):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative of the loss in the multipliers.
+        """Return the derivative of the loss with respect to the multipliers (weights of the candidates).
 
         ``covectors`` is linear in the multipliers, so this method applies the transpose of that linear map.
 
         Args:
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             outputs: Outputs of the network for the candidates (..., m, C).
             labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
-            lam: Multipliers of the candidates (..., m, *multiplier_shape).
-            ubar: Derivative of the loss with respect to the covectors u.
+            lam: Multipliers (weights) of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u (weights of the outputs).
 
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.

@@ -48,7 +48,7 @@ from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
 from residuum.stationarity import Theta, by_layer, parameters
 
-CHECK_EVERY = 25  # steps of Adam between two evaluations; the result is the best evaluated point
+CHECK_EVERY = 25  # number of steps of Adam between two evaluations of the loss
 
 
 def residual(
@@ -60,7 +60,7 @@ def residual(
     y: Tensor,
     lam: Tensor,
 ) -> Theta:
-    """Compute the residual of the equation: the target minus the weighted sum of gradients.
+    """Compute the residual of the attacked equation: the target minus the weighted sum of gradients.
 
     The residual r(x, lam) is differentiable in the candidates x and the multipliers lam.
 
@@ -71,7 +71,7 @@ def residual(
         objective: Defines the covectors u, which weight the gradients of the outputs.
         x: Candidates (m, *shape) of one run.
         y: Labels of the candidates (m,).
-        lam: Multipliers of the candidates (m, ...).
+        lam: Multipliers (weights) of the candidates (m, ...).
 
     Returns:
         The residual by parameter name.
@@ -80,8 +80,8 @@ def residual(
     for k, theta in enumerate(thetas):
         outputs = functional_call(Phi, theta, (x,))
         u = objective.covectors(k, outputs, y, lam)
-        # One vector-Jacobian product with the covectors u computes the sum over all candidates. The product
-        # treats u as a constant in theta.
+        # One backward pass with the output weights u computes the weighted sum of the gradients of all
+        # candidates. It treats u as a constant.
         gradients = torch.autograd.grad(
             outputs, list(theta.values()), u, create_graph=True, materialize_grads=True
         )
@@ -107,7 +107,9 @@ def attack(
     seed: int = 0,
     restart: int = 0,
 ) -> Reconstruction:
-    """Reconstruct training samples by one descent on the residual, and return the point of smallest loss.
+    """Reconstruct training samples by gradient descent on the error of the equation.
+
+    The result is the point with the smallest loss.
 
     Args:
         Phi: Any network. Its ReLUs and other kinks get smooth surrogate derivatives
@@ -136,7 +138,7 @@ def attack(
     """
     if (shape := knowledge.shape) is None:
         raise InputError(
-            "An attack needs the shape of a sample, and the shape is not known.",
+            "An attack needs the shape of one training sample; the shape is not known.",
             "Pass the shape, for example Knowledge(shape=(1, 8, 8)).",
         )
     m, dtype, released_weights = candidates, torch.float64, parameters(Phi)
@@ -149,9 +151,9 @@ def attack(
     theta = parameters(Phi)
     target = objective.create_surface(theta, knowledge).target
     squared_target_norms = squares(target)
-    # The residual of a layer is not divided by a target of zero.
+    # Avoid a division by zero for layers whose target is zero.
     squared_target_norms[squared_target_norms == 0] = 1.0
-    # Only layers that training changed are fitted, because frozen layers did not follow their gradients.
+    # Fit only layers that training changed. Frozen layers say nothing about the training samples.
     names = tuple(by_layer(target))
     changed_layers = objective.create_surface(released_weights, knowledge).equations
     fitted_layers = [
@@ -159,8 +161,8 @@ def attack(
     ]
     if not fitted_layers:
         raise InputError(
-            "The attack must fit a layer that training changed; training did not change the first layer, the "
-            "only layer that the attack fits.",
+            "The attack must fit a layer that training changed; this attack fits only the first layer, "
+            "and training did not change the first layer.",
             'Pass layers="all" to fit the other layers.',
         )
     # Collect the weights at which gradients are taken.
@@ -176,8 +178,8 @@ def attack(
     def r(x: Tensor, lam: Tensor, alpha: float) -> Theta:
         return residual(gated(alpha), thetas, target, objective, x, y, lam)
 
-    # The search uses mu = lam / scale.
-    # Choose the scale so that at mu = 1, the sum of gradients at random samples is as large as the target.
+    # The optimizer works with mu = lam / scale instead of the multipliers lam. With this scale, mu = 1
+    # makes the sum of gradients at random samples as large as the target.
     low, high = knowledge.value_range or (0.0, 1.0)
     x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=dtype)
     mu = torch.ones(m, *objective.multiplier_shape(C), dtype=dtype)
@@ -249,8 +251,8 @@ def attack(
 
 
 def squares(r: Theta) -> Tensor:
-    """Return the squared norm of the residual of every layer (L,)."""
-    groups = by_layer(r).values()
+    """Return the squared norm of the equation's error (residual) in each of L layers."""
+    names_by_layer = by_layer(r).values()
     return torch.stack(
-        [torch.cat([r[n].flatten() for n in names]).square().sum() for names in groups]
+        [torch.cat([r[n].flatten() for n in names]).square().sum() for names in names_by_layer]
     )

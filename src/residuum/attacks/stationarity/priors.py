@@ -21,11 +21,12 @@ from residuum.errors import InputError
 from residuum.plugins import Table
 from residuum.records import Knowledge
 
-# Ratio of the smallest to the largest weight of a prior whose weight changes during the search.
+# A prior is a penalty whose weight can decrease during the search. This is its last weight divided by its
+# first weight.
 FADE = 1e-3
 # Differences of neighboring pixels below 1/20 of the value range count as noise, larger ones as edges.
 STEEPNESS = 20.0
-# Stored multipliers above this value do not increase the weight of a candidate in a penalty.
+# In a penalty, each candidate counts with its multiplier (weight), but at most with this value.
 MAX_MULTIPLIER = 2.0
 
 
@@ -52,16 +53,17 @@ class Prior:
         missing_fields = [n for n in self.needs if getattr(self.knowledge, n, None) is None]
         if missing_fields:
             raise InputError(
-                f"The prior {type(self).__name__} needs to know {', '.join(missing_fields)}.",
+                f"The prior {type(self).__name__}, a penalty on the reconstructed samples, needs values "
+                f"that are not known: {', '.join(missing_fields)}.",
                 "Pass the missing value (for example --value-range 0,1), or choose another prior.",
             )
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the penalty of every run on its candidates and multipliers.
+        """Return the penalty of every run on its candidates and their multipliers (weights).
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -76,8 +78,8 @@ class Prior:
         """Return the penalty and its derivatives by explicit formulas, if these are faster than autograd.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty (R,) and its derivatives in x and in lam, None if there are no explicit formulas.
@@ -97,8 +99,8 @@ class ValueBox(Prior):
         """Return the penalty sum relu(low - x)^2 + relu(x - high)^2 for a value range from low to high.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -115,8 +117,8 @@ class UnitBox(Prior):
         """Return the penalty sum relu(|x| - 1)^2 over all pixels x.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -128,11 +130,11 @@ class PixelBox(Prior):
     """Penalty on the mean distance of pixels to [0, 1], as in the paper of Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the distance to [0, 1], averaged over pixels and summed over candidates.
+        """Return the distance of pixels to the range [0, 1], averaged over pixels and summed over candidates.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -153,8 +155,8 @@ class MeanBox(Prior):
         """Return the squared distance to the value range, divided by the number of pixels of a candidate.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -163,14 +165,14 @@ class MeanBox(Prior):
 
 
 class MultiplierFloor(Prior):
-    """Penalty on stored multipliers below ``lam_min`` (Haim et al. 2022, with weight 5)."""
+    """Penalty on multipliers (weights of the candidates) below ``lam_min``, as in Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the penalty sum relu(lam_min - lam)^2 over all stored multipliers lam.
+        """Return the penalty: the sum of relu(lam_min - lam)^2 over all multipliers lam.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -184,13 +186,13 @@ class TotalVariation(Prior):
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the anisotropic total variation of the candidates.
+        """Return the total variation of the candidates: the sum of absolute pixel differences.
 
         Differences below 1e-3 are smoothed, so that the gradient exists.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -210,8 +212,8 @@ class HighFrequency(Prior):
         """Return the sum of squared differences of neighboring pixels.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -244,8 +246,8 @@ class SparseGradients(Prior):
         STEEPNESS.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -273,8 +275,8 @@ class SparseGradients(Prior):
         contributes tanh(k |d|) d / (channels |d|), with k = STEEPNESS.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty (R,) and its derivatives in x and in lam.
@@ -333,23 +335,25 @@ class TypedColumns(Prior):
         and a single 1 in one-hot columns.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         assert self.knowledge is not None
         mean = 0.0 if self.knowledge.mean is None else self.knowledge.mean.to(x).flatten()
-        rows, total = x.flatten(2) + mean, x.new_zeros(len(x))
+        rows, total_penalty = x.flatten(2) + mean, x.new_zeros(len(x))
         for first, last, kind, scale in self.knowledge.typed_columns:
-            v = scale * rows[:, :, first : last + 1]
+            table_values = scale * rows[:, :, first : last + 1]
             if kind == "integer":
-                nearest_row = v.detach().round()
+                nearest_row = table_values.detach().round()
             else:
-                nearest_row = torch.zeros_like(v).scatter(-1, v.argmax(-1, keepdim=True), 1.0)
-            total = total + _sum((v - nearest_row).square())
-        return total
+                nearest_row = torch.zeros_like(table_values).scatter(
+                    -1, table_values.argmax(-1, keepdim=True), 1.0
+                )
+            total_penalty = total_penalty + _sum((table_values - nearest_row).square())
+        return total_penalty
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
         """Return the weight of the penalty, which rises geometrically from FADE of its final value."""
@@ -357,12 +361,12 @@ class TypedColumns(Prior):
 
 
 def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0) -> Tensor:
-    """Return the penalty of every run: the weighted sum of all priors.
+    """Return the total penalty of every run: the weighted sum of all priors (penalties on candidates).
 
     Args:
         priors: The priors, each a penalty on candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
         share: Share of the optimization steps that is done, from 0 to 1.
 
     Returns:
@@ -374,12 +378,12 @@ def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tens
 def derivatives(
     priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the weighted sum of all priors for every run, and its derivatives.
+    """Return the total penalty of every run (weighted sum of all priors), and its derivatives.
 
     Args:
         priors: The priors, each a penalty on candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
         share: Share of the optimization steps that is done, from 0 to 1.
 
     Returns:
@@ -389,34 +393,34 @@ def derivatives(
     automatic_priors = [p for p in priors if all(p is not q for q, _ in explicit_terms)]
     with torch.enable_grad():
         xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
-        total = penalty(automatic_priors, xl, ll, share)
+        total_penalty = penalty(automatic_priors, xl, ll, share)
         grad_x, grad_lam = torch.zeros_like(x), torch.zeros_like(lam)
         if automatic_priors:
             grad_x, grad_lam = torch.autograd.grad(
-                total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
+                total_penalty.sum(), (xl, ll), allow_unused=True, materialize_grads=True
             )
-    total = total.detach()
+    total_penalty = total_penalty.detach()
     for p, (value, prior_x, prior_lam) in explicit_terms:
         weight = p.weight_at(share)
-        total = total + weight * value
+        total_penalty = total_penalty + weight * value
         grad_x = grad_x + _expand(weight, grad_x) * prior_x
         grad_lam = grad_lam + _expand(weight, grad_lam) * prior_lam
-    return total, grad_x, grad_lam
+    return total_penalty, grad_x, grad_lam
 
 
 def _expand(weight: float | Tensor, like: Tensor) -> float | Tensor:
-    """Return the weight of a prior, or one weight per run (R,), in a shape that broadcasts with ``like``."""
+    """Reshape the weight of a prior, one number or one per run (R,), so that it broadcasts with ``like``."""
     if isinstance(weight, Tensor) and weight.ndim:
         return weight.view(-1, *[1] * (like.ndim - 1))
     return weight
 
 
 def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the lower and upper bounds of the values of a candidate, as the network receives it.
+    """Return the lower and upper bounds of the values of a sample, in the form that the network receives.
 
     Args:
         knowledge: What the attacker knows, including the value range of the samples.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
 
     Returns:
         The lower and upper bounds, in shapes that broadcast with x.
@@ -436,33 +440,35 @@ def _image_shape(knowledge: Knowledge | None) -> tuple[int, ...]:
     assert knowledge.shape is not None
     if len(knowledge.shape) < 2:
         raise InputError(
-            "Priors on neighboring pixels need images; the samples are vectors.",
+            "A prior (penalty) on neighboring pixels needs images; the samples are vectors.",
             "Choose another prior.",
         )
     return knowledge.shape
 
 
 def _length(d: Tensor) -> Tensor:
-    """Return the root mean square of pixel differences over color channels, smooth at zero."""
+    """Return the root mean square of pixel differences over color channels, made smooth at zero."""
     return (d.square().mean(2) + 1e-8).sqrt()
 
 
 def _candidate_weights(lam: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight of every candidate (R, m) in a penalty, and the weight's derivative in lam.
+    """Return the weight of every candidate (R, m) in a penalty, and its derivative in the multipliers lam.
 
     The weight is the sum of absolute stored multipliers, at most MAX_MULTIPLIER. Multipliers of some
     objectives can be negative, and a negative weight would reward rough images.
 
     Args:
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
 
     Returns:
         The weights (R, m) and their derivatives (R, m, ...).
     """
-    sign = torch.where(lam < 0, -1.0, 1.0).to(lam.dtype)
-    multiplier_sum = (sign * lam).reshape(*lam.shape[:2], -1).sum(-1)
+    multiplier_signs = torch.where(lam < 0, -1.0, 1.0).to(lam.dtype)
+    multiplier_sum = (multiplier_signs * lam).reshape(*lam.shape[:2], -1).sum(-1)
     is_not_clamped = (multiplier_sum <= MAX_MULTIPLIER).to(lam.dtype)
-    derivative = sign * is_not_clamped.view(*is_not_clamped.shape, *[1] * (lam.ndim - 2))
+    derivative = multiplier_signs * is_not_clamped.view(
+        *is_not_clamped.shape, *[1] * (lam.ndim - 2)
+    )
     return multiplier_sum.clamp(max=MAX_MULTIPLIER), derivative
 
 

@@ -34,14 +34,14 @@ from residuum.stationarity import Theta, by_layer, layer_squares, parameters
 from residuum.surfaces.surface import CHANGE
 from residuum.theory.multipliers import factor_gram, solve
 
-# Largest number of multipliers of a run that are fitted in closed form. The Gram matrix of the fit needs one
-# evaluation of the loss for each multiplier.
+# Largest number of multipliers (weights of the candidates) that are computed by least squares, because each
+# multiplier needs one more evaluation of the loss.
 MAX_UNKNOWNS = 2000
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss of an attack at one point (x, lam), and the gradients of the loss.
+    """Loss of an attack, and its gradients, for given candidates x and multipliers (weights) lam.
 
     Attributes:
         loss: Loss of every run (R,).
@@ -61,15 +61,15 @@ class Problem:
 
     Args:
         model: The network that is attacked.
-        objective: Defines the target, the gradients and the multipliers of the equation.
+        objective: Defines the equation that the attack solves.
         knowledge: What the attacker knows.
         labels: Labels of the candidates (m,), or (R, m) if the labels differ between runs.
         surrogate: Name of the smooth function that replaces the derivative of ReLUs, "none" for the true
             derivative.
         normalize: Whether to divide the squared residual of each layer by ||target_l||^2.
         layers: Layers whose residuals enter the loss. "first" is the first layer only. "auto" is the first
-            layer for MLPs and all layers for other networks. For a weight update, "auto" is every layer that
-            training changed. Frozen layers never enter the loss, because training did not follow their
+            layer for MLPs and all layers for other networks. For a weight update, "auto" is every layer
+            that training changed. Frozen layers never enter the loss, because training did not follow their
             gradients.
         dtype: Number format of the search.
         device: Where the loss is computed, such as "cpu" or "cuda".
@@ -98,9 +98,10 @@ class Problem:
             model_at_point = copy.deepcopy(converted_model)
             if name == "theta0":
                 assert knowledge.theta0 is not None
-                theta0 = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
-                # The initial weights come without buffers, so the buffers of the released network are kept.
-                model_at_point.load_state_dict({**model_at_point.state_dict(), **theta0})
+                initial_weights = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
+                # The initial weights are known without buffers, so the buffers of the trained network are
+                # used.
+                model_at_point.load_state_dict({**model_at_point.state_dict(), **initial_weights})
             models_at_points.append(model_at_point)
         self.objective = objective
         chain = dense_chain(converted_model)
@@ -108,8 +109,8 @@ class Problem:
         # A smooth activation needs no surrogate, because surrogates replace the derivatives of ReLUs.
         self.surrogate = "none" if is_smooth else surrogate
         self.labels = labels.to(device)
-        # The target is converted to the number format of the search.
-        # Whether training changed a layer is decided before this conversion, from the released weights.
+        # Decide which layers training changed before the weights are converted to the number format of the
+        # search, because rounding could hide a change.
         surface = objective.create_surface(parameters(model), knowledge)
         self.target = objective.create_surface(parameters(converted_model), knowledge).target
         self.groups = by_layer(self.target)
@@ -123,8 +124,8 @@ class Problem:
         ]
         if not any(is_fitted):
             raise InputError(
-                "The attack must fit a layer that training changed; training did not change the first layer, "
-                "the only layer that the attack fits.",
+                "The attack must fit a layer that training changed; this attack fits only the first "
+                "layer, and training did not change the first layer.",
                 'Pass layers="all" to fit the other layers.',
             )
         self.layer_weights = [
@@ -145,17 +146,19 @@ class Problem:
             self.true_activation = chains[0].activation
         else:
             self.points = models_at_points
-            groups = list(self.groups.values())
-            self.generic = GenericEquation(models_at_points, self.target, groups, self.weights)
+            layer_groups = list(self.groups.values())
+            self.generic = GenericEquation(
+                models_at_points, self.target, layer_groups, self.weights
+            )
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Names of the layers, in the order of the residuals of an :class:`Evaluation`."""
+        """Names of the layers, in the order of the errors (residuals) in an :class:`Evaluation`."""
         return tuple(self.groups)
 
     @property
     def empty_loss(self) -> float:
-        """Loss if there are no candidates: the weighted squared norm of the target."""
+        """Loss without any candidate (guess of a sample): the weighted squared norm of the target."""
         return sum(w * scale for w, scale in zip(self.layer_weights, self.scales, strict=True))
 
     def evaluate(
@@ -165,11 +168,11 @@ class Problem:
         sharpness: float | Tensor = 150.0,
         measure: bool = True,
     ) -> Evaluation:
-        """Evaluate the loss, the relative squared residuals of the layers, and the gradients of the loss.
+        """Compute the loss, its gradients, and the relative squared error of the equation in each layer.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
                 softplus), (R, 1, 1) if runs differ.
             measure: Whether to compute the loss and the residuals. If False, only the gradients are valid.
@@ -190,17 +193,20 @@ class Problem:
         return Evaluation(squares @ self.weights, squares / self._scales, grad_x, grad_lam)
 
     def with_labels(self, labels: Tensor) -> Problem:
-        """Return a copy of the problem with other labels for the candidates. The copy shares all tensors."""
+        """Return a copy of the loss function with other labels for the candidates (guesses of samples)."""
         relabeled_problem = copy.copy(self)
         relabeled_problem.labels = labels.to(self.labels.device)
         return relabeled_problem
 
     def labels_of(self, run: int) -> Tensor:
-        """Return the labels (m,) of the candidates of one run."""
+        """Return the labels (m,) of the m candidates of one run."""
         return self.labels if self.labels.ndim == 1 else self.labels[run]
 
     def activation(self, sharpness: float | Tensor) -> Activation:
-        """Return the activation of an MLP, with a smooth surrogate derivative if the settings name one."""
+        """Return the activation function of an MLP.
+
+        If the settings name a smooth surrogate, the surrogate replaces its derivative.
+        """
         if self.surrogate == "none":
             return self.true_activation
         return SURROGATES[self.surrogate](sharpness)
@@ -209,8 +215,8 @@ class Problem:
         """Return the candidates in the format of :class:`ExplicitEquation`, the explicit derivatives of MLPs.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), as they appear in the equation.
 
         Returns:
             The candidates, with flattened samples, multipliers and labels.
@@ -218,7 +224,10 @@ class Problem:
         return Candidates(x.flatten(2), lam, self.labels)
 
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
-        """Evaluate the loss by automatic differentiation, run by run if the runs differ in sharpness."""
+        """Return the loss and its gradients, computed by automatic differentiation.
+
+        The runs are evaluated one by one if they smooth the ReLU differently (sharpness).
+        """
         differs_by_run = isinstance(sharpness, Tensor) and sharpness.ndim > 0
         results = []
         for run in range(len(x)) if differs_by_run else (0,):
@@ -231,14 +240,14 @@ class Problem:
         return Evaluation(squares @ self.weights, squares / self._scales, *gradients)
 
     def build_models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
-        """Build one network for each of the weights at which gradients are taken.
+        """Build one copy of the network for each set of weights at which gradients are taken.
 
         The ReLUs of the networks have the surrogate derivative of one run, with the sharpness of this run.
 
         Args:
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
                 softplus), (R, 1, 1) if runs differ.
-            run: Index of the run.
+            run: Index of the run (restart).
 
         Returns:
             One network for each of the weights where gradients are taken.
@@ -251,14 +260,14 @@ class Problem:
         return [with_surrogate(point, surrogate) for point in self.points]
 
     def residual(self, models: list[nn.Module], x: Tensor, lam: Tensor, labels: Tensor) -> Theta:
-        """Compute the residual of one run: the target minus the weighted sum of the candidates' gradients.
+        """Compute the error of the equation in one run: the target minus the weighted sum of gradients.
 
         The residual is differentiable in x and lam.
 
         Args:
             models: One network for each of the weights where gradients are taken.
             x: Candidates (m, *shape) of one run.
-            lam: Multipliers of the candidates (m, ...), as they appear in the equation.
+            lam: Multipliers (weights) of the candidates (m, ...), as they appear in the equation.
             labels: Labels of the candidates (m,).
 
         Returns:
@@ -271,7 +280,7 @@ class Problem:
         return residual
 
     def squares(self, residual: Theta) -> Tensor:
-        """Return the squared norm of the residual of every layer (L,), for weight and bias together."""
+        """Return the squared norm of the equation's error in each of L layers, weight and bias together."""
         return layer_squares(residual, self.groups.values())
 
     def sum_of_gradients(
@@ -279,15 +288,16 @@ class Problem:
     ) -> Theta:
         """Compute the weighted sum of the gradients at all candidates of one run.
 
-        For candidates x_i with outputs Phi(x_i), weights u_i of the outputs (covectors) give the sum
-        sum_i grad <u_i, Phi(x_i)>. One backward pass computes this sum, without a gradient per candidate. The
+        For candidates x_i with outputs Phi(x_i), weights u_i of the outputs (covectors) give the sum sum_i
+        grad <u_i, Phi(x_i)>. One backward pass computes this sum, without a gradient per candidate. The
         result is differentiable in x and lam.
 
         Args:
             model: The network with the weights at which gradients are taken.
-            point: Index of the weights at which the gradients are taken (theta or theta0).
+            point: Index of the weights at which the gradients are taken: the trained weights theta or the
+                initial weights theta0.
             x: Candidates (m, *shape) of one run.
-            lam: Multipliers of the candidates (m, ...), as they appear in the equation.
+            lam: Multipliers (weights) of the candidates (m, ...), as they appear in the equation.
             labels: Labels of the candidates (m,).
 
         Returns:
@@ -295,12 +305,12 @@ class Problem:
         """
         fixed_weights = parameters(model)
         leaf_weights = {name: t.clone().requires_grad_() for name, t in fixed_weights.items()}
-        # The covectors u (weights of the outputs) are computed with network weights that require no gradient.
-        # The derivative in the network weights therefore treats u as a constant.
-        u = self.objective.covectors(
+        # Each output of the network is weighted with a number u. The network weights require no gradient
+        # here, so that derivatives with respect to them treat u as a constant.
+        output_weights = self.objective.covectors(
             point, functional_call(model, fixed_weights, (x,)), labels, lam
         )
-        inner_product = (u * functional_call(model, leaf_weights, (x,))).sum()
+        inner_product = (output_weights * functional_call(model, leaf_weights, (x,))).sum()
         gradients = torch.autograd.grad(
             inner_product, list(leaf_weights.values()), create_graph=True, materialize_grads=True
         )
@@ -315,7 +325,7 @@ def fit_multipliers(
     scale: float,
     sharpness: float | Tensor,
 ) -> Tensor:
-    """Fit the multipliers of fixed candidates, separately for each run.
+    """Compute the best multipliers (weights) of given candidates, separately for each run.
 
     The fit solves a least-squares problem: the weighted sum of the candidates' gradients must equal the
     target.
@@ -324,12 +334,13 @@ def fit_multipliers(
     MAX_UNKNOWNS multipliers.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
         floor: Smallest permitted multiplier, None if multipliers can have any value.
         scale: Multipliers of the equation divided by stored multipliers.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
 
     Returns:
         The stored multipliers (R, m, ...) that minimize the loss for these candidates.
@@ -343,8 +354,8 @@ def fit_multipliers(
         def gradient(
             values: Tensor, candidates: Tensor = candidates, current: Tensor = current
         ) -> Tensor:
-            result = problem.evaluate(candidates, values.view_as(current) * scale, sharpness)
-            return result.grad_lam.flatten().double() * scale
+            evaluation = problem.evaluate(candidates, values.view_as(current) * scale, sharpness)
+            return evaluation.grad_lam.flatten().double() * scale
 
         # For the matrix G of gradients, the loss is |target - G lam|^2 with layer weights.
         # The gradient of the loss is 2 (G'G lam - G'target).
@@ -358,8 +369,8 @@ def fit_multipliers(
         if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
             fitted_runs.append(current)
             continue
-        # The unknowns are the multipliers minus their smallest permitted value (floor). The contribution of
-        # the floor is therefore subtracted from the right side.
+        # The unknowns are the multipliers minus their smallest allowed value. So the contribution of this
+        # value is subtracted from the right side of the equations.
         factored_problem = factor_gram(gram, right_side.cpu() - shift * gram.sum(1))
         fitted_runs.append(
             (shift + solve(factored_problem, free=floor is None)).to(lam).view_as(current)
@@ -368,26 +379,28 @@ def fit_multipliers(
 
 
 def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:
-    """Return the common multiplier at which the weighted sum of gradients at x is as large as the target.
+    """Return the weight at which the sum of gradients at the candidates x is as large as its target.
 
     The norms of the sum and the target are compared in the first layer that enters the loss.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
         x: Candidates (1, m, ...).
         shape: Shape of the multipliers of one candidate.
-        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+            softplus).
 
     Returns:
         The multiplier, 1 if the sum of gradients is zero.
     """
     ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
-    # With a common multiplier s, the residual is target - s T for a sum of gradients T.
-    # The squared residuals at s = -1, 0 and 1 give the norm of T.
+    # Let T be the sum of the gradients of all candidates. The squared norms |target - s T|^2 for s = -1, 0
+    # and 1 determine the norm of T.
     first_layer = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
     squared_residuals = [
         problem.evaluate(x, s * ones, sharpness).layers[0, first_layer] for s in (-1.0, 0.0, 1.0)
     ]
     minus, zero, plus = squared_residuals
-    squared_ratio = float((minus + plus) / 2 - zero)  # |T|^2 / |target|^2
+    # |T|^2 / |target|^2, where T is the sum of gradients.
+    squared_ratio = float((minus + plus) / 2 - zero)
     return 1 / math.sqrt(squared_ratio) if squared_ratio > 0 else 1.0

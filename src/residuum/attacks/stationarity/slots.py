@@ -15,15 +15,15 @@ from torch import Tensor
 
 from residuum.attacks.stationarity.solver import Population, SolverState
 
-# Names of the tensors with one entry per slot, in the population (labels and numbers of the candidates) and
-# in the state of the solver.
+# A slot is a place in the tensors that can hold one candidate. These are the names of the tensors with one
+# entry for each slot.
 POPULATION_FIELDS = ("labels", "active", "ident", "best_labels", "best_active", "best_ident")
 STATE_FIELDS = ("x", "lam", "best_x", "best_lam")
 
 
 @dataclass(frozen=True)
 class Newcomer:
-    """A new candidate of one run, or one half of a candidate that splits.
+    """A candidate that is added to a run, or one half of a candidate that is split in two.
 
     Attributes:
         x: The sample of the new candidate.
@@ -44,23 +44,25 @@ class Newcomer:
 
 
 def get_population(state: SolverState) -> Population:
-    """Return the labels, numbers and history of the candidates of a search that can add candidates."""
+    """Return the record of a search's candidates (guesses of samples): labels, numbers and history."""
     assert state.population is not None
     return state.population
 
 
 def append_events(state: SolverState, events: list[dict[str, Any]]) -> SolverState:
-    """Append events, such as splits and merges, to the history of a state.
+    """Append events, such as splits and merges of candidates, to the recorded history of a search.
 
     Args:
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         events: The new events as dictionaries.
 
     Returns:
         The new state of the search.
     """
-    population = get_population(state)
-    return state.replace(population=population.replace(events=(*population.events, *events)))
+    candidate_population = get_population(state)
+    return state.replace(
+        population=candidate_population.replace(events=(*candidate_population.events, *events))
+    )
 
 
 def place_newcomers(
@@ -72,30 +74,31 @@ def place_newcomers(
     candidate is split in two, both halves inherit its optimizer state.
 
     Args:
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         newcomers: New candidates of each run, with multipliers divided by the solver's scale.
 
     Returns:
-        The new state, and the numbers of each run's new candidates. A split has two numbers: that of the half
-        that replaces the split candidate, and that of the other half.
+        The new state, and the numbers of each run's new candidates. A split has two numbers: that of the
+        half that replaces the split candidate, and that of the other half.
     """
     if not any(newcomers):
         return state, [[] for _ in newcomers]
-    population, m = get_population(state), state.x.shape[1]
+    candidate_population, m = get_population(state), state.x.shape[1]
     needed_slots = [
-        int(a.sum()) + len(new) for a, new in zip(population.active, newcomers, strict=True)
+        int(a.sum()) + len(new)
+        for a, new in zip(candidate_population.active, newcomers, strict=True)
     ]
     state = add_slots(state, max(m, *needed_slots))
-    population = get_population(state)
+    candidate_population = get_population(state)
     tensors = {name: getattr(state, name).clone() for name in ("x", "lam")}
     moments = {name: t.clone() for name, t in state.moments.items()}
     slot_fields = {
-        name: getattr(population, name).clone() for name in ("labels", "active", "ident")
+        name: getattr(candidate_population, name).clone() for name in ("labels", "active", "ident")
     }
-    next_numbers = list(population.born)
+    next_numbers = list(candidate_population.born)
     numbers: list[list[tuple[int, ...]]] = []
     for run, new in enumerate(newcomers):
-        empty_slots = (~population.active[run]).nonzero()[:, 0].tolist()
+        empty_slots = (~candidate_population.active[run]).nonzero()[:, 0].tolist()
         numbers.append([])
         for slot, newcomer in zip(empty_slots, new, strict=False):
             parent = newcomer.parent
@@ -115,21 +118,21 @@ def place_newcomers(
                 moment[run, slot] = 0.0 if parent is None else moment[run, parent]
             next_numbers[run] += len(newcomer_numbers)
             numbers[run].append(newcomer_numbers)
-    population = population.replace(**slot_fields, born=tuple(next_numbers))
-    return state.replace(**tensors, moments=moments, population=population), numbers
+    candidate_population = candidate_population.replace(**slot_fields, born=tuple(next_numbers))
+    return state.replace(**tensors, moments=moments, population=candidate_population), numbers
 
 
 def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
     """Remove candidates from a state, and fill their positions in the tensors with zeros.
 
     Args:
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         dropped: Mask of the candidates to remove (R, m).
 
     Returns:
         The new state of the search.
     """
-    population = get_population(state)
+    candidate_population = get_population(state)
 
     def empty_slots(tensor: Tensor) -> Tensor:
         return tensor.masked_fill(dropped.view(*dropped.shape, *[1] * (tensor.ndim - 2)), 0.0)
@@ -138,7 +141,7 @@ def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
         x=empty_slots(state.x),
         lam=empty_slots(state.lam),
         moments={name: empty_slots(t) for name, t in state.moments.items()},
-        population=population.replace(active=population.active & ~dropped),
+        population=candidate_population.replace(active=candidate_population.active & ~dropped),
     )
 
 
@@ -146,7 +149,7 @@ def add_slots(state: SolverState, slots: int) -> SolverState:
     """Append empty slots (positions of candidates, filled with zeros) to the tensors of a state.
 
     Args:
-        state: State of the search.
+        state: State of the search: the candidates and the optimizer.
         slots: Number of slots that each run needs.
 
     Returns:
@@ -161,10 +164,10 @@ def add_slots(state: SolverState, slots: int) -> SolverState:
             [tensor, tensor.new_zeros(len(tensor), missing_slots, *tensor.shape[2:])], 1
         )
 
-    population = get_population(state)
-    padded_fields = {name: pad(getattr(population, name)) for name in POPULATION_FIELDS}
+    candidate_population = get_population(state)
+    padded_fields = {name: pad(getattr(candidate_population, name)) for name in POPULATION_FIELDS}
     return state.replace(
         **{name: pad(getattr(state, name)) for name in STATE_FIELDS},
         moments={name: pad(t) for name, t in state.moments.items()},
-        population=population.replace(**padded_fields),
+        population=candidate_population.replace(**padded_fields),
     )

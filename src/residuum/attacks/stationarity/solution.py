@@ -34,7 +34,7 @@ CANDIDATE_SETS = ("selected", "best")
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A set of candidates that approximately solves the stationarity equation of an attack.
+    """A set of candidates that together roughly solve the equation of an attack for the weights.
 
     Attributes:
         kkt: The candidates with their multipliers, and the residual of their stationarity equation.
@@ -50,7 +50,7 @@ class Solution:
 
     @property
     def x(self) -> Tensor:
-        """Candidates (k, *shape) of the solution, as the network receives them."""
+        """The k candidates of the solution (k, *shape), in the form that the network receives."""
         return self.kkt.x
 
 
@@ -89,14 +89,15 @@ def build_solution(
     best_row_numbers = select_best_rows(reconstruction)
     if best_row_numbers is None:
         raise InputError(
-            "A solution needs finite candidates with nonzero multipliers; the reconstruction has none.",
+            "A reconstruction must have at least one finite candidate whose multiplier (weight) is not "
+            "zero; this reconstruction has none.",
             "Run the attack again.",
         )
     return Solution(_kkt_set_of_rows(model, reconstruction, best_row_numbers), best_row_numbers)
 
 
 def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
-    """Return the row numbers of the best restart's candidates, largest multiplier first.
+    """Return the row numbers of the candidates of the best restart (run), largest multiplier first.
 
     The best restart has the smallest loss.
 
@@ -122,7 +123,7 @@ def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
 def find_best_residual(
     model: nn.Module, reconstructions: Sequence[Reconstruction]
 ) -> dict[str, float]:
-    """Find the attack whose best restart fits the first layer of the network best.
+    """Find the attack whose best restart (run) explains the weights of the first layer best.
 
     Args:
         model: The network that is attacked.
@@ -152,7 +153,7 @@ def find_best_residual(
 
 
 def restore_objective(model: nn.Module, reconstruction: Reconstruction) -> Objective:
-    """Return the objective of the attack that made a reconstruction.
+    """Return the objective (equation) of the attack that made a reconstruction.
 
     Args:
         model: The network that is attacked.
@@ -176,14 +177,15 @@ def build_kkt_set(
     """Build the set of candidates that solves the equation of an attack, with a residual per layer.
 
     The residuals are computed in float64 and with the true activations of the network. The attack may have
-    used smooth surrogates, but a certificate (a proof about the candidates) must describe the network itself.
+    used smooth surrogates, but a certificate (a proof about the candidates) must describe the network
+    itself.
 
     Args:
         model: The network that is attacked.
         reconstruction: The result of the attack, with its knowledge and settings.
         x: Candidates (k, *shape).
         labels: Labels (k,).
-        lam: Multipliers of the candidates (k, ...), as they appear in the equation.
+        lam: Multipliers (weights) of the candidates (k, ...), as they appear in the equation.
 
     Returns:
         The set of candidates with multipliers, target and residuals.
@@ -196,8 +198,8 @@ def build_kkt_set(
     knowledge = reconstruction.knowledge
     if objective.follows_outputs:
         raise InputError(
-            "A certificate (a proof about the candidates) needs fixed multipliers; this attack computes the "
-            "multipliers from the loss at each candidate.",
+            "A certificate (a proof about the candidates) needs multipliers (weights of the candidates) "
+            "that are fixed; this attack computes the multipliers from the loss at each candidate.",
             "Run the attack without --weight-decay.",
         )
     model = copy.deepcopy(model).double().requires_grad_(False)
@@ -206,15 +208,15 @@ def build_kkt_set(
     for point in objective.gradient_points():
         model_at_point = copy.deepcopy(model)
         if point == "theta0":
-            theta0 = {k: t.clone() for k, t in (knowledge.theta0 or {}).items()}
-            model_at_point.load_state_dict(theta0)
+            initial_weights = {k: t.clone() for k, t in (knowledge.theta0 or {}).items()}
+            model_at_point.load_state_dict(initial_weights)
         models.append(model_at_point)
-    u = torch.stack(
+    output_weights = torch.stack(
         [objective.covectors(p, evaluate(m, x), labels, lam) for p, m in enumerate(models)], 1
     )
     target = {k: t.double() for k, t in objective.create_surface(theta, knowledge).target.items()}
-    task = objective.task or ("binary" if u.shape[2] == 1 else "multiclass")
-    return KKTSet.from_covectors(tuple(models), target, x, labels, u.detach(), task)
+    task = objective.task or ("binary" if output_weights.shape[2] == 1 else "multiclass")
+    return KKTSet.from_covectors(tuple(models), target, x, labels, output_weights.detach(), task)
 
 
 def _kkt_set_of_rows(model: nn.Module, reconstruction: Reconstruction, rows: Tensor) -> KKTSet:
@@ -224,7 +226,7 @@ def _kkt_set_of_rows(model: nn.Module, reconstruction: Reconstruction, rows: Ten
 
 @dataclass(frozen=True, eq=False)
 class WeightFit(Record):
-    """Residuals that say how well an attack fits the weights of a network.
+    """Errors (residuals) that say how well the result of an attack explains the weights of a network.
 
     Attributes:
         residuals: Norm of the residual over norm of the target, for every layer, at the best restart.
@@ -236,7 +238,10 @@ class WeightFit(Record):
 
     @property
     def worst(self) -> float | None:
-        """Largest residual of the layers in ``judged``, None if one of these layers was not measured."""
+        """Largest error among the layers that decide whether an attack fits the weights (``judged``).
+
+        The value is None if one of these layers was not measured.
+        """
         judged_residuals = [self.residuals[name] for name in self.judged if name in self.residuals]
         return (
             max(judged_residuals)
@@ -246,7 +251,7 @@ class WeightFit(Record):
 
 
 def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
-    """Measure how well the best restart of an attack fits the weights.
+    """Measure how well the best restart (run) of an attack explains the weights.
 
     The residual of a layer is the norm of the target minus the weighted sum of the candidates' gradients,
     divided by the norm of the target. The best restart has the smallest residual of all restarts that did not
@@ -265,14 +270,15 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
         return WeightFit({}, judged_layers)
     attack = rebuild_attack(reconstruction)
     if not isinstance(attack, Stationarity):
-        # An attack in closed form records a single residual, that of all equations together.
+        # An attack that computes a solution in closed form records only one error, for all equations
+        # together.
         return WeightFit(
             {reconstruction.layer_names[0]: best_record[2]}, reconstruction.layer_names[:1]
         )
     run, step, _ = best_record
     objective = attack.objective.from_settings(attack, reconstruction.knowledge)
     is_in_best_restart = reconstruction.run == run
-    problem = Problem(
+    fit_problem = Problem(
         surface.copy_module(),
         objective,
         reconstruction.knowledge,
@@ -285,8 +291,8 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
         reconstruction.x[is_in_best_restart].double()[None],
         reconstruction.lam[is_in_best_restart].double()[None],
     )
-    squared_residuals = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
-    squares_by_layer = dict(zip(problem.layer_names, squared_residuals, strict=True))
+    squared_residuals = fit_problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
+    squares_by_layer = dict(zip(fit_problem.layer_names, squared_residuals, strict=True))
     finite_residuals = {
         name: math.sqrt(max(v, 0.0)) for name, v in squares_by_layer.items() if math.isfinite(v)
     }
@@ -296,7 +302,7 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
 def _best_restart(
     reconstruction: Reconstruction, judged: tuple[str, ...]
 ) -> tuple[int, int, float] | None:
-    """Return the restart with the smallest residual, as the attack recorded it at the restart's best point.
+    """Return the restart (run of the attack) with the smallest recorded error.
 
     Args:
         reconstruction: The result of an attack.

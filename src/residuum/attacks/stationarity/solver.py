@@ -45,13 +45,14 @@ from residuum.records import Knowledge, Record
 from residuum.records.rundir import digest, refuse_other_run
 from residuum.settings import FAST_PRECISIONS, LR_LAM, NUMBERS, PER_RUN, StationaritySettings
 
-# A run diverges above this multiple of the larger of its first loss and the loss without candidates.
+# A run of the attack counts as diverged if its loss exceeds this multiple of its first loss, or of the loss
+# without candidates if that is larger.
 DIVERGED = 1e6
-CHECK_EVERY = 25  # steps between two evaluation steps, which record the loss and the best point
+CHECK_EVERY = 25  # number of steps between two evaluations of the loss
 BETA1, BETA2 = 0.9, 0.999  # Adam's decay rates of the first and second moment, the usual values
 EPSILON = 1e-12  # constant in Adam's denominator, smaller than the gradients of losses near zero
 
-Step = float | Tensor  # number of a step; a tensor if a CUDA graph holds the step
+Step = float | Tensor  # the number of a step; inside a CUDA graph it is a tensor
 Moments = dict[str, Tensor]
 OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
 
@@ -88,7 +89,7 @@ class Population(Record):
 
     @classmethod
     def start(cls, runs: int, labels: Tensor) -> Population:
-        """Create the record of the candidates at the start of an attack.
+        """Create the record of labels, numbers and history of the candidates at the start of an attack.
 
         All runs have the same number of candidates with the same labels.
 
@@ -99,24 +100,28 @@ class Population(Record):
         Returns:
             The record.
         """
-        m = len(labels)
-        run_labels = labels.expand(runs, m).clone()
-        active = torch.ones(runs, m, dtype=torch.bool, device=labels.device)
-        numbers = torch.arange(m, device=labels.device).expand(runs, m).clone()
+        candidate_count = len(labels)
+        run_labels = labels.expand(runs, candidate_count).clone()
+        active = torch.ones(runs, candidate_count, dtype=torch.bool, device=labels.device)
+        candidate_numbers = (
+            torch.arange(candidate_count, device=labels.device)
+            .expand(runs, candidate_count)
+            .clone()
+        )
         return cls(
             labels=run_labels,
             active=active,
-            ident=numbers,
+            ident=candidate_numbers,
             best_labels=run_labels,
             best_active=active,
-            best_ident=numbers,
-            born=(m,) * runs,
+            best_ident=candidate_numbers,
+            born=(candidate_count,) * runs,
             last=(0,) * runs,
             stopped=("",) * runs,
         )
 
     def keep_best(self, better: Tensor) -> Population:
-        """Record the current candidates as the best point of the runs in the mask ``better`` (R,)."""
+        """Record the current candidates as the best result so far of the runs in the mask ``better`` (R,)."""
         current_fields = {
             f"best_{name}": getattr(self, name) for name in ("labels", "active", "ident")
         }
@@ -128,13 +133,13 @@ class Population(Record):
 
 @dataclass(frozen=True, eq=False)
 class SolverState(Record):
-    """State of an attack, with everything that is needed to continue the attack.
+    """State of a search for training samples, with everything that is needed to continue it.
 
     The tensors of a state may share memory, so no tensor is changed in place.
 
     Attributes:
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
         best_x: Candidates at the best point of each run, which has the smallest loss.
         best_lam: Stored multipliers at the best point of each run.
         best_loss: Loss at the best point of each run (R,).
@@ -142,8 +147,8 @@ class SolverState(Record):
             multiple of this loss.
         alive: Mask of the runs that have not diverged (R,).
         step: Number of optimization steps done.
-        fingerprint: Hash of network, objective, knowledge and settings. Only an attack with the same hash can
-            continue from this state.
+        fingerprint: Hash of network, objective, knowledge and settings. Only an attack with the same hash
+            can continue from this state.
         moments: Tensors of the optimizer state by name.
         steps: Numbers of the steps at which the loss was evaluated so far.
         loss: Losses of the runs (R,) at each evaluation step.
@@ -177,11 +182,11 @@ class SolverState(Record):
 
 
 class Solver:
-    """Optimizer of one attack on one network. ``solve(start())`` runs the complete attack.
+    """The optimization of an attack: searches for training samples. ``solve(start())`` runs all of it.
 
     Args:
         model: The network that is attacked.
-        objective: Defines the target, the gradients and the multipliers of the equation.
+        objective: Defines the equation that the attack solves.
         knowledge: What the attacker knows.
         config: Settings of the attack.
         shape: Shape of a sample.
@@ -213,8 +218,8 @@ class Solver:
         self.fingerprint = compute_fingerprint(model, objective, knowledge, configs, candidates)
         self.problem = self._problem(model, candidates)
         is_projected = config.constraint == "project" and knowledge.value_range is not None
-        # Knowledge of the value range, into which candidates are projected after every step.
-        # None: no projection.
+        # If candidates are moved into the known value range after every step: the knowledge of this range.
+        # Otherwise None.
         self.box = knowledge if is_projected else None
         self.sizes = (config.restarts, candidates)
         self.lam_shape = objective.multiplier_shape(outputs)
@@ -225,7 +230,7 @@ class Solver:
             "x": self.settings.value("lr_x", x_ndim),
             "lam": LR_LAM if lr_lam is None else lr_lam,
         }
-        # Sharpness of the surrogate at the last step.
+        # Sharpness, at the last step, of the smooth function that replaces the derivative of the ReLU.
         self.sharpness = self.settings.value("sharpness", 3)
         self.priors: list[Prior] = [
             PRIORS[name](weight, self.lam_min, knowledge.replace(shape=shape))
@@ -237,11 +242,11 @@ class Solver:
         self.step_seconds = 0.0  # seconds per step, 0 before the first measurement
         # Mask (R, m) of the positions in the tensors that hold a candidate, None if every position holds one.
         self.active: Tensor | None = None
-        # Penalty (R,) of the priors on positions in the tensors without a candidate, which hold zeros. This
-        # penalty is subtracted from the loss.
+        # Some places in the tensors hold zeros instead of a candidate. The loss contains a penalty (R,) for
+        # these zeros, which is subtracted again.
         self.padding: float | Tensor = 0.0
-        # Networks without explicit derivatives need a large CUDA graph for one step, so a graph holds one
-        # step.
+        # If derivatives come from autograd and not from formulas, a CUDA graph of one step is large. Then
+        # each graph holds only one step.
         self.captured = CHECK_EVERY if self.problem.explicit is not None else 1
         self._static = StaticSteps(self.step, config, self.dtype, self.captured)
 
@@ -249,7 +254,7 @@ class Solver:
         """Take optimization steps up to step ``until``, and evaluate the loss at the evaluation steps.
 
         Args:
-            state: State of the search.
+            state: State of the search: the candidates and the optimizer.
             until: Number of the step to stop at, by default the last step of the attack.
 
         Returns:
@@ -259,7 +264,7 @@ class Solver:
         config = self.config
         until = config.steps if until is None else min(until, config.steps)
         self._adopt(state)
-        if not state.steps:  # the attack starts, and its initial point is evaluated
+        if not state.steps:  # the search begins, so its initial point is evaluated
             state = self._evaluate(state)
         while not state.stopped and state.step < until:
             end_step = state.step + self._affordable_steps(state)
@@ -275,7 +280,7 @@ class Solver:
         return state
 
     def _affordable_steps(self, state: SolverState) -> int:
-        """Return how many optimization steps fit before the deadline, at least one.
+        """Return how many optimization steps can be taken before the deadline, at least one.
 
         For a large network, a whole interval between evaluation steps can exceed the deadline. The first call
         therefore measures the time of one step. The result of this step is discarded, so that the search does
@@ -297,7 +302,7 @@ class Solver:
         """Take ``count`` optimization steps without an evaluation of the loss.
 
         Args:
-            state: State of the search.
+            state: State of the search: the candidates and the optimizer.
             count: Number of steps.
             fast: Whether matrix products use tf32 or bf16, by default as decided by :meth:`is_fast`.
 
@@ -402,22 +407,26 @@ class Solver:
         )
 
     def multipliers(self, lam: Tensor) -> Tensor:
-        """Return the multipliers of the gradients: stored multipliers times the solver's scale."""
+        """Return the multipliers (weights of the candidates): the stored numbers times the solver's scale."""
         return lam * self.scale
 
     def start(self) -> SolverState:
-        """Return the initial state of the attack, with random numbers from one generator per restart."""
+        """Return the initial state of the attack. Each restart (run) gets its own random numbers."""
         config, xs, lams = self.config, [], []
         for run in range(config.restarts):
             generator = stream("candidates", config.seed, run)
-            x = self._draw(self.settings.for_run(run).sigma, generator)
-            xs.append(x.to(config.device, self.dtype))
+            initial_candidates = self._draw(self.settings.for_run(run).sigma, generator)
+            xs.append(initial_candidates.to(config.device, self.dtype))
             draw = torch.randn if config.lam_distribution == "normal" else torch.rand
-            lam = draw(self.sizes[1], *self.lam_shape, generator=generator, dtype=torch.float64)
+            initial_multipliers = draw(
+                self.sizes[1], *self.lam_shape, generator=generator, dtype=torch.float64
+            )
             low, high = config.lam_init
-            spread = high if config.lam_distribution == "normal" else high - low
-            lams.append((low + spread * lam).to(config.device, self.dtype))
-        x, lam = (
+            multiplier_range = high if config.lam_distribution == "normal" else high - low
+            lams.append(
+                (low + multiplier_range * initial_multipliers).to(config.device, self.dtype)
+            )
+        initial_candidates, initial_multipliers = (
             tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
             for tensors in (xs, lams)
         )
@@ -425,44 +434,57 @@ class Solver:
             (config.restarts,), math.inf, dtype=self.dtype, device=config.device
         )
         alive = torch.ones(config.restarts, dtype=torch.bool, device=config.device)
-        state = SolverState(
-            x, lam, x, lam, infinite_loss, infinite_loss, alive, 0, self.fingerprint
+        initial_state = SolverState(
+            initial_candidates,
+            initial_multipliers,
+            initial_candidates,
+            initial_multipliers,
+            infinite_loss,
+            infinite_loss,
+            alive,
+            0,
+            self.fingerprint,
         )
         if config.split == "none":
-            return state
-        return state.replace(population=Population.start(config.restarts, self.problem.labels))
+            return initial_state
+        return initial_state.replace(
+            population=Population.start(config.restarts, self.problem.labels)
+        )
 
     def _draw(self, sigma: float, generator: torch.Generator) -> Tensor:
-        """Draw the initial candidates of one run: normal numbers with standard deviation ``sigma``."""
-        x = torch.randn(self.sizes[1], *self.shape, generator=generator, dtype=torch.float64)
-        return x.mul_(sigma)
+        """Draw the initial candidates (guesses of samples) of one run: normal random numbers."""
+        normal_numbers = torch.randn(
+            self.sizes[1], *self.shape, generator=generator, dtype=torch.float64
+        )
+        return normal_numbers.mul_(sigma)
 
     def _adopt(self, state: SolverState) -> None:
-        """Prepare the solver for the labels and the number of candidates of a state.
+        """Prepare the solver for a state: for the labels and the number of its candidates.
 
         If a run has fewer candidates than the tensors can hold, the other positions hold zeros. The method
         computes the penalty of the priors on these zeros, which is subtracted from the loss.
         """
-        population = state.population
-        # If no candidate was added or removed, the state has the same tensor ``active`` as the solver.
-        if population is None or population.active is self.active:
+        candidate_population = state.population
+        # The solver and the state share the tensor ``active`` until a candidate is added or removed.
+        if candidate_population is None or candidate_population.active is self.active:
             return
-        self.problem.labels, self.active = population.labels, population.active
+        self.problem.labels, self.active = candidate_population.labels, candidate_population.active
         self._static = StaticSteps(self.step, self.config, self.dtype, self.captured)
         empty_x, empty_lam = torch.zeros_like(state.x[:, :1]), torch.zeros_like(state.lam[:, :1])
         empty_penalty = penalty(self.priors, empty_x, empty_lam)
-        self.padding = empty_penalty * (~population.active).sum(1)
+        self.padding = empty_penalty * (~candidate_population.active).sum(1)
 
     def _evaluate(self, state: SolverState) -> SolverState:
-        """Evaluate and record the loss, the best point of every run, and which runs have diverged."""
+        """Compute the loss of every run. Record it, the best point so far, and which runs have diverged."""
         loss, layers, _, _ = self.gradients(state.x, state.lam, state.step)
         first_loss = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
-        # The first loss can be tiny, so the limit is at least a multiple of the loss without candidates.
+        # The first loss can be very small, so the limit is at least this multiple of the loss without
+        # candidates.
         loss_limit = DIVERGED * first_loss.clamp(min=self.problem.empty_loss)
         is_fine = torch.isfinite(loss) & (loss <= loss_limit)
         is_better = state.alive & is_fine & (loss < state.best_loss)
         # If this step was already evaluated before an interruption, the new record replaces the old record.
-        population = state.population
+        candidate_population = state.population
         kept_record_count = len(state.steps) - (state.step in state.steps[-1:])
         return state.replace(
             best_x=_where(is_better, state.x, state.best_x),
@@ -473,7 +495,9 @@ class Solver:
             steps=(*state.steps[:kept_record_count], state.step),
             loss=(*state.loss[:kept_record_count], loss.detach().cpu().double()),
             layers=(*state.layers[:kept_record_count], layers.detach().cpu().double()),
-            population=population if population is None else population.keep_best(is_better),
+            population=candidate_population
+            if candidate_population is None
+            else candidate_population.keep_best(is_better),
         )
 
     def _closed_form_due(self, step: int) -> bool:
@@ -481,7 +505,7 @@ class Solver:
 
     @contextmanager
     def precision(self, fast: bool) -> Iterator[None]:
-        """Multiply matrices in the precision of the settings if ``fast``, otherwise in full precision."""
+        """Set the precision of matrix products: that of the settings if ``fast``, otherwise full."""
         mlp_equation = self.problem.explicit
         if mlp_equation is not None:
             mlp_equation.half = fast and self.config.precision == "bf16"
@@ -495,15 +519,16 @@ class Solver:
     def gradients(
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute the loss with priors, the residuals of the layers and the gradients of the loss.
+        """Compute the loss including penalties, its gradients, and the error of the equation by layer.
 
         Stored multipliers are the multipliers of the gradients divided by a scale. By default, the scale
-        makes the weighted sum of gradients initially as large as the target, so that one learning rate suits
-        all networks. By the chain rule, the gradient in the stored multipliers is multiplied by the scale.
+        makes the weighted sum of gradients initially as large as the target, so that one learning rate
+        suits all networks. By the chain rule, the gradient in the stored multipliers is multiplied by the
+        scale.
 
         Args:
-            x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            x: Candidates for training samples (R, m, *shape), m in each of R runs.
+            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
             step: Number of the step, which decides the surrogate's sharpness and the weights of the priors.
             measure: Whether to compute the loss and the residuals. If False, only the gradients are valid.
 
@@ -541,15 +566,15 @@ class Solver:
 
         if self.config.optimizer == "sgd":
             return moment(name).mul_(self.config.momentum).add_(g)
-        t = step + 1
+        step_number = step + 1
         first, second = moment(f"{name}/1"), moment(f"{name}/2")
         first.mul_(BETA1).add_(g, alpha=1 - BETA1)
         second.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
-        denominator = (second / (1 - BETA2**t)).sqrt_().add_(EPSILON)
-        return (first / (1 - BETA1**t)).div_(denominator)
+        denominator = (second / (1 - BETA2**step_number)).sqrt_().add_(EPSILON)
+        return (first / (1 - BETA1**step_number)).div_(denominator)
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
-        """Return the multipliers that minimize the loss for these candidates, by :func:`fit_multipliers`.
+        """Return the multipliers (weights) that minimize the loss for given candidates.
 
         The least-squares problems are solved run by run, because runs can differ in candidates and settings.
         """
@@ -557,27 +582,32 @@ class Solver:
         for run in range(len(x)):
             settings = self.settings.for_run(run)
             candidate_index = slice(None) if self.active is None else self.active[run]
-            scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
+            multiplier_scale = (
+                self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
+            )
             best_lam[run, candidate_index] = fit_multipliers(
                 self.problem.with_labels(self.problem.labels_of(run)[candidate_index]),
                 x[run, candidate_index][None],
                 lam[run, candidate_index][None],
                 settings.lam_min if self.objective.nonnegative else None,
-                scale,
+                multiplier_scale,
                 sharpness_at(settings, step),
             )[0]
         return best_lam
 
     def sharpness_at(self, step: Step) -> Step:
-        """Return the sharpness of the ReLU's surrogate at a step, a tensor if runs differ."""
+        """Return the sharpness, at a step, of the smooth function that replaces the ReLU's derivative.
+
+        The result is a tensor if runs differ.
+        """
         return sharpness_at(self.config, step, self.sharpness)
 
     def labels(self, count: int) -> Tensor:
-        """Return initial labels for ``count`` candidates of a run."""
+        """Return the initial labels of ``count`` candidates (guesses of training samples)."""
         return self.objective.labels(count, self.outputs, self.knowledge)
 
     def _problem(self, model: nn.Module, candidates: int) -> Problem:
-        """Build the loss function of the attack for this number of candidates."""
+        """Build the loss function of the attack for a number of candidates (guesses of samples)."""
         config = self.config
         return Problem(
             model,
@@ -592,7 +622,7 @@ class Solver:
         )
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
-        """Return the scale of the solver: multipliers of the equation divided by stored multipliers."""
+        """Return the factor between the multipliers (weights) that the solver stores and those it means."""
         if self.config.lam_scale != "auto":
             return 1.0 if self.config.lam_scale == "one" else 1 / candidates
         if not isinstance(self.sharpness, Tensor):
@@ -601,16 +631,18 @@ class Solver:
         return self.sharpness.new_tensor(scales).view(-1, *[1] * (ndim - 1))
 
     def _scale_at(self, sharpness: float) -> float:
-        spread = 0.25
+        candidate_deviation = 0.25
         if self.knowledge.value_range is not None:
-            spread = (self.knowledge.value_range[1] - self.knowledge.value_range[0]) / 4
-        x = self._draw(spread, stream("scale"))[None]
-        x = x.to(self.config.device, self.dtype)
-        return balancing_scale(self.problem, x, self.lam_shape, sharpness)
+            candidate_deviation = (
+                self.knowledge.value_range[1] - self.knowledge.value_range[0]
+            ) / 4
+        random_candidates = self._draw(candidate_deviation, stream("scale"))[None]
+        random_candidates = random_candidates.to(self.config.device, self.dtype)
+        return balancing_scale(self.problem, random_candidates, self.lam_shape, sharpness)
 
 
 def share_at(config: StationaritySettings, step: Step) -> Step:
-    """Return the share of the optimization steps that is done.
+    """Return the share of the optimization steps that is already done.
 
     Args:
         config: Settings of the attack.
@@ -623,7 +655,7 @@ def share_at(config: StationaritySettings, step: Step) -> Step:
 
 
 def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | None = None) -> Step:
-    """Return the sharpness of the ReLU's surrogate (alpha or beta) at a step.
+    """Return the sharpness, at a step, of the smooth function that replaces the ReLU's derivative.
 
     Args:
         config: Settings of the attack.
@@ -635,7 +667,8 @@ def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | Non
     """
     sharpness = config.sharpness if sharpness is None else sharpness
     if config.anneal == "loo2024":
-        # As in the released code of Loo et al., the sharpness grows tenfold every 20,000 steps, up to 200.
+        # As in the published code of Loo et al., the sharpness of the smoothed ReLU increases with the
+        # number of steps, up to 200.
         return _at_most(10 + 10 ** (step / 20000), 200.0)
     if config.anneal == "geometric" and config.sharpness_from:
         return config.sharpness_from * (sharpness / config.sharpness_from) ** share_at(config, step)
@@ -643,7 +676,7 @@ def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | Non
 
 
 def rate_at(config: StationaritySettings, step: Step) -> Step:
-    """Return the factor that reduces both learning rates: a cosine from 1 down to ``lr_decay``.
+    """Return the factor by which both learning rates are reduced at a step: a cosine from 1 to ``lr_decay``.
 
     Args:
         config: Settings of the attack. An ``lr_decay`` of 1 keeps the learning rates constant.
@@ -666,7 +699,7 @@ def _expand(mask: Tensor, like: Tensor) -> Tensor:
 
 
 class StaticSteps:
-    """Runs optimization steps with tensors at fixed addresses, as CUDA graphs require.
+    """Runs optimization steps on tensors that stay at the same memory addresses, as CUDA graphs require.
 
     A captured graph has fixed shapes. If the number of candidates changes, a new object is needed.
 
@@ -702,11 +735,13 @@ class StaticSteps:
             for name, tensor in inputs.items():
                 buffers[name] = torch.empty_like(tensor)
             buffers["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
-        if fast not in self.repeaters:  # a captured CUDA graph has a fixed precision
-            step = torch.compile(self.step) if self.config.compile else self.step
+        if fast not in self.repeaters:  # each CUDA graph computes with a fixed precision
+            step_function = torch.compile(self.step) if self.config.compile else self.step
 
             def take_step() -> None:
-                step(buffers["x"], buffers["lam"], moments, buffers["step"], buffers["moving"])
+                step_function(
+                    buffers["x"], buffers["lam"], moments, buffers["step"], buffers["moving"]
+                )
                 buffers["step"].add_(1)
 
             self.repeaters[fast] = Repeater(take_step, self.config.device, self.chunk)
@@ -721,7 +756,7 @@ class StaticSteps:
 
 
 def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Return ``new`` for the runs in the mask and ``old`` for the other runs, if possible without a copy."""
+    """Select ``new`` for the runs in a mask and ``old`` for the other runs, without a copy if possible."""
     if bool(runs.all()):
         return new
     if not bool(runs.any()):
@@ -779,7 +814,7 @@ class PerRun:
         return run_values.view(-1, *[1] * (ndim - 1))
 
     def priors(self) -> list[tuple[str, float | Tensor]]:
-        """Return the priors of all runs with their weights: a number, or a tensor (R,) if runs differ."""
+        """Return the priors (penalties) with their weights: a number, or a tensor (R,) if runs differ."""
         if len({run.priors for run in self.runs}) < 2:
             return list(self.for_run(0).priors or ())
         priors_by_run = [dict(run.priors or ()) for run in self.runs]
@@ -793,22 +828,23 @@ class PerRun:
         ]
 
     def for_run(self, run: int) -> StationaritySettings:
-        """Return the settings of the run with this index."""
+        """Return the settings of the restart (run) with this index."""
         return self.runs[run] if self.runs else self.config
 
     def _check(self) -> None:
         if len(self.runs) != self.config.restarts:
             raise InputError(
-                f"`per_run` needs one entry per restart; got {len(self.runs)} entries for "
-                f"{self.config.restarts} restarts.",
+                f"The argument `per_run` must have one configuration for each restart; got "
+                f"{len(self.runs)} configurations for {self.config.restarts} restarts.",
                 "Pass one configuration per restart.",
             )
         for run in self.runs:
             common_settings = {name: getattr(self.config, name) for name in PER_RUN}
             if run.changed(**common_settings) != self.config:
                 raise InputError(
-                    f"In `per_run`, restarts may differ only in {', '.join(PER_RUN)}; other settings differ.",
-                    "Run attacks with other differences one after another.",
+                    f"The configurations in `per_run`, one for each restart, may differ only in the "
+                    f"settings {', '.join(PER_RUN)}; other settings differ.",
+                    "Run attacks that differ in other settings one after another.",
                 )
 
 
@@ -819,11 +855,11 @@ def compute_fingerprint(
     configs: Sequence[StationaritySettings],
     candidates: int,
 ) -> str:
-    """Compute a hash of everything that decides the result of an attack, except its time limit.
+    """Compute a hash of all inputs and settings that decide the result of an attack, except its time limit.
 
     Args:
         model: The network that is attacked.
-        objective: Defines the target, the gradients and the multipliers of the equation.
+        objective: Defines the equation that the attack solves.
         knowledge: What the attacker knows.
         configs: Settings of the attack, followed by the settings of each run if the runs differ.
         candidates: Number of candidates.
@@ -853,17 +889,21 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
     """
     if path is None or not path.exists():
         return None
-    state = SolverState.load(path)
-    if state.fingerprint != fingerprint:
+    saved_state = SolverState.load(path)
+    if saved_state.fingerprint != fingerprint:
         refuse_other_run(path.parent, "an attack", "settings or weights")
-    stop_reason = "" if state.stopped == "time" else state.stopped
-    population = None if state.population is None else _moved(state.population, device)
-    moments = {name: t.to(device) for name, t in state.moments.items()}
-    state = state.replace(moments=moments, stopped=stop_reason, population=population)
-    return _moved(state, device)
+    stop_reason = "" if saved_state.stopped == "time" else saved_state.stopped
+    candidate_population = (
+        None if saved_state.population is None else _moved(saved_state.population, device)
+    )
+    moments = {name: t.to(device) for name, t in saved_state.moments.items()}
+    saved_state = saved_state.replace(
+        moments=moments, stopped=stop_reason, population=candidate_population
+    )
+    return _moved(saved_state, device)
 
 
 def _moved(record: Any, device: str) -> Any:
-    """Return a record with its tensors on another device. Lists of tensors stay on their device."""
+    """Copy the tensors of a record to another device. Lists of tensors stay on their device."""
     tensors = {name: t for name, t in vars(record).items() if isinstance(t, Tensor)}
     return record.replace(**{name: t.to(device) for name, t in tensors.items()})

@@ -39,14 +39,14 @@ from residuum.errors import InputError
 from residuum.networks import Polynomial, SigmoidReLU, Softplus
 from residuum.theory.multipliers import factor_dense, solve
 
-MAX_HALVINGS = 14  # number of step lengths in a line search, each half of the previous one
-# If sharpness times pre-activation exceeds this value, the second derivative of a ReLU's surrogate is almost
-# zero.
+MAX_HALVINGS = 14  # maximum number of times that a line search halves the length of its step
+# The second derivative of a smoothed ReLU is almost zero if its sharpness times its input exceeds this
+# value.
 MAX_CURVED = 20.0
 
 
 class SampleSplitting(GrowthStrategy):
-    """Split the most unstable candidates of every run along their smallest eigenvectors.
+    """Method that splits candidates in two: in every run, those whose split lowers the loss most.
 
     A candidate is unstable if the smallest eigenvalue of its splitting matrix (second derivative of the loss
     under a split) is below minus a threshold. The published threshold is the setting ``split_threshold``. If
@@ -58,7 +58,7 @@ class SampleSplitting(GrowthStrategy):
     event: ClassVar[str] = "split"
 
     def check(self, solver: Solver) -> None:
-        """Refuse networks with ReLUs, unless a smooth surrogate replaces their derivative.
+        """Raise an error for a network with ReLUs, unless a smooth function replaces their derivative.
 
         Raises:
             InputError: If the network has ReLUs and no surrogate replaces their derivative.
@@ -66,13 +66,13 @@ class SampleSplitting(GrowthStrategy):
         has_relu = any(isinstance(module, nn.ReLU) for module in solver.model.modules())
         if solver.problem.surrogate == "none" and has_relu:
             raise InputError(
-                "Splitting needs curvature, and a network with true ReLU derivatives has none: inside "
-                "an activation pattern, the gradient of an output is affine in the sample.",
+                "Splitting candidates needs second derivatives of the network; with the true derivative of "
+                "the ReLU there are none.",
                 "Pass --surrogate sigmoid or --surrogate softplus.",
             )
 
     def propose(self, now: Round) -> Proposal:
-        """Return one new candidate per split. The other half of the split replaces its parent."""
+        """Split candidates (guesses of samples) in two. Return one new candidate for each of them."""
         settings, is_exact = now.config, has_exact_degree(now.solver.model)
         curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
         lowest_pairs = find_lowest_pairs(curvature, now.noise, now.free)
@@ -82,9 +82,10 @@ class SampleSplitting(GrowthStrategy):
         if settings.split_relative:
             loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
             threshold = threshold * loss / now.median_length().square().clamp(min=1e-12)
-        rank = eigenvalues.argsort(1).argsort(1)  # 0 for the smallest eigenvalue of a run
+        # Rank of each eigenvalue in its run, 0 for the smallest.
+        eigenvalue_ranks = eigenvalues.argsort(1).argsort(1)
         quota = torch.tensor(now.quota, device=now.x.device)
-        is_chosen = (eigenvalues < -threshold[:, None]) & (rank < quota[:, None])
+        is_chosen = (eigenvalues < -threshold[:, None]) & (eigenvalue_ranks < quota[:, None])
         max_step = torch.full_like(threshold, torch.inf) if is_exact else now.median_length() / 2
         if settings.split_eta > 0:
             max_step = torch.full_like(threshold, settings.split_eta)
@@ -115,7 +116,7 @@ class SampleSplitting(GrowthStrategy):
 
 
 def note_vanishing_curvature(now: Round) -> str:
-    """Return a note for users if most candidates cannot split, "" otherwise.
+    """Return a note for users if most candidates cannot be split in two, "" otherwise.
 
     A smooth surrogate replaces the derivative of the ReLUs. If the surrogate is too sharp, its second
     derivative vanishes at most candidates, and these candidates cannot split.
@@ -152,7 +153,7 @@ def has_exact_degree(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class JointStep:
-    """Step lengths of all splits that happen at one step of the search, and the loss.
+    """The distances by which the halves of split candidates move, and the loss before and after the splits.
 
     Attributes:
         eta: Step lengths (R, m), 0 for candidates that are not split.
@@ -174,7 +175,7 @@ def joint_step(
     exact: bool = False,
     clamp: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> JointStep:
-    """Find the step lengths of the splits of all chosen candidates jointly.
+    """Find how far the halves of all split candidates move, jointly for all splits.
 
     Args:
         curvature: The splitting matrices S, with the candidates and their multipliers.
@@ -190,17 +191,17 @@ def joint_step(
         The step lengths of the splits. If the loss of a run would not fall, its step lengths are 0.
     """
     x, lam, problem = curvature.x, curvature.lam, curvature.problem
-    descent = (-bend).clamp(min=0) * chosen
+    negative_curvature = (-bend).clamp(min=0) * chosen
     if exact:
         longest_steps = torch.stack(
             [_closed_form(curvature, run, v, chosen[run]) for run in range(len(x))]
         )
         longest_steps = torch.minimum(longest_steps, longest[:, None])
     else:
-        largest_descent = descent.amax(1, keepdim=True)
+        largest_descent = negative_curvature.amax(1, keepdim=True)
         longest_steps = (
             longest[:, None]
-            * (descent / torch.where(largest_descent > 0, largest_descent, 1.0)).sqrt()
+            * (negative_curvature / torch.where(largest_descent > 0, largest_descent, 1.0)).sqrt()
         )
     loss_before = problem.evaluate(x, lam, curvature.sharpness).loss
     best, eta = loss_before.clone(), torch.zeros_like(longest_steps)
@@ -229,18 +230,20 @@ def split_candidates(
     """Split candidates into x + eta v and x - eta v, each with half the multiplier.
 
     A candidate that is not split (eta = 0) keeps its multiplier, and the multiplier of its second half is
-    zero. All runs then have 2m candidates, so that runs with different splits can be evaluated in one batch.
+    zero. All runs then have 2m candidates, so that runs with different splits can be evaluated in one
+    batch.
 
     Args:
-        problem: The loss of the attack as a function of candidates and multipliers.
-        x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...).
+        problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
+        x: Candidates for training samples (R, m, *shape), m in each of R runs.
+        lam: Multipliers (weights) of the candidates (R, m, ...).
         v: Directions of the splits, with the shape of x.
         eta: Step lengths of the splits (R, m), 0 for candidates that are not split.
         clamp: Projects candidates into the value range that the attacker knows.
 
     Returns:
-        The candidates after the splits (R, 2m, *shape), their multipliers, and the problem with their labels.
+        The candidates after the splits (R, 2m, *shape), their multipliers, and the problem with their
+        labels.
     """
     shift = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
     is_split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))
@@ -254,14 +257,14 @@ def split_candidates(
 
 
 def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> Tensor:
-    """Find the step lengths of the splits of one run by nonnegative least squares.
+    """Find how far the halves of split candidates move in one run, by nonnegative least squares.
 
     The gradients f must be polynomials of degree at most 3 in a sample x. For such polynomials, f''[v, v] =
     f(x + v) + f(x - v) - 2 f(x) exactly. The function evaluates each candidate as a separate run.
 
     Args:
         curvature: The splitting matrices S, with the candidates and their multipliers.
-        run: Index of the run.
+        run: Index of the run (restart).
         v: Directions of the splits (R, m, *shape).
         chosen: Mask of the candidates to split (m,).
 
@@ -281,7 +284,9 @@ def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> T
     columns = -(minus + plus - 2 * center) / 2
     run_problem = problem.with_labels(labels[None])
     run_x, run_lam = curvature.x[run][None], curvature.lam[run][None]
-    target = weighted_residuals(run_problem, run_x, run_lam, curvature.sharpness)[0]
-    squared_steps = solve(factor_dense(columns.cpu().double(), target.cpu().double()), free=False)
+    run_residual = weighted_residuals(run_problem, run_x, run_lam, curvature.sharpness)[0]
+    squared_steps = solve(
+        factor_dense(columns.cpu().double(), run_residual.cpu().double()), free=False
+    )
     eta[index] = squared_steps.clamp(min=0).sqrt().to(eta)
     return eta

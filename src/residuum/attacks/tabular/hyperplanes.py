@@ -45,20 +45,25 @@ from residuum.surfaces.surface import Surface
 from residuum.theory.rows import margins
 
 MIN_COLUMNS, MAX_COLUMNS = 4, 10  # limits of the number of columns of a table
-# All following distances refer to columns that are scaled to [0, 1].
-# Distances within which an activation boundary counts as passing through a sample.
+# Tolerances. The activation boundary of a neuron (where its input is zero) counts as passing through a sample
+# if their distance is below a tolerance. All distances are for columns that are scaled to [0, 1].
 EPS = (1e-4, 3e-4, 1e-3)
 GROUP = 3  # minimum number of hyperplanes that cross a line at the same point (a corner)
-# Maximum distance between the first and the last of the crossings of a line that form a corner.
+# A corner is a point where several hyperplanes meet. Their crossings with a line through the corner lie
+# within this distance.
 WIDTH = 4e-4
-SPARE = 7  # the d - 1 hyperplanes of a line are drawn from the d + SPARE closest to a random point
-CROSSING = 60  # number of close hyperplanes whose crossings with a line are computed
-DRAWS = 8  # number of lines near each random point
+# Each line is the intersection of hyperplanes, which are chosen at random among the d + SPARE closest ones.
+SPARE = 7
+CROSSING = 60  # number of hyperplanes for which the crossing with a line is computed
+DRAWS = 8  # number of random lines that are searched near each random point
 BATCH = 500  # number of random points in each batch
-RATE = 60_000  # lines per second on one core; fixed, so that results do not depend on the machine
-# Maximum number of lines, to limit the time, and of scored corners, to limit the memory.
+# Assumed number of lines per second; it is fixed, so that results do not depend on the machine.
+RATE = 60_000
+# Maximum number of searched lines, which limits the time, and of corners (points where hyperplanes meet)
+# that are scored, which limits the memory.
 MAX_LINES, MAX_POINTS = 3_000_000, 30_000
-LINES_PER_POINT = 40  # lines for each scored corner, so that scoring takes no longer than drawing
+# Number of searched lines for each scored corner, so that scoring takes no longer than the search.
+LINES_PER_POINT = 40
 FLAT = (
     0.05  # crossings count if the sine of the angle between line and hyperplane exceeds this value
 )
@@ -67,14 +72,17 @@ CONTAINING = 5e-3
 MAX_DISTANCE = 1.5  # maximum distance |t| of a crossing x + t u from the start x of its line
 NO_CROSSING = 1e9  # position on a line that marks a missing crossing
 STEEP = 1e-3  # d hyperplanes define a corner if the determinant of their unit normals exceeds this value
-DEAD = 1e-3  # neurons with weights shorter than this share of the longest weight vector are dead
+# Neurons count as dead if the norm of their weights is below this share of the largest norm.
+DEAD = 1e-3
 SAME = 1e-4  # two hyperplanes count as equal if 1 - cosine of their normals is below this value
-CELL = 0.01  # side of a grid cell; the search scores at most one corner in each cell
-MIN_SEPARATION = 0.05  # minimum difference of two distinct corners in at least one column
-OUTSIDE = 0.02  # distance by which a recovered row may lie outside the value range
-# The score of a corner falls by MARGIN_PENALTY times the relative deviation of its margin from the median
-# margin of the best corners. The deviation counts up to MAX_DEVIATION. The penalty applies only if the
-# margins of the best corners themselves deviate from their median by less than SHARED_MARGIN.
+# Side of the cells of a grid; at most one corner (point where hyperplanes meet) is scored in each cell.
+CELL = 0.01
+# Two corners count as different if they differ by more than this in at least one column.
+MIN_SEPARATION = 0.05
+OUTSIDE = 0.02  # a recovered table row may exceed the value range by this distance
+# Training samples often have the same margin (output times label). If the margins of the best corners are
+# similar (within SHARED_MARGIN), a corner with another margin gets a lower score: MARGIN_PENALTY times the
+# relative deviation of its margin, at most MAX_DEVIATION, is subtracted.
 MARGIN_PENALTY, MAX_DEVIATION = 20.0, 0.5
 BEST_CORNERS, SHARED_MARGIN = 12, 0.15
 CANDIDATES = 240  # maximum number of returned candidates
@@ -104,7 +112,7 @@ class Planes:
 
     @classmethod
     def from_layer(cls, weight: Tensor, bias: Tensor, low: Tensor, high: Tensor) -> Planes:
-        """Return the distinct activation boundaries of a layer as hyperplanes.
+        """Create the hyperplanes of a layer: where the input of each neuron is zero. Equal ones appear once.
 
         Args:
             weight: (h, d) weights of the layer.
@@ -126,7 +134,7 @@ class Planes:
         return cls(plane_rows[is_first, :-1], plane_rows[is_first, -1])
 
     def distances(self, x: Tensor) -> Tensor:
-        """Return the distances (n, N) of points (n, d) from all N hyperplanes."""
+        """Compute the distances (n, N) between n points (n, d) and all N hyperplanes."""
         return (x @ self.normals.T + self.offsets).abs()
 
     def nearest(self, x: Tensor, count: int) -> Tensor:
@@ -153,8 +161,8 @@ class Planes:
         """
         normals, offsets = self.normals[index], self.offsets[index]
         is_steep = torch.linalg.det(normals).abs() > STEEP
-        x = torch.linalg.solve(normals[is_steep], -offsets[is_steep])
-        return x[is_inside(x)]
+        intersections = torch.linalg.solve(normals[is_steep], -offsets[is_steep])
+        return intersections[is_inside(intersections)]
 
     def settle(self, x: Tensor) -> Tensor:
         """Move points (n, d) by least squares onto nearby hyperplanes.
@@ -173,8 +181,10 @@ class Planes:
             normal_matrix = (is_close @ outer_products).reshape(-1, d, d) + 1e-4 * torch.eye(
                 d, dtype=x.dtype
             )
-            step = torch.linalg.solve(normal_matrix, -(is_close * distances) @ self.normals)
-            x = x + step.clamp(-widest, widest)
+            least_squares_step = torch.linalg.solve(
+                normal_matrix, -(is_close * distances) @ self.normals
+            )
+            x = x + least_squares_step.clamp(-widest, widest)
         return x
 
 
@@ -210,14 +220,16 @@ def make_upper_counter(chain: MLP, low: Tensor, high: Tensor) -> Counter:
             batches = [counts(batch) for batch in x.split(BATCH)]
             return [torch.cat(layer) for layer in zip(*batches, strict=True)]
         (first_weight, bias), result = layers[0], []
-        z = (low + (high - low) * x) @ first_weight.T + bias
+        pre_activations = (low + (high - low) * x) @ first_weight.T + bias
         z_gradient = (first_weight * (high - low)).expand(len(x), *first_weight.shape)
         for (weight, bias), outgoing_norm in zip(layers[1:], outgoing_norms[1:], strict=True):
-            z_gradient = weight @ (z_gradient * (z > 0)[..., None])
-            z = z.relu() @ weight.T + bias
+            z_gradient = weight @ (z_gradient * (pre_activations > 0)[..., None])
+            pre_activations = pre_activations.relu() @ weight.T + bias
             importance = weight.norm(dim=1) * outgoing_norm
             is_live = importance > DEAD * importance.max()
-            distances = (z.abs() / z_gradient.norm(dim=2).clamp(min=1e-30))[:, is_live]
+            distances = (pre_activations.abs() / z_gradient.norm(dim=2).clamp(min=1e-30))[
+                :, is_live
+            ]
             result.append(torch.stack([(distances < eps).sum(1) for eps in EPS], 1))
         return result
 
@@ -248,17 +260,18 @@ def search_corners(
 ) -> Corners:
     """Search for corners, which are points on many activation boundaries, on random lines, and rank them.
 
-    A row of the table lies on more boundaries than expected by chance. The score of a corner is the negative
-    logarithm of the probability that a Poisson variable reaches its number of boundaries. The mean of the
-    Poisson variable is the mean number at random corners (:func:`sample_chance_corners`).
+    A row of the table lies on more boundaries than expected by chance. The score of a corner is the
+    negative logarithm of the probability that a Poisson variable reaches its number of boundaries. The mean
+    of the Poisson variable is the mean number at random corners (:func:`sample_chance_corners`).
 
     Args:
-        planes: Hyperplanes of the first layer.
+        planes: Activation boundaries of the first layer's neurons (hyperplanes).
         lines: Minimum number of random lines to draw.
         seed: Seed of the random lines.
-        count_upper: Function that counts the boundaries of the layers above (:func:`make_upper_counter`).
-        margin: Function from points (n, d) to margins (n,) of the network. If None, margins do not change the
-            score.
+        count_upper: Function that counts activation boundaries of higher layers near points
+            (:func:`make_upper_counter`).
+        margin: Function from points (n, d) to margins (n,) of the network. If None, margins do not change
+            the score.
 
     Returns:
         The distinct corners, best first.
@@ -269,36 +282,45 @@ def search_corners(
         random_points = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
         crossings.append(find_crossings(planes, random_points, generator))
         lines_drawn += BATCH * DRAWS
-    x = _thin(planes, torch.cat(crossings), min(MAX_POINTS, lines_drawn // LINES_PER_POINT))
-    x = planes.settle(x)
-    x = x[is_inside(x)]
+    corner_points = _thin(
+        planes, torch.cat(crossings), min(MAX_POINTS, lines_drawn // LINES_PER_POINT)
+    )
+    corner_points = planes.settle(corner_points)
+    corner_points = corner_points[is_inside(corner_points)]
 
-    def count_layers(x: Tensor) -> list[Tensor]:
-        return [count_excess(planes, x), *(count_upper(x) if count_upper is not None else [])]
+    def count_layers(corner_points: Tensor) -> list[Tensor]:
+        return [
+            count_excess(planes, corner_points),
+            *(count_upper(corner_points) if count_upper is not None else []),
+        ]
 
     chance_counts = count_layers(sample_chance_corners(planes, generator))
-    score = torch.zeros(len(x), dtype=torch.float64)
-    for counts, chance in zip(count_layers(x), chance_counts, strict=True):
-        # Training samples among the random corners would raise the mean, so large counts are clamped.
+    score = torch.zeros(len(corner_points), dtype=torch.float64)
+    for counts, chance in zip(count_layers(corner_points), chance_counts, strict=True):
+        # Some of the random corners may be training samples. Their large counts are limited, so that they
+        # do not raise the mean.
         chance_rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
         # Compute the probability that a Poisson variable with the mean ``chance_rates`` reaches the count.
         tail_probabilities = torch.from_numpy(
             gammainc(counts.numpy(), chance_rates.clamp(min=1e-6).numpy())
         )
         score -= tail_probabilities.log().amin(1).clamp(min=-700.0)
-    if margin is not None and len(x):
-        margin_of_x, best_corners = margin(x), _select_distinct(x, score)[:BEST_CORNERS]
+    if margin is not None and len(corner_points):
+        margin_of_x, best_corners = (
+            margin(corner_points),
+            _select_distinct(corner_points, score)[:BEST_CORNERS],
+        )
         margin_deviation = (
             margin_of_x / margin_of_x[best_corners].median().clamp(min=1e-30) - 1
         ).abs()
         if margin_deviation[best_corners].median() < SHARED_MARGIN:
             score -= MARGIN_PENALTY * margin_deviation.clamp(max=MAX_DEVIATION)
-    distinct_index = _select_distinct(x, score)
-    return Corners(x[distinct_index], score[distinct_index], lines_drawn)
+    distinct_index = _select_distinct(corner_points, score)
+    return Corners(corner_points[distinct_index], score[distinct_index], lines_drawn)
 
 
 def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
-    """Return one point of each grid cell, because many lines find the same point.
+    """Keep one point in each grid cell, because many random lines lead to the same point.
 
     The returned point lies on more hyperplanes than the other points of the cell.
 
@@ -315,13 +337,13 @@ def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
 
 
 def count_excess(planes: Planes, x: Tensor) -> Tensor:
-    """Count the hyperplanes near each point, in excess of the number of columns d.
+    """Count the hyperplanes near each point, minus the number of columns d.
 
-    A corner in d dimensions is the intersection of at least d hyperplanes. Only further hyperplanes near the
-    corner are a sign of a training sample.
+    A corner in d dimensions is the intersection of at least d hyperplanes. Only further hyperplanes near
+    the corner are a sign of a training sample.
 
     Args:
-        planes: Hyperplanes of the first layer.
+        planes: Activation boundaries of the first layer's neurons (hyperplanes).
         x: (k, d) points.
 
     Returns:
@@ -337,29 +359,30 @@ def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
     The number of activation boundaries near these corners is the number that is expected by chance.
 
     Args:
-        planes: Hyperplanes of the first layer.
+        planes: Activation boundaries of the first layer's neurons (hyperplanes).
         generator: Random number generator.
 
     Returns:
         (k, d) corners.
     """
-    d = planes.normals.shape[1]
-    random_points = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
+    column_count = planes.normals.shape[1]
+    random_points = torch.rand(BATCH, column_count, generator=generator, dtype=torch.float64)
     near_planes = planes.nearest(random_points, CROSSING)
     random_orders = [
-        torch.rand(near_planes.shape, generator=generator).argsort(1)[:, :d] for _ in range(DRAWS)
+        torch.rand(near_planes.shape, generator=generator).argsort(1)[:, :column_count]
+        for _ in range(DRAWS)
     ]
     return torch.cat([planes.intersect(near_planes.gather(1, index)) for index in random_orders])
 
 
 def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -> Tensor:
-    """Find the points at which several hyperplanes cross a random line close to each other.
+    """Find points on random lines near which several hyperplanes cross the line.
 
-    A line x + t u is the intersection of d - 1 hyperplanes near a given point. The function chooses x as the
-    point on the line for which the vector from the given point is orthogonal to a random direction.
+    A line x + t u is the intersection of d - 1 hyperplanes near a given point. The function chooses x as
+    the point on the line for which the vector from the given point is orthogonal to a random direction.
 
     Args:
-        planes: Hyperplanes of the first layer.
+        planes: Activation boundaries of the first layer's neurons (hyperplanes).
         around: (B, d) random points. The function draws DRAWS lines near each point.
         generator: Random number generator.
 
@@ -368,49 +391,55 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
     """
     n, d = around.shape
     near_planes = planes.nearest(around, CROSSING)
-    A = planes.normals[near_planes]
-    # A hyperplane near the point p in ``around`` is {x: A (x - p) + c = 0}.
-    c = planes.offsets[near_planes] + (A @ around[..., None])[..., 0]
+    near_normals = planes.normals[near_planes]
+    # A hyperplane near the point p in ``around`` is {x: near_normals (x - p) + near_offsets = 0}.
+    near_offsets = planes.offsets[near_planes] + (near_normals @ around[..., None])[..., 0]
     choice_count = min(d + SPARE, near_planes.shape[1])
     chosen_planes = torch.rand(n, DRAWS, choice_count, generator=generator).topk(d - 1, 2).indices
     point_index = torch.arange(n)[:, None, None]
     random_direction = torch.randn(n, DRAWS, 1, d, generator=generator, dtype=torch.float64)
     right_sides = torch.zeros(n, DRAWS, d, 2, dtype=torch.float64)
-    right_sides[:, :, :-1, 0], right_sides[:, :, -1, 1] = -c[point_index, chosen_planes], 1
+    right_sides[:, :, :-1, 0], right_sides[:, :, -1, 1] = (
+        -near_offsets[point_index, chosen_planes],
+        1,
+    )
     solutions = torch.linalg.solve_ex(
-        torch.cat([A[point_index, chosen_planes], random_direction], 2), right_sides
+        torch.cat([near_normals[point_index, chosen_planes], random_direction], 2), right_sides
     ).result
-    x, u = solutions[..., 0], F.normalize(solutions[..., 1], dim=2)
-    slope, distance = u @ A.mT, x @ A.mT + c[:, None]
+    crossing_points, u = solutions[..., 0], F.normalize(solutions[..., 1], dim=2)
+    slope, distance = u @ near_normals.mT, crossing_points @ near_normals.mT + near_offsets[:, None]
     contains_line = (slope.abs() < CONTAINING) & (distance.abs() < EPS[-1])
     containing_count = contains_line.sum(2) - (d - 1)
-    t = -distance / slope
-    # Missing crossings get positions far from each other, so that they form no group.
-    missing_positions = NO_CROSSING * (1 + torch.arange(t.shape[2], dtype=torch.float64))
-    is_crossing = (slope.abs() > FLAT) & (t.abs() < MAX_DISTANCE)
-    t = torch.where(is_crossing, t, missing_positions).sort(2).values
+    line_positions = -distance / slope
+    # Missing crossings get positions that are far from each other, so that they are not taken for one
+    # point.
+    missing_positions = NO_CROSSING * (
+        1 + torch.arange(line_positions.shape[2], dtype=torch.float64)
+    )
+    is_crossing = (slope.abs() > FLAT) & (line_positions.abs() < MAX_DISTANCE)
+    line_positions = torch.where(is_crossing, line_positions, missing_positions).sort(2).values
     corner_points = [around[:0]]
     for crossing in range(1, GROUP + 1):
         i, k = (crossing + containing_count.clamp(min=0) >= GROUP).nonzero(as_tuple=True)
-        first_crossing = t[i, k][:, : t.shape[2] + 1 - crossing]
-        last_crossing = t[i, k][:, crossing - 1 :]
+        first_crossing = line_positions[i, k][:, : line_positions.shape[2] + 1 - crossing]
+        last_crossing = line_positions[i, k][:, crossing - 1 :]
         row, j = (
             (last_crossing - first_crossing < WIDTH) & (first_crossing < MAX_DISTANCE)
         ).nonzero(as_tuple=True)
-        middle = (first_crossing[row, j] + last_crossing[row, j]) / 2
+        middle_position = (first_crossing[row, j] + last_crossing[row, j]) / 2
         i, k = i[row], k[row]
-        corner_points.append(around[i] + x[i, k] + u[i, k] * middle[:, None])
-    x = torch.cat(corner_points)
-    return x[is_inside(x)]
+        corner_points.append(around[i] + crossing_points[i, k] + u[i, k] * middle_position[:, None])
+    crossing_points = torch.cat(corner_points)
+    return crossing_points[is_inside(crossing_points)]
 
 
 def is_inside(x: Tensor) -> Tensor:
-    """Return the mask (n,) of the points (n, d) inside the value range, with a tolerance of OUTSIDE."""
+    """Return a mask (n,) of the points (n, d) that lie inside the value range, up to a tolerance."""
     return ((x > -OUTSIDE) & (x < 1 + OUTSIDE)).all(1)
 
 
 def _select_distinct(x: Tensor, score: Tensor) -> Tensor:
-    """Return indices of corners that differ by MIN_SEPARATION in at least one column, best first."""
+    """Return the indices of corners (points where many boundaries meet) that are different, best first."""
     is_selectable, index = torch.ones(len(x), dtype=torch.bool), []
     for i in score.argsort(descending=True, stable=True).tolist():
         if is_selectable[i]:
@@ -422,7 +451,7 @@ def _select_distinct(x: Tensor, score: Tensor) -> Tensor:
 
 
 class Hyperplanes(OneShotAttack):
-    """An attack that recovers table rows as corners where many activation boundaries meet."""
+    """The attack "corners": recovers table rows as points where many activation boundaries meet."""
 
     name: ClassVar[str] = "corners"
     pace: ClassVar[str] = "sized"
@@ -466,7 +495,9 @@ class Hyperplanes(OneShotAttack):
         return "with few columns, activation boundaries of the first layer meet on training samples"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Search for corners on random lines. The time limit ``seconds`` decides the number of lines.
+        """Search on random lines for corners, which are points where many activation boundaries meet.
+
+        The time limit ``seconds`` decides the number of lines.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -482,9 +513,9 @@ class Hyperplanes(OneShotAttack):
         assert chain is not None
         first_layer = chain.linears[0]
         assert first_layer.bias is not None
-        box = knowledge.box(torch.zeros(shape, dtype=torch.float64))
-        assert box is not None
-        low, high = (bound.flatten().expand(math.prod(shape)) for bound in box)
+        value_box = knowledge.box(torch.zeros(shape, dtype=torch.float64))
+        assert value_box is not None
+        low, high = (bound.flatten().expand(math.prod(shape)) for bound in value_box)
         weight, bias = first_layer.weight.detach().double(), first_layer.bias.detach().double()
         planes = Planes.from_layer(weight, bias, low, high)
         model = surface.copy_module().double()
@@ -502,20 +533,29 @@ class Hyperplanes(OneShotAttack):
         corners = search_corners(planes, line_count, self.seed, count_upper, margin_function)
         if not len(corners.x):
             raise InputError(
-                "The attack 'corners' found no point at which enough activation boundaries meet.",
+                "The attack 'corners' looks for points at which the activation boundaries of many neurons "
+                "meet; there is no such point.",
                 "Use another attack.",
             )
         max_candidates = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
-        x = (low + (high - low) * corners.x[:max_candidates]).reshape(-1, *shape)
+        candidates = (low + (high - low) * corners.x[:max_candidates]).reshape(-1, *shape)
         labels = predict_labels(outputs(corners.x[:max_candidates]))
         confidence = torch.sigmoid(
             CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:max_candidates]
         ).float()
-        selection = Selection.from_candidates(x, labels, torch.arange(len(x)), confidence)
+        selection = Selection.from_candidates(
+            candidates, labels, torch.arange(len(candidates)), confidence
+        )
         note = (
             f"corners drew {corners.lines} lines from {len(planes.offsets)} hyperplanes. According to "
             f"the scores, about {float(confidence.sum()):.0f} of the candidates are table rows"
         )
         return Reconstruction.from_candidates(
-            self.name, x, labels, torch.ones(len(x)), knowledge, selection=selection, notes=(note,)
+            self.name,
+            candidates,
+            labels,
+            torch.ones(len(candidates)),
+            knowledge,
+            selection=selection,
+            notes=(note,),
         )

@@ -1,1 +1,1 @@
-"""Attacks on the structure of decision trees."""
+"""Attacks that recover training data from decision trees."""

@@ -64,21 +64,21 @@ class ForestAttack(ForestSettings):
         model = target if isinstance(target, NamedForest) else read_forest(target)
         if reason := why_not(model.forest):
             raise InputError(
-                f"The attack 'forest' does not apply: {reason}.",
+                f"The attack 'forest' does not apply to these trees: {reason}.",
                 "To see what the trees in the file store, run `residuum scan FILE`.",
             )
         ranges = known_ranges(knowledge or Knowledge(), model.forest.columns)
         start_time = time.monotonic()
         if model.forest.is_classifier:
             seconds = min(self.seconds, SECONDS) if self.rows else 0.0
-            table = recover_labels(model, ranges, seconds, self.seed, progress)
+            recovered_table = recover_labels(model, ranges, seconds, self.seed, progress)
         else:
-            table = recover_regression(model, ranges, progress)
-        return table.replace(seconds=round(time.monotonic() - start_time, 3))
+            recovered_table = recover_regression(model, ranges, progress)
+        return recovered_table.replace(seconds=round(time.monotonic() - start_time, 3))
 
 
 def read_forest(target: Release | str | Path) -> NamedForest:
-    """Return the largest forest of a release.
+    """Return the largest forest of decision trees in a model file.
 
     Args:
         target: The release, or its path.
@@ -100,7 +100,7 @@ def read_forest(target: Release | str | Path) -> NamedForest:
 
 
 def why_not(forest: Forest) -> str:
-    """Return why the attack "forest" does not apply to a forest, "" if it applies."""
+    """Return why the training table cannot be recovered from a forest, "" if it can."""
     if forest.kind == BOOSTING:
         return (
             "trees of boosting are fitted to residuals, so their leaves do not store targets, but their "
@@ -112,7 +112,7 @@ def why_not(forest: Forest) -> str:
 
 
 def known_ranges(knowledge: Knowledge, columns: int) -> tuple[Floats, Floats] | None:
-    """Return the smallest and the largest value of each column that the attacker knows.
+    """Return the value ranges of the columns that the attacker knows.
 
     Args:
         knowledge: What the attacker knows.
@@ -128,8 +128,8 @@ def known_ranges(knowledge: Knowledge, columns: int) -> tuple[Floats, Floats] | 
         range_limits = knowledge.column_ranges.double().numpy()
         if range_limits.shape != (2, columns):
             raise InputError(
-                f"The ranges of the columns must be two rows of {columns} numbers, as the forest has "
-                f"{columns} columns; got shape {range_limits.shape}.",
+                f"The ranges of the columns must be an array of shape (2, {columns}), because the forest "
+                f"has {columns} columns; got shape {range_limits.shape}.",
                 "Pass the smallest and the largest value of every column, in the order of the columns.",
             )
         return range_limits[0], range_limits[1]
@@ -144,7 +144,7 @@ def recover_regression(
     ranges: tuple[Floats, Floats] | None,
     progress: Callable[[str], None] = lambda text: None,
 ) -> RecoveredTable:
-    """Recover the table of a regression forest.
+    """Recover the training table of a regression forest.
 
     Args:
         model: The forest.
@@ -154,17 +154,17 @@ def recover_regression(
     Returns:
         The table.
     """
-    table = recover_table(model.forest, ranges, progress)
+    recovered_table = recover_table(model.forest, ranges, progress)
     return RecoveredTable(
         model=model.name,
         trees=len(model.forest.trees),
-        low=torch.from_numpy(table.low),
-        high=torch.from_numpy(table.high),
-        is_exact=torch.from_numpy(table.is_exact),
-        is_likely=torch.from_numpy(table.is_likely),
-        is_missing=torch.from_numpy(table.is_missing),
-        targets=torch.from_numpy(table.targets),
-        has_row_order=table.has_row_order,
+        low=torch.from_numpy(recovered_table.low),
+        high=torch.from_numpy(recovered_table.high),
+        is_exact=torch.from_numpy(recovered_table.is_exact),
+        is_likely=torch.from_numpy(recovered_table.is_likely),
+        is_missing=torch.from_numpy(recovered_table.is_missing),
+        targets=torch.from_numpy(recovered_table.targets),
+        has_row_order=recovered_table.has_row_order,
         records_in_file=model.forest.records,
         names=model.forest.names,
     )
@@ -191,12 +191,12 @@ def recover_labels(
         found no table that fits the forest.
     """
     forest = model.forest
-    counts = bootstrap_counts(forest)
-    labels = np.full(0, -1) if counts is None else find_labels(forest, counts)
+    draw_counts = bootstrap_counts(forest)
+    labels = np.full(0, -1) if draw_counts is None else find_labels(forest, draw_counts)
     progress(f"{int((labels >= 0).sum())} of {len(labels)} labels are known")
     rows, note = None, ""
-    if counts is not None and seconds > 0:
-        rows, note = _estimate_rows(forest, counts, labels, ranges, seconds, seed, progress)
+    if draw_counts is not None and seconds > 0:
+        rows, note = _estimate_rows(forest, draw_counts, labels, ranges, seconds, seed, progress)
     shape = (len(labels), forest.columns)
     no_flags = torch.zeros(shape, dtype=torch.bool)
     low, high = torch.full(shape, -torch.inf), torch.full(shape, torch.inf)
@@ -234,12 +234,14 @@ def _estimate_rows(
     if reason := why_no_rows(forest, labels):
         return None, f"The values of the columns were not estimated: {reason}."
     try:
-        rows = recover_class_table(forest, counts, labels, ranges, seconds, seed, progress)
+        estimated_table = recover_class_table(
+            forest, counts, labels, ranges, seconds, seed, progress
+        )
     except MissingExtraError as problem:
         return None, f"The values of the columns were not estimated. {problem}"
-    if rows is None:
+    if estimated_table is None:
         return None, (
             "The values of the columns were not estimated: the search found no table that fits the forest "
             f"within {seconds:.3g} seconds."
         )
-    return rows, MANY_TABLES.format(rows.tables)
+    return estimated_table, MANY_TABLES.format(estimated_table.tables)

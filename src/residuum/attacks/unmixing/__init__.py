@@ -1,1 +1,1 @@
-"""Attacks that separate the mixtures of samples in the rows of a dense layer."""
+"""Attacks that recover samples from the rows of a weight matrix, which are mixtures of training samples."""

@@ -60,8 +60,8 @@ DRIFT = 3e-4
 # In layers with more leading singular vectors, the samples cannot be separated.
 MAX_RANK_SHARE = 0.5
 CANDIDATES = 32  # maximum number of separated feature vectors that the attack inverts to images
-UNMIXING = 0.3  # share of the time limit that the attack spends on unmixing
-SAME = 0.9  # minimum cosine of two versions of the same image
+UNMIXING = 0.3  # share of the time limit that the attack spends on separating feature vectors
+SAME = 0.9  # minimum cosine similarity of two versions of the same image
 # Constants (a, b) of the probability that an image has NCC > 0.8 with a training image. This probability is
 # sigmoid(a + b log10(s)), where s is the share of the image's features outside the span of the dense layer.
 # The constants were fitted on 61 images (54 of them training images) of four networks that appear in no
@@ -76,7 +76,7 @@ ASSUMES = (
 
 @dataclass(frozen=True)
 class Descent:
-    """Settings of a gradient descent on images with Adam.
+    """Settings of a search for images by gradient descent with Adam.
 
     Attributes:
         steps: Number of steps.
@@ -92,7 +92,8 @@ class Descent:
 
 
 INVERT, SETTLE = Descent(150, 0.05, 0.3), Descent(250, 0.03, 0.03)
-PRIOR_DECAY = 0.1  # weight of the prior at the end of a descent, as a share of the initial weight
+# Weight of the penalty on images at the end of a gradient descent, as a share of its initial weight.
+PRIOR_DECAY = 0.1
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +118,14 @@ class BackboneLayer:
 
 
 class Backbone:
-    """The layers of a network up to the input of a dense layer.
+    """The backbone of a network: its layers up to the input of the first dense layer.
 
     A call maps samples (n, *shape) to the inputs (n, D) of the dense layer. The dense layer and the layers
     after it do not run.
     """
 
     class _Reached(Exception):
-        """Exception that carries the features out of the forward pass and skips the remaining layers."""
+        """Exception that stops a forward pass at a layer and carries the features of this layer."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         self.model, self.layer = model, model.get_submodule(name)
@@ -143,7 +144,8 @@ class Backbone:
         finally:
             hook.remove()
         raise InputError(
-            "The forward pass of the network did not reach the dense layer behind the backbone.",
+            "The forward pass of the network must use the dense layer behind the backbone (the first "
+            "layers); it did not.",
             "Use another attack.",
         )
 
@@ -208,7 +210,7 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
     return "", ()
 
 
-@lru_cache(maxsize=2)  # why_not and find both read the layer
+@lru_cache(maxsize=2)  # the result is cached, because the methods why_not and find both need it
 def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer | str:
     """Read the dense layer behind the backbone and subtract its initial weights.
 
@@ -234,34 +236,37 @@ def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer
         )
     if name not in surface.equations:
         return f"the optimizer state lacks {name}, the first dense layer"
-    rows = surface.target[f"{name}.weight"].float()
-    if (needed := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
+    weight_rows = surface.target[f"{name}.weight"].float()
+    if (needed := estimate_layer_bytes(*weight_rows.shape)) > MAX_BYTES:
         return (
             f"the attack would need about {needed / 2**30:.1f} GiB of memory; the limit is "
             f"{MAX_BYTES / 2**30:.0f} GiB"
         )
     initial_share, theta0 = 1.0, knowledge.theta0
     if theta0 is not None and surface.name == WEIGHTS:
-        initial_weights = theta0[f"{name}.weight"].to(rows)
-        initial_share, size = estimate_initial_share(rows, initial_weights), rows.norm()
-        rows = rows - initial_share * initial_weights
-        if rows.norm() <= 10 * ROUNDING * size:
+        initial_weights = theta0[f"{name}.weight"].to(weight_rows)
+        initial_share, size = (
+            estimate_initial_share(weight_rows, initial_weights),
+            weight_rows.norm(),
+        )
+        weight_rows = weight_rows - initial_share * initial_weights
+        if weight_rows.norm() <= 10 * ROUNDING * size:
             return "the first dense layer equals its initial weights up to a factor and rounding"
-    if not bool(rows.any()):
+    if not bool(weight_rows.any()):
         return "the first dense layer was not trained"
-    layer = Layer.from_rows(rows)
+    layer = Layer.from_rows(weight_rows)
     if theta0 is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
         return (
             f"the initial weights of {name} are neither small nor known: their noise reaches "
             f"{layer.edge:.0%} of the largest singular value"
         )
     rank, wide = (int((share * layer.S[0] < layer.S).sum()) for share in (LEADING, DRIFT))
-    if not 2 <= rank <= MAX_RANK_SHARE * len(rows):
+    if not 2 <= rank <= MAX_RANK_SHARE * len(weight_rows):
         return (
-            f"the {len(rows)} neurons of {name} use {rank} directions; the attack needs at least 2, and "
-            f"at most {MAX_RANK_SHARE:.0%} of the number of neurons"
+            f"the {len(weight_rows)} neurons of {name} use {rank} directions; the attack needs at least 2, "
+            f"and at most {MAX_RANK_SHARE:.0%} of the number of neurons"
         )
-    return BackboneLayer(name, rows, shape, rank, layer.V[:wide].float(), initial_share)
+    return BackboneLayer(name, weight_rows, shape, rank, layer.V[:wide].float(), initial_share)
 
 
 def invert_features(
@@ -288,10 +293,10 @@ def invert_features(
     x = x.detach().clone().requires_grad_()
     ones, adam = x.new_ones(1, len(x)), torch.optim.Adam([x], descent.rate)
     for step in range(descent.steps):
-        progress = step / descent.steps
-        cosine_factor = (1 + math.cos(math.pi * progress)) / 2
+        share_of_steps = step / descent.steps
+        cosine_factor = (1 + math.cos(math.pi * share_of_steps)) / 2
         adam.param_groups[0]["lr"] = descent.rate * (0.1 + 0.9 * cosine_factor)
-        prior_weight = descent.prior * PRIOR_DECAY**progress
+        prior_weight = descent.prior * PRIOR_DECAY**share_of_steps
         loss = distance(backbone(x)).mean() + prior_weight * prior.penalty(x[None], ones)[0]
         adam.zero_grad()
         loss.backward(inputs=[x])
@@ -322,12 +327,12 @@ def distance_from_span(V: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def orient_sources(sources: Tensor) -> Tensor:
-    """Return feature vectors with signs that make large values positive, like features after a ReLU."""
+    """Choose the signs of feature vectors so that large values are positive, as after a ReLU."""
     return sources * sources.pow(3).sum(1, keepdim=True).sign()
 
 
 class BehindBackbone(OneShotAttack):
-    """An attack behind a backbone: find features of single samples in a dense layer, then their images."""
+    """The attack "trunk": recover features of single samples from a dense layer, and then their images."""
 
     name: ClassVar[str] = "trunk"
     pace: ClassVar[str] = "sized"
@@ -355,7 +360,7 @@ class BehindBackbone(OneShotAttack):
         return "the first dense layer spans the features of training images, which few images share"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Separate the dense layer into features of training images, and invert the features to images.
+        """Recover features of training images from the rows of a dense layer, and then the images.
 
         The time limit ``seconds`` of the settings decides the number of steps.
 
@@ -369,42 +374,48 @@ class BehindBackbone(OneShotAttack):
         layer = read_backbone_layer(surface, knowledge)
         assert isinstance(layer, BackboneLayer)
         shape, device = surface.sample_shape(knowledge), self.device
-        rows = layer.rows.to(device)
+        layer_rows = layer.rows.to(device)
         value_count = 2 * math.prod(layer.shape)
-        effort = choose_effort(UNMIXING * self.seconds, layer.rank, value_count, device)
-        separated = unmix(rows, layer.shape, effort, rank=layer.rank, seed=self.seed)
+        computation_plan = choose_effort(UNMIXING * self.seconds, layer.rank, value_count, device)
+        separated = unmix(
+            layer_rows, layer.shape, computation_plan, rank=layer.rank, seed=self.seed
+        )
         centers = separated.centers
         is_group_member = torch.ones(len(separated.x), dtype=torch.bool)
         is_group_member[centers] = False
-        # Similar sources of several runs form a group. The first source of every group is the mean of the
-        # group. The first sources of all groups come first, and then the other sources.
-        order = torch.cat([centers, is_group_member.nonzero().flatten()])
-        sources = orient_sources(separated.x[order[:CANDIDATES]].to(device))
+        # Sources (recovered vectors) from several runs that are similar form a group, and each group is
+        # represented by its mean. The means of all groups come first, and the other sources follow.
+        source_order = torch.cat([centers, is_group_member.nonzero().flatten()])
+        sources = orient_sources(separated.x[source_order[:CANDIDATES]].to(device))
         model = surface.copy_module().to(device, torch.float32).requires_grad_(False)
         backbone = Backbone(model, layer.name)
         low, high = knowledge.value_range or (0.0, 1.0)
         prior = SparseGradients(1.0, knowledge=Knowledge(shape=shape, value_range=(low, high)))
-        x = torch.randn(len(sources), *shape, generator=stream("trunk", self.seed)).to(device)
-        x = INVERT.noise * (high - low) * x
-        box = knowledge.box(x[0])
+        images = torch.randn(len(sources), *shape, generator=stream("trunk", self.seed)).to(device)
+        images = INVERT.noise * (high - low) * images
+        pixel_bounds = knowledge.box(images[0])
         distance_functions = {
             INVERT: distance_from_source(sources),
             SETTLE: distance_from_span(layer.span.to(device)),
         }
-        step_share = self._share_of_steps(backbone, x)
+        step_share = self._share_of_steps(backbone, images)
         for descent, distance in distance_functions.items():
             shortened_descent = replace(descent, steps=max(1, int(step_share * descent.steps)))
-            x, share_outside = invert_features(backbone, x, distance, shortened_descent, prior, box)
-        share_outside, order = share_outside.double().cpu().clamp(min=1e-12).sort()
-        x = x.double().cpu()[order]
+            images, share_outside = invert_features(
+                backbone, images, distance, shortened_descent, prior, pixel_bounds
+            )
+        share_outside, source_order = share_outside.double().cpu().clamp(min=1e-12).sort()
+        images = images.double().cpu()[source_order]
         with torch.no_grad():
-            labels = predict_labels(model(x.to(device, torch.float32))).cpu()
-        result = Reconstruction.from_candidates(self.name, x, labels, torch.ones(len(x)), knowledge)
+            labels = predict_labels(model(images.to(device, torch.float32))).cpu()
+        result = Reconstruction.from_candidates(
+            self.name, images, labels, torch.ones(len(images)), knowledge
+        )
         notes = self._notes(layer, separated.runs, share_outside)
-        return result.replace(selection=select_images(x, labels, share_outside), notes=notes)
+        return result.replace(selection=select_images(images, labels, share_outside), notes=notes)
 
     def _share_of_steps(self, backbone: Backbone, x: Tensor) -> float:
-        """Return the share of the gradient steps that fit into the time limit ``seconds`` of the settings."""
+        """Return the share of the planned gradient steps that fit into the time limit ``seconds``."""
         if self.seconds == math.inf:
             return 1.0
 
@@ -435,7 +446,7 @@ class BehindBackbone(OneShotAttack):
 
 
 class BehindBackboneOptimizerState(BehindBackbone):
-    """The attack behind a backbone, applied to an optimizer state instead of the weights."""
+    """The attack "trunk" on an optimizer state instead of the weights."""
 
     name: ClassVar[str] = "trunk-moment"
     surface: ClassVar[str] = MOMENT
@@ -455,8 +466,8 @@ def select_images(x: Tensor, labels: Tensor, share_outside: Tensor) -> Selection
     unit_images = F.normalize(x.flatten(1))
     distinct = find_distinct(unit_images, SAME)
     member_counts = torch.zeros(len(distinct), dtype=torch.long)
-    nearest = (unit_images @ unit_images[distinct].T).abs().argmax(1)
-    member_counts.index_add_(0, nearest, torch.ones_like(nearest))
+    nearest_distinct = (unit_images @ unit_images[distinct].T).abs().argmax(1)
+    member_counts.index_add_(0, nearest_distinct, torch.ones_like(nearest_distinct))
     log_share = share_outside[distinct].log10()
     confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * log_share).float()
     return Selection.from_candidates(x, labels, distinct, confidence, members=member_counts)

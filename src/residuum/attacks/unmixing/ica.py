@@ -54,21 +54,24 @@ from residuum.networks.spectrum import noise_edge
 
 # Singular values of float32 weights below this share of the largest singular value are rounding errors.
 ROUNDING = 1e-7
-# Minimum ratio of two successive singular values if the first comes from samples and the second from noise.
+# Let two successive singular values be given, the first from training samples and the second from noise.
+# Their ratio is at least this number.
 CLIFF = 10.0
 # Singular values of float32 sources below this share of the largest singular value are rounding errors.
 SOUND = 1e-5
-SAME = 0.9  # minimum absolute cosine of two versions of the same sample
-COLUMNS = 1 << 16  # number of columns of a wide layer that are converted to float64 at a time
+SAME = 0.9  # minimum absolute cosine similarity of two versions of the same sample
+# Number of columns of a wide layer that are converted to float64 at a time, to limit the memory.
+COLUMNS = 1 << 16
 Domain = Callable[[Tensor], Tensor]
-DISTINCT = 0.5  # maximum absolute cosine of two whitened sources that count as different
+# Two sources (recovered samples) count as different if their absolute cosine similarity is at most this.
+DISTINCT = 0.5
 # Candidates with a roughness below this share of the median roughness are unseparated mixtures of samples.
 SMOOTH = 0.6
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The amount of computation of the unmixing attack, which makes several runs.
+    """The amount of computation of the attack "unmix", which makes several runs.
 
     The rank of a layer is the number of singular values of its weight matrix that exceed the noise.
 
@@ -121,7 +124,7 @@ class Sources:
         group: (k,) number of the group of each row of ``x``. Similar sources of several runs form a group.
             The rows of a group are the mean of the group and the source of a single run.
         runs: Number of runs on the whole layer, and number of runs on clusters.
-        rank: Number of singular values of the layer's weight matrix that exceed the noise.
+        rank: Number of singular values of the layer's weights above the noise of the initial weights.
         edge: Largest singular value of the noise, as a share of the largest singular value of the layer.
     """
 
@@ -177,7 +180,8 @@ def unmix(
     layer = replace(layer, rank=rank or layer.rank)
     if layer.rank < 2:
         raise InputError(
-            f"Unmixing needs at least two singular values above the noise; this layer has {layer.rank}.",
+            f"The attack 'unmix' needs a weight matrix with at least two singular values above the noise "
+            f"of the initial weights; the matrix of this layer has {layer.rank}.",
             "Pass the initial weights, or use another attack.",
         )
     separate = partial(_separate, shape=shape, domain=sparse_domain, effort=effort)
@@ -195,14 +199,14 @@ def unmix(
             )
             clusters = [rows[neurons] for neurons in cluster_neurons(layer, k, generator)]
             layers = [Layer.from_rows(cluster) for cluster in clusters if bool(cluster.any())]
-            # The clusters of a partition can contain the same samples, so they are not independent runs.
-            # All clusters together count as one run for each strength.
+            # The neurons are divided into clusters, and samples are recovered from each cluster. Two
+            # clusters can recover the same sample, so all clusters together count as one run.
             if sources := separate(layers, share, strengths, generator):
                 stride = len(strengths)
                 sources_by_run += [torch.cat(sources[i::stride]) for i in range(stride)]
     versions, run = torch.cat(sources_by_run), _run_numbers(sources_by_run)
-    # If the layer mixes too many samples (more partitions than planned), some sources are mixtures.
-    # Mixtures are smooth, so the attack drops smooth sources.
+    # If the layer mixes very many samples (more partitions than planned), some recovered sources are still
+    # mixtures. Mixtures are smooth, so smooth sources are dropped.
     if len(partitions) > len(effort.partitions):
         source_roughness = roughness(versions.reshape(-1, *shape), sparse_domain)
         is_rough = (
@@ -213,15 +217,15 @@ def unmix(
     x, group = merge_sources(versions, run, sparseness_ratios, effort.max_sources * layer.rank)
     in_run = match_runs(x.to(versions), versions, run).cpu().float()
     run_counts = layer_run_count, len(sources_by_run) - layer_run_count
-    support = in_run[:, :layer_run_count].sum(1) / layer_run_count
+    share_of_runs = in_run[:, :layer_run_count].sum(1) / layer_run_count
     cluster_support = in_run[:, layer_run_count:].sum(1) / max(1, run_counts[1])
-    return Sources(x, support, cluster_support, group, run_counts, layer.rank, layer.edge)
+    return Sources(x, share_of_runs, cluster_support, group, run_counts, layer.rank, layer.edge)
 
 
 def _choose_partitions(
     effort: Effort, sources_by_run: list[Tensor]
 ) -> tuple[list[tuple[float, int, int]], tuple[float, ...]]:
-    """Choose how the attack divides the neurons into clusters, and with which strengths it separates them.
+    """Choose into which clusters the neurons are divided, and with which settings each cluster is processed.
 
     A partition divides the neurons into clusters. A strength is the factor a of the contrast log cosh(a y) of
     a source y. The less the runs on the whole layer agree, the more partitions and strengths are used.
@@ -255,7 +259,7 @@ def _choose_partitions(
 
 
 def _run_numbers(sources_by_run: list[Tensor]) -> Tensor:
-    """Return for each source the number (k,) of the run that found the source."""
+    """Return for each source (recovered sample) the number of the run that found it."""
     lengths = torch.tensor([len(x) for x in sources_by_run])
     return torch.arange(len(sources_by_run)).repeat_interleave(lengths)
 
@@ -284,30 +288,42 @@ def _separate(
         strengths: Strengths a of the contrast log cosh(a y) of a source y.
         generator: Random number generator.
         shape: Shape of a sample.
-        domain: Domain in which samples are sparse.
+        domain: Name of the transform that makes most values of samples nearly zero.
         effort: Amount of computation.
 
     Returns:
         The sources (r, d) for each pair of a layer and a strength. The pairs of the first layer come first.
     """
-    r = max(2, round(share * sorted(layer.rank for layer in layers)[len(layers) // 2]))
-    layers = [layer for layer in layers if len(layer.U) > r]
+    source_count = max(2, round(share * sorted(layer.rank for layer in layers)[len(layers) // 2]))
+    layers = [layer for layer in layers if len(layer.U) > source_count]
     if not layers:
         return []
-    whitened = [whiten(layer.V[:r].reshape(-1, *shape), domain) for layer in layers]
-    Z = torch.stack([Z for Z, _ in whitened for _ in strengths])
-    a = torch.tensor(strengths * len(layers)).to(Z)
-    Q = iter(run_population(Z, a, effort.starts, effort.rounds, effort.iterations, generator))
+    whitened = [whiten(layer.V[:source_count].reshape(-1, *shape), domain) for layer in layers]
+    whitened_data = torch.stack([whitened_data for whitened_data, _ in whitened for _ in strengths])
+    contrast_strengths = torch.tensor(strengths * len(layers)).to(whitened_data)
+    solution_iterator = iter(
+        run_population(
+            whitened_data,
+            contrast_strengths,
+            effort.starts,
+            effort.rounds,
+            effort.iterations,
+            generator,
+        )
+    )
     sources = []
     for layer, (_, K) in zip(layers, whitened, strict=True):
-        V, A = layer.V[:r], (layer.U[:, :r] * layer.S[:r]).to(layer.V)
+        V, A = (
+            layer.V[:source_count],
+            (layer.U[:, :source_count] * layer.S[:source_count]).to(layer.V),
+        )
         for _ in strengths:
-            sources.append(orient_sources(next(Q) @ K, A, V))
+            sources.append(orient_sources(next(solution_iterator) @ K, A, V))
     return sources
 
 
 def orient_sources(B: Tensor, A: Tensor, V: Tensor) -> Tensor:
-    """Return the sources B V with length 1 and the sign of samples.
+    """Scale recovered sources B V to length 1, and give them the sign of the samples.
 
     The rows A V of a layer are mixtures C B V of the sources. The sign is explained in :func:`_separate`.
 
@@ -319,16 +335,16 @@ def orient_sources(B: Tensor, A: Tensor, V: Tensor) -> Tensor:
     Returns:
         The sources (r, d).
     """
-    C, singular = torch.linalg.solve_ex(B, A, left=False)
+    mixing_coefficients, singular = torch.linalg.solve_ex(B, A, left=False)
     if singular:  # the matrix has no inverse, because two estimated samples are equal
-        C = A @ torch.linalg.pinv(B)
-    sign = (C.square() * (A @ B.T)).sum(0).sign()
-    return torch.nn.functional.normalize(B @ V) * sign[:, None]
+        mixing_coefficients = A @ torch.linalg.pinv(B)
+    source_signs = (mixing_coefficients.square() * (A @ B.T)).sum(0).sign()
+    return torch.nn.functional.normalize(B @ V) * source_signs[:, None]
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Singular value decomposition U S V^T of the rows (h, d) of a layer.
+    """The singular value decomposition U S V^T of the weight matrix of a layer, with h rows of d values.
 
     Attributes:
         U: Left singular vectors.
@@ -359,19 +375,21 @@ class Layer:
         """
         h, d = rows.shape
         blocks = rows.split(COLUMNS, int(h <= d))
-        gram = torch.zeros(())
+        gram_matrix = torch.zeros(())
         for block in map(Tensor.double, blocks):
-            gram = gram.to(block) + (block @ block.T if h <= d else block.T @ block)
-        squares, vectors = torch.linalg.eigh(gram)
+            gram_matrix = gram_matrix.to(block) + (block @ block.T if h <= d else block.T @ block)
+        squares, vectors = torch.linalg.eigh(gram_matrix)
         S, vectors = squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
         inverse_values = torch.where(1e-8 * S[0] < S, 1 / S, 0.0)
         if h <= d:
-            V = [
+            right_vector_blocks = [
                 (inverse_values[:, None] * (vectors.T @ block.double())).float() for block in blocks
             ]
-            return cls(vectors, S, torch.cat(V, 1), *estimate_clean_rank(S.cpu(), h, d))
-        U = torch.cat([(block.double() @ vectors) * inverse_values for block in blocks])
-        return cls(U, S, vectors.T.float(), *estimate_clean_rank(S.cpu(), h, d))
+            return cls(
+                vectors, S, torch.cat(right_vector_blocks, 1), *estimate_clean_rank(S.cpu(), h, d)
+            )
+        left_vectors = torch.cat([(block.double() @ vectors) * inverse_values for block in blocks])
+        return cls(left_vectors, S, vectors.T.float(), *estimate_clean_rank(S.cpu(), h, d))
 
 
 def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
@@ -395,9 +413,9 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
     rounding_threshold = ROUNDING * float(values[0])
     rank = min(rank, int((values > rounding_threshold).sum()))
     clamped_values = values.clamp(min=rounding_threshold)[1 : rank + 1]
-    ratios = clamped_values[:-1] / clamped_values[1:]
-    if len(ratios) and float(ratios.max()) >= CLIFF:
-        rank = 2 + int(ratios.argmax())
+    successive_ratios = clamped_values[:-1] / clamped_values[1:]
+    if len(successive_ratios) and float(successive_ratios.max()) >= CLIFF:
+        rank = 2 + int(successive_ratios.argmax())
     return rank, edge
 
 
@@ -447,23 +465,28 @@ def choose_domain(name: str, shape: tuple[int, ...]) -> str:
 
 
 def whiten(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-    """Map directions to the domain in which samples are sparse, and whiten the result.
+    """Transform directions so that samples become sparse, and whiten the result (unit covariance).
 
     The result Z = (mapped directions - mean) K^T has unit covariance. After whitening, every mixture of
-    independent sources is a rotation of the sources. The search is then limited to orthogonal r x r matrices.
+    independent sources is a rotation of the sources. The search is then limited to orthogonal r x r
+    matrices.
 
     Args:
         directions: (r, *shape) directions that span the rows of a layer.
-        domain: Domain in which samples are sparse.
+        domain: Name of the transform that makes most values of samples nearly zero.
 
     Returns:
         The whitened directions Z (N, r) and the whitening matrix K (r, r).
     """
-    G = domain(directions).T
-    G = G - G.mean(0)
-    squares, vectors = torch.linalg.eigh((G.T @ G / len(G)).double())
-    K = (vectors / squares.clamp(min=1e-12 * squares[-1]).sqrt()).T.to(G)
-    return G @ K.T, K
+    transformed_directions = domain(directions).T
+    transformed_directions = transformed_directions - transformed_directions.mean(0)
+    squares, vectors = torch.linalg.eigh(
+        (transformed_directions.T @ transformed_directions / len(transformed_directions)).double()
+    )
+    whitening_matrix = (vectors / squares.clamp(min=1e-12 * squares[-1]).sqrt()).T.to(
+        transformed_directions
+    )
+    return transformed_directions @ whitening_matrix.T, whitening_matrix
 
 
 def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tensor:
@@ -486,14 +509,14 @@ def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tenso
         scaled_vectors = vectors * torch.maximum(squares, smallest_square).rsqrt()[..., None, :]
         return scaled_vectors @ (vectors.mT @ P)
     norms = torch.linalg.matrix_norm(P, 1) * torch.linalg.matrix_norm(P, math.inf)
-    Q = P / norms.sqrt()[..., None, None]
-    identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
+    orthogonal_matrices = P / norms.sqrt()[..., None, None]
+    identity_matrix = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
     for k in range(max_iterations):
-        gram = Q.mT @ Q
-        if k % 4 == 3 and float((gram - identity).abs().max()) < tolerance:
+        gram_matrices = orthogonal_matrices.mT @ orthogonal_matrices
+        if k % 4 == 3 and float((gram_matrices - identity_matrix).abs().max()) < tolerance:
             break
-        Q = 1.5 * Q - 0.5 * Q @ gram
-    return Q
+        orthogonal_matrices = 1.5 * orthogonal_matrices - 0.5 * orthogonal_matrices @ gram_matrices
+    return orthogonal_matrices
 
 
 def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float = 1e-4) -> Tensor:
@@ -513,18 +536,18 @@ def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float =
     """
     Z, a, N = Z[:, None], a[:, None, None, None], Z.shape[1]
     for _ in range(iterations):
-        g = (Z @ (a * Q).mT).tanh_()  # (P, B, N, r)
-        slope = a * (1 - g.square().mean(2, keepdim=True))
-        new_Q = polar(g.mT @ Z / N - slope.mT * Q)
-        change = float(((new_Q * Q).sum(3).abs() - 1).abs().max())
+        tanh_values = (Z @ (a * Q).mT).tanh_()  # (P, B, N, r)
+        slope = a * (1 - tanh_values.square().mean(2, keepdim=True))
+        new_Q = polar(tanh_values.mT @ Z / N - slope.mT * Q)
+        largest_change = float(((new_Q * Q).sum(3).abs() - 1).abs().max())
         Q = new_Q
-        if change < tolerance:
+        if largest_change < tolerance:
             break
     return Q
 
 
 def contrast(Z: Tensor, Q: Tensor, a: Tensor) -> Tensor:
-    """Return the contrast E log cosh(a y) / a of every separated source y, which is small if y is sparse.
+    """Compute how sparse each separated source y is: E log cosh(a y) / a, which is small for sparse y.
 
     Args:
         Z: (P, N, r) whitened data.
@@ -535,8 +558,10 @@ def contrast(Z: Tensor, Q: Tensor, a: Tensor) -> Tensor:
         (P, B, r) contrasts.
     """
     a = a[:, None, None, None]
-    y = (a * (Z[:, None] @ Q.mT)).abs()
-    return ((y + torch.log1p(torch.exp(-2 * y)) - math.log(2)) / a).mean(2)
+    scaled_sources = (a * (Z[:, None] @ Q.mT)).abs()
+    return ((scaled_sources + torch.log1p(torch.exp(-2 * scaled_sources)) - math.log(2)) / a).mean(
+        2
+    )
 
 
 def run_population(
@@ -556,17 +581,17 @@ def run_population(
         (P, r, r) solution of each problem with the sparsest sources.
     """
     P, _, r = Z.shape
-    Q = torch.linalg.qr(torch.randn(P, starts, r, r, generator=generator))[0].to(Z)
+    solutions = torch.linalg.qr(torch.randn(P, starts, r, r, generator=generator))[0].to(Z)
     for remaining in reversed(range(rounds)):
-        Q = fastica(Z, Q, a, iterations)
-        contrasts = contrast(Z, Q, a)
+        solutions = fastica(Z, solutions, a, iterations)
+        contrasts = contrast(Z, solutions, a)
         if remaining and starts > 1:
-            solutions_with_contrasts = zip(Q.cpu(), contrasts.cpu(), strict=True)
+            solutions_with_contrasts = zip(solutions.cpu(), contrasts.cpu(), strict=True)
             new_starts = torch.stack(
                 [cross_solutions(q, s, generator) for q, s in solutions_with_contrasts]
             )
-            Q = polar(new_starts.to(Z), max_iterations=100)
-    return Q[torch.arange(P, device=Q.device), contrasts.sum(2).argmin(1)]
+            solutions = polar(new_starts.to(Z), max_iterations=100)
+    return solutions[torch.arange(P, device=solutions.device), contrasts.sum(2).argmin(1)]
 
 
 def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:
@@ -594,8 +619,8 @@ def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Te
         pool_index = is_parent[solution_of_source].nonzero().flatten()
         pool_index = pool_index[score[pool_index].argsort()]
         sources = pool[pool_index[find_distinct(pool[pool_index], DISTINCT)[:r]]]
-        noise = 0.01 * torch.randn(r - len(sources), r, generator=generator)
-        new_starts.append(torch.cat([sources, noise]))
+        noise_rows = 0.01 * torch.randn(r - len(sources), r, generator=generator)
+        new_starts.append(torch.cat([sources, noise_rows]))
     return torch.stack(new_starts)
 
 
@@ -632,11 +657,11 @@ def cluster_neurons(layer: Layer, k: int, generator: torch.Generator) -> list[Te
     Returns:
         Indices of the neurons in each cluster.
     """
-    rows = torch.nn.functional.normalize(layer.U * layer.S)[:, : layer.rank]
+    unit_rows = torch.nn.functional.normalize(layer.U * layer.S)[:, : layer.rank]
     seed = int(torch.randint(2**31, (), generator=generator))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")  # kmeans2 warns if a cluster is empty
-        _, label = kmeans2(rows.cpu().numpy(), k, minit="++", seed=seed)
+        _, label = kmeans2(unit_rows.cpu().numpy(), k, minit="++", seed=seed)
     return [torch.from_numpy(label == i).nonzero().flatten() for i in range(k)]
 
 
@@ -646,23 +671,23 @@ def sparseness(y: Tensor) -> Tensor:
 
 
 def roughness(x: Tensor, domain: Domain) -> Tensor:
-    """Return the roughness of sources: their energy in the domain in which samples are sparse.
+    """Measure the roughness of sources (recovered samples), for example the energy of pixel differences.
 
     The energy is divided by the energy of the source around its mean.
 
     Args:
         x: (k, *shape) sources.
-        domain: Domain in which samples are sparse.
+        domain: Name of the transform that makes most values of samples nearly zero.
 
     Returns:
         (k,) roughness of each source.
     """
-    centered = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
-    return domain(x).square().sum(1) / centered.square().sum(1)
+    centered_sources = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
+    return domain(x).square().sum(1) / centered_sources.square().sum(1)
 
 
 def match_runs(x: Tensor, versions: Tensor, run: Tensor) -> Tensor:
-    """Find the runs of the attack that contain a source (separated candidate) similar to each given source.
+    """Find, for each source (recovered sample), the runs of the attack that contain a similar source.
 
     Args:
         x: (k, d) sources to look for.
@@ -702,28 +727,33 @@ def merge_sources(
     Returns:
         The sources, and the number of the group of each source.
     """
-    support = match_runs(x, x, run).sum(1).cpu()
+    runs_per_source = match_runs(x, x, run).sum(1).cpu()
     cosines, x, sparse = (x @ x.T).cpu(), x.cpu(), sparse.cpu()
-    order = (support - 0.999 * sparse.argsort().argsort() / len(x)).argsort(descending=True)
+    source_order = (runs_per_source - 0.999 * sparse.argsort().argsort() / len(x)).argsort(
+        descending=True
+    )
     is_ungrouped = torch.ones(len(x), dtype=torch.bool)
     means, members, singles = torch.empty_like(x), list[Tensor](), list[Tensor]()
-    for i in order.tolist():
+    for i in source_order.tolist():
         if not is_ungrouped[i]:
             continue
         group_index = (is_ungrouped & (cosines[i].abs() >= SAME)).nonzero().flatten()
         is_ungrouped[group_index] = False
-        if support[i] < 2:
+        if runs_per_source[i] < 2:
             singles.append(x[i])
             continue
-        sign = cosines[
+        signs_to_center = cosines[
             i, group_index
         ].sign()  # the majority of the sources decides the sign of the group
-        aligned_sources = x[group_index] * (sign * (1.0 if sign.sum() >= 0 else -1.0))[:, None]
-        mean = torch.nn.functional.normalize(aligned_sources.mean(0), dim=0)
+        aligned_sources = (
+            x[group_index]
+            * (signs_to_center * (1.0 if signs_to_center.sum() >= 0 else -1.0))[:, None]
+        )
+        unit_mean = torch.nn.functional.normalize(aligned_sources.mean(0), dim=0)
         group_count = len(members)
-        if group_count and float((means[:group_count] @ mean).abs().max()) >= SAME:
+        if group_count and float((means[:group_count] @ unit_mean).abs().max()) >= SAME:
             continue
-        means[group_count] = mean
+        means[group_count] = unit_mean
         members.append(aligned_sources[sparse[group_index].argmin()])
     group_count = len(members)
     group_numbers = [

@@ -53,26 +53,29 @@ from residuum.theory.patterns import compute_slope_matrix
 from residuum.theory.uniqueness.polytope import Polytope, eliminates_rows, minimize_energy
 from residuum.theory.uniqueness.sums import Groups, Pinned, across_patterns, find_pinned_sums
 
-# By default, an image replaces a candidate if it has at least this share of the candidate's multiplier.
+# A certificate considers images that could replace a candidate (reconstruction). By default, their
+# multiplier (weight) must be at least this share of the candidate's multiplier.
 SHARE = 0.1
-MIN_MULTIPLIER = 1e-9  # candidates with less than this share of the largest multiplier are ignored
+# Candidates (reconstructions) whose multiplier is below this share of the largest multiplier are ignored.
+MIN_MULTIPLIER = 1e-9
 # An activation boundary is the set of images at which a function, such as the input of a ReLU, is zero. An
 # image lies on the boundary if the function's value is at most this number times the function's slope times
 # (1 + norm of the image).
 KINK_TOLERANCE = 1e-10
-# The relative energy of an image is its squared norm over that of the candidate that it replaces. A note
-# counts the candidates for which the smallest relative energy that was found exceeds the proved lower bound
-# by more than this number.
+# The certificate proves a lower bound for the relative squared norm of images that could replace a
+# candidate, and searches for the smallest one. A note counts the candidates for which the two differ by
+# more than this number.
 WIDE_GAP = 0.05
 # The output weights (covectors) of two candidates count as equal if they differ by less than this share of
 # their length.
 PROPORTIONAL = 1e-9
-# Largest number of entries in the constraint matrices of all candidates of one batch, by device.
+# Largest number of entries in the matrices of one batch of candidates, by kind of device, to limit the
+# memory.
 ENTRIES = {"cpu": 2**21, "cuda": 2**25}
 SIDE = 512  # number of rows of the square matrices whose product measures the speed of the machine
 REPEATS = 3  # number of products that are timed to measure the speed of the machine
-# Expected number of steps of the interior-point method per candidate. Two problems are solved, one with and
-# one without constraints on margins. Each problem takes about 13 steps.
+# Expected number of steps of the solver for each candidate: two problems of about 13 steps each, with and
+# without constraints on margins.
 FACTORS = 26
 # Seconds per candidate for everything except the products and factorizations of matrices.
 OVERHEAD = 0.01
@@ -113,13 +116,13 @@ def uniqueness(
     start_time = time.monotonic()
     if not 0 < share < 1:
         raise InputError(
-            "'--share' is the share of a candidate's multiplier that an image must have to replace the "
-            f"candidate, so it must lie between 0 and 1; got {share}.",
+            "The option --share must lie between 0 and 1, because it is the share of a candidate's "
+            f"multiplier (weight) that another image must have to count as its replacement; got {share}.",
             "Pass --share 0.1.",
         )
     if not norm(kkt_set.target):
         raise InconclusiveError(
-            "The network must have nonzero weights; got a network in which all weights are zero.",
+            "At least one weight of the network must not be zero; all weights are zero.",
             "Check that the file contains the trained weights.",
         )
     used, active_index = _select_active(_move_to_device(kkt_set, device))
@@ -142,20 +145,20 @@ def uniqueness(
 class Cells:
     """The constraints that an image must meet to replace a candidate, for each of m candidates.
 
-    A candidate is a reconstructed image. A group consists of all candidates with the same activation pattern
-    and label. The sums of a group are its mass (sum of multipliers) and its moment (sum of images times
-    multipliers).
+    A candidate is a reconstructed image. A group consists of all candidates with the same activation
+    pattern and label. The sums of a group are its mass (sum of multipliers) and its moment (sum of images
+    times multipliers).
 
     Attributes:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
         groups: Candidates grouped by pattern and label.
         sums: Which sums of the groups are determined by the weights.
         pinned: (m,) whether the weights determine the sums of the candidate's group.
         share: Share of a candidate's multiplier that an image must have to replace the candidate.
         switches: Number of activation boundaries. They belong to the first columns of ``values``.
-        values: (m, J) values at the candidates of J functions that must stay nonnegative. The first functions
-            are the absolute values of pre-activations (and of differences in pooling windows). The other
-            functions are margins minus the smallest margin.
+        values: (m, J) values at the candidates of J functions that must stay nonnegative. The first
+            functions are the absolute values of pre-activations (and of differences in pooling windows).
+            The other functions are margins minus the smallest margin.
         moves_alone: (m,) whether the candidate's group has candidates with different covectors (weights of
             the outputs). Then an example replaces only the candidate and not its group.
         low: (m, d) lowest values of the pixels, widened to contain all candidates of the group.
@@ -181,11 +184,11 @@ class Cells:
     def build(cls, kkt_set: KKTSet, share: float, box: Box | None) -> Cells:
         """Group the candidates, and compute the sums and the value range of each group.
 
-        The value range of a group is widened to contain all candidates of the group. Otherwise no image could
-        replace a candidate that lies outside the range.
+        The value range of a group is widened to contain all candidates of the group. Otherwise no image
+        could replace a candidate that lies outside the range.
 
         Args:
-            kkt_set: The candidates (reconstructed images) with their multipliers.
+            kkt_set: The candidates (reconstructed images) with their multipliers (weights).
             share: Share of a candidate's multiplier that an image must have to replace the candidate.
             box: Lowest and highest value of a pixel, or None.
 
@@ -193,13 +196,13 @@ class Cells:
             The constraints of all candidates.
         """
         groups, flat = Groups.build(kkt_set), kkt_set.x.flatten(1)
-        sums = find_pinned_sums(kkt_set, groups)
+        pinned_sums = find_pinned_sums(kkt_set, groups)
         nonnegative_values = [kkt_set.switches.values.abs()]
         if kkt_set.margins is not None:
             nonnegative_values.append(kkt_set.margins - kkt_set.margins.min())
         covectors = kkt_set.covectors.flatten(1)
-        # Covectors are the weights of the network's outputs. If the candidates of a group have different
-        # covectors, two images with the same covector cannot replace the whole group.
+        # A candidate's covector is the vector of weights for the network's outputs. If the candidates of a
+        # group have different covectors, images with the same covector cannot replace the whole group.
         covector_differences = (covectors - covectors[groups.first][groups.index]).norm(dim=1)
         differs_from_first = covector_differences > PROPORTIONAL * covectors.norm(dim=1)
         has_several_covectors = groups.total(differs_from_first.double()) > 0
@@ -219,8 +222,8 @@ class Cells:
         return cls(
             kkt_set,
             groups,
-            sums,
-            sums.groups[groups.index],
+            pinned_sums,
+            pinned_sums.groups[groups.index],
             share,
             nonnegative_values[0].shape[1],
             torch.cat(nonnegative_values, 1),
@@ -233,11 +236,11 @@ class Cells:
 
     @property
     def entries(self) -> int:
-        """The number of entries in the constraint matrix of one candidate."""
+        """The number of entries in the matrix of constraints for one reconstructed image."""
         return self.values.shape[1] * self.low.shape[1]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Return the gradients of the J nonnegative functions in ``values`` at b candidates, (b, J, d)."""
+        """Compute the gradients of the constraints (J nonnegative functions) at b candidates, (b, J, d)."""
         pattern_signs = torch.where(self.kkt_set.switches.pattern[indices], 1.0, -1.0).to(
             self.values
         )
@@ -252,7 +255,7 @@ class Cells:
     def polytope(
         self, indices: Tensor, rows: Tensor, free: Tensor, moves_alone: Tensor
     ) -> Polytope:
-        """Return the sets of images that can replace the candidates, as polytopes.
+        """Describe the sets of images that can replace the candidates, as polytopes.
 
         Args:
             indices: (b,) indices of the candidates.
@@ -306,7 +309,7 @@ class Cells:
 
 
 def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
-    """Compute bounds of the images that can replace each candidate, for one batch of candidates.
+    """Bound which images can replace each candidate (reconstructed image), for one batch of candidates.
 
     Args:
         cells: The constraints that an image must meet to replace each candidate (reconstructed image).
@@ -317,9 +320,9 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
     Returns:
         Name and value of every field of the certificate. Images are flat vectors.
     """
-    rows = cells.rows(indices)
-    x = cells.kkt_set.x[indices].flatten(1)
-    energy = x.square().sum(1).clamp(min=1e-300)
+    constraint_gradients = cells.rows(indices)
+    flat_candidates = cells.kkt_set.x[indices].flatten(1)
+    energy = flat_candidates.square().sum(1).clamp(min=1e-300)
     free, moves_alone = ~cells.pinned[indices], cells.moves_alone[indices]
     false_mask = torch.zeros_like(free)
 
@@ -330,37 +333,45 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
         bound that holds for all such images. Only the first ``count`` columns of the constraints are used.
         For each example, a training set exists that contains it and fits the weights as well.
         """
-        minimum = minimize_energy(cells.polytope(indices, rows[:, :count], free, false_mask))
-        # If the weights do not determine the sums of a group, an image in this polytope may belong to no
-        # training set. Then a smaller polytope gives an example that belongs to a training set.
+        minimum = minimize_energy(
+            cells.polytope(indices, constraint_gradients[:, :count], free, false_mask)
+        )
+        # The images in this polytope do not all belong to a training set with the same weights, if the
+        # weights do not determine the sums of a group. Then a smaller polytope is used to find an example
+        # that does.
         example_indices = (free | moves_alone).nonzero()[:, 0]
         if len(example_indices):
             inner_polytope = cells.polytope(
                 indices[example_indices],
-                rows[example_indices, :count],
+                constraint_gradients[example_indices, :count],
                 false_mask[example_indices],
                 moves_alone[example_indices],
             )
             minimum.example[example_indices] = minimize_energy(inner_polytope).example
-        return minimum.bound / energy, x + minimum.example
+        return minimum.bound / energy, flat_candidates + minimum.example
 
     bound, images = solve(cells.switches)
-    pixel_limits = cells.polytope(indices, rows[:, :0], free, false_mask).widened()
+    pixel_limits = cells.polytope(indices, constraint_gradients[:, :0], free, false_mask).widened()
     bound_and_images_with_margins = (
-        solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, images)
+        solve(constraint_gradients.shape[1])
+        if constraint_gradients.shape[1] > cells.switches
+        else (bound, images)
     )
-    changes = [_relative_change(cells, int(i), x) for i, x in zip(indices, images, strict=True)]
+    relative_changes = [
+        _relative_change(cells, int(i), flat_candidates)
+        for i, flat_candidates in zip(indices, images, strict=True)
+    ]
     for k in free.nonzero()[:, 0].tolist():
         seconds_left = end - time.monotonic()
         example = (
             across_patterns(cells, int(indices[k]), seconds_left) if seconds_left > 0 else None
         )
         if example is not None and float(example[0].square().sum() - images[k].square().sum()) < 0:
-            images[k], changes[k] = example
-    slopes = rows[:, : cells.switches].norm(dim=2)
+            images[k], relative_changes[k] = example
+    slopes = constraint_gradients[:, : cells.switches].norm(dim=2)
     is_kink = (
         cells.values[indices, : cells.switches]
-        <= KINK_TOLERANCE * slopes * (1 + x.norm(dim=1))[:, None]
+        <= KINK_TOLERANCE * slopes * (1 + flat_candidates.norm(dim=1))[:, None]
     )
     return {
         "determined_at_least": bound,
@@ -368,11 +379,11 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
         "full_at_least": bound_and_images_with_margins[0],
         "full_energy": bound_and_images_with_margins[1].square().sum(1) / energy,
         "least": images,
-        "change": x.new_tensor(changes),
-        "radius": (images - x).norm(dim=1),
+        "change": flat_candidates.new_tensor(relative_changes),
+        "radius": (images - flat_candidates).norm(dim=1),
         "radius_most": torch.maximum(-pixel_limits.lower, pixel_limits.upper).norm(dim=1),
-        "low": x + pixel_limits.lower,
-        "high": x + pixel_limits.upper,
+        "low": flat_candidates + pixel_limits.lower,
+        "high": flat_candidates + pixel_limits.upper,
         "kinks": (is_kink & (slopes > 0)).sum(1),
     }
 
@@ -393,15 +404,17 @@ def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
         equal. Without rounding errors, the value is 0.
     """
     kkt_set = cells.kkt_set
-    group = cells.groups.members(int(cells.groups.index[i]))
-    members = group[group == i] if bool(cells.moves_alone[i]) else group
-    w, lam = cells.share * kkt_set.lam[i], kkt_set.lam[members]
-    mean_of_others = (lam @ kkt_set.x[members].flatten(1) - w * image) / (lam.sum() - w)
+    group_members = cells.groups.members(int(cells.groups.index[i]))
+    replaced_members = (
+        group_members[group_members == i] if bool(cells.moves_alone[i]) else group_members
+    )
+    w, lam = cells.share * kkt_set.lam[i], kkt_set.lam[replaced_members]
+    mean_of_others = (lam @ kkt_set.x[replaced_members].flatten(1) - w * image) / (lam.sum() - w)
     images = torch.stack([image, mean_of_others]).reshape(2, *kkt_set.x.shape[1:])
     replacement_u = torch.stack([w, lam.sum() - w])[:, None, None] * kkt_set.covectors[[i, i]]
     samples, u = (
-        torch.cat([kkt_set.x[members], images]),
-        torch.cat([-kkt_set.u[members], replacement_u]),
+        torch.cat([kkt_set.x[replaced_members], images]),
+        torch.cat([-kkt_set.u[replaced_members], replacement_u]),
     )
     gradients = [
         weighted_gradient(model, samples, u[:, p]) for p, model in enumerate(kkt_set.models)
@@ -411,14 +424,14 @@ def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
 
 
 def _select_active(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
-    """Return the set of candidates with a positive multiplier, and their indices in ``kkt_set``."""
+    """Select the reconstructed images with a positive multiplier (weight), and return their indices too."""
     is_active = (
         kkt_set.lam > MIN_MULTIPLIER * kkt_set.lam.max() if len(kkt_set) else kkt_set.lam > 0
     )
     if not bool(is_active.any()):
         raise InputError(
-            "At least one candidate (reconstructed image) must have a positive multiplier; got candidates "
-            "without positive multipliers.",
+            "At least one candidate (reconstructed image) must have a positive multiplier (weight in the "
+            "sum that gives the network's weights); no candidate has one.",
             "Check that the reconstruction belongs to this network.",
         )
     active_index = is_active.nonzero()[:, 0]
@@ -464,7 +477,7 @@ def _notes(
 
 
 def _collect(cells: Cells, batches: list[dict[str, Tensor]], active_index: Tensor) -> Uniqueness:
-    """Return the certificate of all finished batches, with all tensors on the CPU."""
+    """Combine the results of all batches into one certificate, with its tensors on the CPU."""
     kkt_set, groups = cells.kkt_set, cells.groups
     fields: dict[str, Any] = {
         name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]
@@ -523,14 +536,14 @@ def estimate_cost(
     """Estimate the cost of a uniqueness certificate from the size of its problems and the machine's speed.
 
     Let K be the number of activation boundaries, and let k be the number of pixels that can change. The
-    solver factorizes s x s matrices, with s = K if there are few boundaries (:func:`eliminates_rows`), and s
-    = k otherwise. For each candidate, the gradients of the boundaries are computed. Then follow ``FACTORS``
-    steps, each with a product of K s^2 operations and a factorization of s^3 operations. If there are few
-    boundaries, an orthonormal basis of their gradients needs K^2 k further operations. This basis is computed
-    in every step if a value range limits the pixels, and once otherwise.
+    solver factorizes s x s matrices, with s = K if there are few boundaries (:func:`eliminates_rows`), and
+    s = k otherwise. For each candidate, the gradients of the boundaries are computed. Then follow
+    ``FACTORS`` steps, each with a product of K s^2 operations and a factorization of s^3 operations. If
+    there are few boundaries, an orthonormal basis of their gradients needs K^2 k further operations. This
+    basis is computed in every step if a value range limits the pixels, and once otherwise.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
         box: Lowest and highest value of a pixel, or None.
         samples: Number of candidates to certify, by default all candidates.
         device: Device to compute on.
@@ -573,12 +586,12 @@ def estimate_cost(
 
 def _speed(device: str) -> float:
     """Measure the speed of float64 matrix products, and return the operations per second."""
-    matrix = torch.rand(SIDE, SIDE, dtype=torch.float64, device=device)
+    random_matrix = torch.rand(SIDE, SIDE, dtype=torch.float64, device=device)
     least_seconds = float("inf")
     for _ in range(REPEATS):
-        start = time.perf_counter()
-        matrix @ matrix
+        start_time = time.perf_counter()
+        random_matrix @ random_matrix
         if device.startswith("cuda"):
             torch.cuda.synchronize()
-        least_seconds = min(least_seconds, time.perf_counter() - start)
+        least_seconds = min(least_seconds, time.perf_counter() - start_time)
     return 2 * SIDE**3 / least_seconds

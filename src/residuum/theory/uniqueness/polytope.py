@@ -28,12 +28,13 @@ import torch
 from torch import Tensor
 
 STEPS = 60  # maximum number of interior-point steps
-# The method has converged if the difference between the energy of the best example and the lower bound is
-# below this share of the image's energy.
+# The solver looks for the image with the smallest energy (squared norm) in a polytope. It stops if the best
+# image and the proved lower bound differ by less than this share of the energy.
 GAP = 1e-6
-# A step is idle if it reduces the difference between example and bound by less than this share of the energy.
+# The solver closes the gap between the best image that was found and the proved lower bound. A step counts
+# as idle if the gap shrinks by less than this share of the energy (squared norm).
 STALL_TOLERANCE = 1e-8
-PATIENCE = 8  # the method stops after this number of idle steps in a row
+PATIENCE = 8  # the solver stops after this number of steps in a row without progress
 # A wall is a linear inequality of the polytope. At the start of the interior-point method, the distance from
 # each wall times the wall's multiplier has this value.
 START_COMPLEMENTARITY = 1e-2
@@ -44,11 +45,11 @@ STEP_FRACTION = 0.995
 WALL_ROUNDING = 1e-12
 # Rounding errors may change a bound by this share of the sum of its absolute terms.
 ROUNDING = 1e-12
-# If a pixel can change by less than this share of the image's norm, the solver keeps it constant. The proved
-# bound still allows it to change.
+# The solver keeps a pixel constant if it can change by less than this share of the image's norm. The proved
+# bound stays valid, because it allows the change.
 PINNED_TOLERANCE = 1e-9
-# Examples are moved towards the inside of the polytope by this factor, because a rounding error could move a
-# point on the boundary to the outside.
+# Images on the boundary of the polytope are moved to the inside by this factor, because a rounding error
+# could move them to the outside.
 INSIDE_FRACTION = 1 - 1e-9
 # Largest ratio of a wall's multiplier and the distance from the wall. The limit keeps matrices finite if a
 # distance becomes zero.
@@ -77,7 +78,7 @@ class Polytope:
 
     @property
     def size(self) -> Tensor:
-        """(b, 1) norms of the images x0."""
+        """Norms of the images x0 in a batch of b polytopes, (b, 1)."""
         return self.x0.norm(dim=1, keepdim=True).clamp(min=1e-150)
 
     def widened(self) -> Polytope:
@@ -103,16 +104,22 @@ class Polytope:
             The lower bounds.
         """
         linear_coefficients = _apply_transposed_rows(self.rows, nu)
-        a = torch.minimum(torch.maximum(-linear_coefficients - self.x0, self.lower), self.upper)
-        x = self.x0 + a
-        terms = torch.cat(
-            [x.square() / 2, linear_coefficients * a, -_maximize_product(nu, self.low, self.high)],
+        minimizing_changes = torch.minimum(
+            torch.maximum(-linear_coefficients - self.x0, self.lower), self.upper
+        )
+        minimizing_images = self.x0 + minimizing_changes
+        bound_terms = torch.cat(
+            [
+                minimizing_images.square() / 2,
+                linear_coefficients * minimizing_changes,
+                -_maximize_product(nu, self.low, self.high),
+            ],
             1,
         )
         rounding_error_scale = nu.abs().sum(1) * (
-            a.norm(dim=1) + self.size[:, 0]
-        ) + terms.abs().sum(1)
-        return 2 * (terms.sum(1) - ROUNDING * rounding_error_scale)
+            minimizing_changes.norm(dim=1) + self.size[:, 0]
+        ) + bound_terms.abs().sum(1)
+        return 2 * (bound_terms.sum(1) - ROUNDING * rounding_error_scale)
 
     def room(self, a: Tensor) -> Tensor:
         """Return the (b,) largest factors s for which the image x0 + s a lies in the polytope.
@@ -162,12 +169,14 @@ def minimize_energy(polytope: Polytope) -> EnergyMinimum:
         bound = widened_polytope.bound(solver.nu)
         # A comparison with NaN is False, so this line ignores bounds that are NaN.
         best_bound = torch.where(bound > best_bound, bound, best_bound)
-        change = solver.point()
-        change = change * (INSIDE_FRACTION * polytope.room(change).clamp(max=1))[:, None]
-        energies = (polytope.x0 + change).square().sum(1)
+        image_changes = solver.point()
+        image_changes = (
+            image_changes * (INSIDE_FRACTION * polytope.room(image_changes).clamp(max=1))[:, None]
+        )
+        energies = (polytope.x0 + image_changes).square().sum(1)
         is_better = energies < least_energy
         least_energy = torch.where(is_better, energies, least_energy)
-        best_example = torch.where(is_better[:, None], change, best_example)
+        best_example = torch.where(is_better[:, None], image_changes, best_example)
         gap, previous_gap = least_energy - best_bound, gap
         idle_steps = (
             0 if bool((previous_gap - gap > STALL_TOLERANCE * energy).any()) else idle_steps + 1
@@ -236,14 +245,17 @@ class InteriorPoint:
 
     @property
     def nu(self) -> Tensor:
-        """The (b, K) dual vectors of the linear inequalities, which prove a lower bound of the energy."""
+        """Dual vectors (b, K), which prove a lower bound of the energy (squared norm) of images.
+
+        There is one entry for each of the K linear inequalities of a polytope.
+        """
         return (self.beta - self.alpha)[:, : self.rows.shape[1]] * self.polytope.size
 
     def point(self) -> Tensor:
-        """Return the (b, d) differences between the current images and the images x0."""
-        change = torch.zeros_like(self.polytope.x0)
-        change[:, self.columns] = self.a * self.polytope.size
-        return change.masked_fill(self.is_pinned, 0.0)
+        """Return the differences (b, d) between the solver's current images and the images x0."""
+        image_changes = torch.zeros_like(self.polytope.x0)
+        image_changes[:, self.columns] = self.a * self.polytope.size
+        return image_changes.masked_fill(self.is_pinned, 0.0)
 
     def step(self) -> None:
         """Take one predictor-corrector step of the interior-point method (Mehrotra)."""
@@ -281,7 +293,7 @@ class InteriorPoint:
             setattr(self, name, new_value)
 
     def _solve(self, alpha_p: Tensor | float, beta_q: Tensor | float) -> tuple[Tensor, ...]:
-        """Return the Newton step towards products alpha p and beta q with given values.
+        """Solve for the Newton step that brings the products alpha p and beta q to given values.
 
         Args:
             alpha_p: Target of the products of p (distances from the lower limits) and alpha.
@@ -337,13 +349,13 @@ class InteriorPoint:
             scaled_rows = (self.rows * self.diagonal.rsqrt()[:, None]).mT
             self.basis, self.triangular = torch.linalg.qr(scaled_rows)
         rows_to_multiply = self.triangular.mT if self.eliminates_rows else self.rows
-        matrix = rows_to_multiply.mT @ (self.row_stiffness[..., None] * rows_to_multiply)
-        matrix.diagonal(dim1=1, dim2=2).add_(1.0 if self.eliminates_rows else self.diagonal)
-        self.factor, failures = torch.linalg.cholesky_ex(matrix)
+        rows_product = rows_to_multiply.mT @ (self.row_stiffness[..., None] * rows_to_multiply)
+        rows_product.diagonal(dim1=1, dim2=2).add_(1.0 if self.eliminates_rows else self.diagonal)
+        self.factor, failures = torch.linalg.cholesky_ex(rows_product)
         return failures
 
     def apply_inverse(self, target: Tensor) -> Tensor:
-        """Return the (b, d) solutions a of the factorized equations H a = ``target``."""
+        """Solve the factorized equations H a = ``target`` for a (b, d)."""
         if not self.eliminates_rows:
             return torch.cholesky_solve(target[..., None], self.factor)[..., 0]
         solution = self._solve_by_row_matrix(target)
@@ -368,7 +380,10 @@ class InteriorPoint:
         return solution[..., 0] * self.diagonal.rsqrt()
 
     def _longest(self, move: tuple[Tensor, ...]) -> Tensor:
-        """Return the (b, 1) step lengths, at most 1, that keep wall distances and multipliers >= 0."""
+        """Return the largest step lengths up to 1 at which all distances from limits stay nonnegative.
+
+        Their multipliers stay nonnegative too. The result has the shape (b, 1).
+        """
         values_with_changes = zip((self.p, self.q, self.alpha, self.beta), move[1:], strict=True)
         longest_steps = [
             torch.where(change < 0, -value / change, 1.0).amin(1, keepdim=True)
@@ -378,12 +393,12 @@ class InteriorPoint:
 
     def _complementarity(self, length: Tensor | float, move: tuple[Tensor, ...]) -> Tensor:
         if isinstance(length, (int, float)):
-            products = self.alpha * self.p * self.has_low + self.beta * self.q * self.has_high
+            wall_products = self.alpha * self.p * self.has_low + self.beta * self.q * self.has_high
         else:
             _, p, q, alpha, beta = (length * component for component in move)
-            products = (self.alpha + alpha) * (self.p + p) * self.has_low
-            products = products + (self.beta + beta) * (self.q + q) * self.has_high
-        return products.sum(1, keepdim=True) / self.end_count
+            wall_products = (self.alpha + alpha) * (self.p + p) * self.has_low
+            wall_products = wall_products + (self.beta + beta) * (self.q + q) * self.has_high
+        return wall_products.sum(1, keepdim=True) / self.end_count
 
     def _apply_rows(self, a: Tensor) -> Tensor:
         return torch.cat([_apply_rows(self.rows, a), a], 1)
@@ -402,7 +417,7 @@ def _apply_transposed_rows(rows: Tensor, y: Tensor) -> Tensor:
 
 
 def _maximize_product(nu: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the (b, K) largest products nu_k z_k of a dual vector with constraint values in [low_k, high_k].
+    """Return the largest products nu_k z_k (b, K) of a dual vector nu with values z_k in [low_k, high_k].
 
     If nu_k is 0, the product is 0, even if a limit is infinite.
     """

@@ -48,24 +48,26 @@ if TYPE_CHECKING:
 
 # Singular values below this share of the largest singular value count as zero.
 RANK_TOLERANCE = 1e-10
-# The indicator of a group is 1 in the rows of the group and 0 elsewhere. The sums of a group are fixed if at
-# most this share of its indicator lies outside the range of the backward signals.
+# The weights determine the sums over a group of samples if the vector with 1 for the group and 0 elsewhere
+# is a combination of backward signals. This is the tolerance for its part outside their range.
 FIXED_TOLERANCE = 1e-8
-# The linear map from sums to weights is not decomposed if it has more than 3000 columns or 5e7 entries.
+# To limit time and memory, the linear map from sums over samples to weights is not decomposed if it has
+# more columns or more entries than this.
 MAX_UNKNOWNS, MAX_ENTRIES = 3000, 5 * 10**7
 MAX_MATRIX_ENTRIES = 4 * 10**6  # largest number of entries in the matrix of the quadratic program
-# A basis vector of the null space changes the sums of a group if its entries for the group exceed this
-# number.
+# A change of the sums that leaves the weights unchanged counts as a change of a group if its entries for
+# the group exceed this number.
 TOUCHED_TOLERANCE = 1e-9
 # Share of the longest possible step that is taken. It is below 1, so that the image stays inside its
 # activation pattern despite rounding errors.
 STEP_FRACTION = 1 - 1e-7
-# A constraint may be violated by this amount because of rounding errors. For limits of pixels, the amount is
+# Rounding errors may violate a constraint by this amount. For limits of pixel values, the amount is
 # relative to the norm of the image.
 WALL_TOLERANCE = 1e-9
 # A group has no samples if its mass (sum of multipliers) is below this share of the largest multiplier.
 EMPTY_TOLERANCE = 1e-12
-NONNEGATIVE_TASKS = ("binary", "multiclass")  # tasks whose multipliers are nonnegative
+# Tasks for which the multipliers of the samples cannot be negative.
+NONNEGATIVE_TASKS = ("binary", "multiclass")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class Groups:
         If multipliers may be negative, candidates are grouped only by pattern.
 
         Args:
-            kkt_set: The candidates (reconstructed images) with their multipliers.
+            kkt_set: The candidates (reconstructed images) with their multipliers (weights).
 
         Returns:
             The groups.
@@ -96,13 +98,13 @@ class Groups:
         pattern_and_label = torch.cat(
             [kkt_set.switches.pattern.double(), labels[:, None].double()], 1
         )
-        index = torch.unique(pattern_and_label, dim=0, return_inverse=True)[1]
-        group_count = int(index.max()) + 1
-        descending_indices = torch.arange(len(index) - 1, -1, -1, device=index.device)
+        group_index = torch.unique(pattern_and_label, dim=0, return_inverse=True)[1]
+        group_count = int(group_index.max()) + 1
+        descending_indices = torch.arange(len(group_index) - 1, -1, -1, device=group_index.device)
         return cls(
-            index,
+            group_index,
             descending_indices.new_zeros(group_count).scatter(
-                0, index[descending_indices], descending_indices
+                0, group_index[descending_indices], descending_indices
             ),
         )
 
@@ -114,13 +116,13 @@ class Groups:
         return values.new_zeros(len(self), *values.shape[1:]).index_add(0, self.index, values)
 
     def members(self, g: int) -> Tensor:
-        """Return the indices of the candidates in group ``g``."""
+        """Return the indices of the reconstructed images in group ``g``."""
         return (self.index == g).nonzero()[:, 0]
 
 
 @dataclass(frozen=True)
 class Pinned:
-    """Which groups of candidates have sums that the weights determine.
+    """The groups of candidates whose sums the weights determine.
 
     A group consists of all candidates with the same activation pattern and label. The sums of a group are its
     mass (sum of multipliers) and its moment (sum of images times multipliers).
@@ -142,15 +144,15 @@ class Pinned:
 def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
     """Find the groups whose sums are fixed, i.e. every change of these sums changes the weights.
 
-    The sums of a group are its mass (sum of multipliers) and its moment (sum of images times multipliers). If
-    the first layer has a bias, a cheap test of its backward signals may show that all sums are fixed.
+    The sums of a group are its mass (sum of multipliers) and its moment (sum of images times multipliers).
+    If the first layer has a bias, a cheap test of its backward signals may show that all sums are fixed.
     Otherwise the full linear map from sums to weights is decomposed if it fits into memory. The sums of a
     group are fixed if no vector in the null space of this map changes them. If multipliers may be negative,
     no sums count as fixed, because samples with multipliers of opposite signs can cancel.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
-        groups: The candidates, grouped by activation pattern and label.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
+        groups: The candidates, in groups that activate the same neurons and have the same label.
 
     Returns:
         The groups with fixed sums.
@@ -159,34 +161,38 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
     if kkt_set.task not in NONNEGATIVE_TASKS:
         nothing_fixed = torch.zeros(group_count, dtype=torch.bool, device=kkt_set.x.device)
         return Pinned(nothing_fixed, Sums(group_count, 0, None, None, "multipliers of either sign"))
-    rows = _rows(kkt_set, groups)
-    is_fixed, least_singular_value = _by_first_layer(kkt_set, groups, rows)
+    group_constraints = _rows(kkt_set, groups)
+    is_fixed, least_singular_value = _by_first_layer(kkt_set, groups, group_constraints)
     if bool(is_fixed.all()):
         return Pinned(
-            is_fixed, Sums(group_count, group_count, 0, least_singular_value, "first layer"), rows
+            is_fixed,
+            Sums(group_count, group_count, 0, least_singular_value, "first layer"),
+            group_constraints,
         )
-    unknown_count = len(rows) * (kkt_set.x[0].numel() + 1)
+    unknown_count = len(group_constraints) * (kkt_set.x[0].numel() + 1)
     parameter_count = sum(t.numel() for t in kkt_set.target.values())
     if unknown_count > MAX_UNKNOWNS or unknown_count * parameter_count > MAX_ENTRIES:
         return Pinned(
             is_fixed,
             Sums(group_count, int(is_fixed.sum()), None, least_singular_value, "first layer"),
-            rows,
+            group_constraints,
         )
-    null_basis, least_singular_value = null_space(kkt_set, groups, rows)
-    null_basis_by_row = null_basis.reshape(len(rows), kkt_set.x[0].numel() + 1, null_basis.shape[1])
+    null_basis, least_singular_value = null_space(kkt_set, groups, group_constraints)
+    null_basis_by_row = null_basis.reshape(
+        len(group_constraints), kkt_set.x[0].numel() + 1, null_basis.shape[1]
+    )
     group_changes = null_basis_by_row.new_zeros(
         group_count, *null_basis_by_row.shape[1:]
-    ).index_add(0, rows.index, null_basis_by_row)
+    ).index_add(0, group_constraints.index, null_basis_by_row)
     is_fixed = group_changes.flatten(1).norm(dim=1) <= FIXED_TOLERANCE
     determined_sums = Sums(
         group_count, int(is_fixed.sum()), null_basis.shape[1], least_singular_value, "dense"
     )
-    return Pinned(is_fixed, determined_sums, rows, null_basis)
+    return Pinned(is_fixed, determined_sums, group_constraints, null_basis)
 
 
 def _rows(kkt_set: KKTSet, groups: Groups) -> Rows:
-    """Return one constraint for each group, or for each pair of a group and a rival class (another class)."""
+    """Return one constraint for each group of reconstructed images, or for each group and wrong class."""
     y, outputs = kkt_set.y[groups.first], kkt_set.outputs.shape[1]
     if kkt_set.task == "binary":
         return Rows(torch.arange(len(groups), device=y.device), y[:, None])
@@ -200,13 +206,13 @@ def _rows(kkt_set: KKTSet, groups: Groups) -> Rows:
 def _by_first_layer(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, float | None]:
     """Find the groups whose sums are fixed by the first layer alone.
 
-    The matrix of backward signals has a row for each constraint. The indicator of a group is the vector that
-    is 1 for the constraints of the group and 0 for all others. The sums of a group are fixed if its indicator
-    lies in the range of this matrix.
+    The matrix of backward signals has a row for each constraint. The indicator of a group is the vector
+    that is 1 for the constraints of the group and 0 for all others. The sums of a group are fixed if its
+    indicator lies in the range of this matrix.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
-        groups: The candidates, grouped by activation pattern and label.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
+        groups: The candidates, in groups that activate the same neurons and have the same label.
         rows: A constraint for each group and rival class.
 
     Returns:
@@ -243,8 +249,8 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
     candidate of the group, and then L.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
-        groups: The candidates, grouped by activation pattern and label.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
+        groups: The candidates, in groups that activate the same neurons and have the same label.
         rows: Q constraints, one for each group and rival class.
 
     Returns:
@@ -252,7 +258,7 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
         from sums to weights, relative to the largest singular value.
     """
     model, theta = kkt_set.models[0], parameters(kkt_set.models[0])
-    x = kkt_set.x[groups.first][rows.index].flatten(1)
+    first_candidates = kkt_set.x[groups.first][rows.index].flatten(1)
 
     def weighted_gradients(x: Tensor, lam: Tensor) -> Tensor:
         def value(t: Theta) -> Tensor:
@@ -261,14 +267,22 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
 
         return torch.cat([gradient.flatten() for gradient in grad(value)(theta).values()])
 
-    unit_multipliers = torch.ones(len(rows), 1, dtype=x.dtype, device=x.device)
-    unit_moves = torch.eye(x.numel() + len(x), dtype=x.dtype, device=x.device)
-    # Each row of ``unit_moves`` changes one entry of the sums. Every constraint has d entries for the moment
-    # and one entry for the mass.
-    moves_by_constraint = unit_moves.reshape(len(unit_moves), len(x), -1)
+    unit_multipliers = torch.ones(
+        len(rows), 1, dtype=first_candidates.dtype, device=first_candidates.device
+    )
+    unit_moves = torch.eye(
+        first_candidates.numel() + len(first_candidates),
+        dtype=first_candidates.dtype,
+        device=first_candidates.device,
+    )
+    # Each row of ``unit_moves`` changes one entry of the sums over samples: for each constraint, d entries
+    # of the weighted sum of samples (moment), and one entry for the sum of their multipliers (mass).
+    moves_by_constraint = unit_moves.reshape(len(unit_moves), len(first_candidates), -1)
 
     def parameter_change(move: Tensor) -> Tensor:
-        return jvp(weighted_gradients, (x, unit_multipliers), (move[:, :-1], move[:, -1:]))[1]
+        return jvp(
+            weighted_gradients, (first_candidates, unit_multipliers), (move[:, :-1], move[:, -1:])
+        )[1]
 
     # The linear map from sums to weights, (P, Q (d + 1)) for P weights and Q constraints.
     linear_map = vmap(parameter_change, chunk_size=64)(moves_by_constraint).T
@@ -278,10 +292,10 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
     _, singular_values, right_vectors = torch.linalg.svd(
         triangular_factor, full_matrices=len(triangular_factor) < triangular_factor.shape[1]
     )
-    rank = int((singular_values > RANK_TOLERANCE * singular_values[0]).sum())
-    return right_vectors[rank:].T, float(
-        singular_values[rank - 1] / singular_values[0]
-    ) if rank else 0.0
+    map_rank = int((singular_values > RANK_TOLERANCE * singular_values[0]).sum())
+    return right_vectors[map_rank:].T, float(
+        singular_values[map_rank - 1] / singular_values[0]
+    ) if map_rank else 0.0
 
 
 Array = np.ndarray[Any, Any]
@@ -312,8 +326,8 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
     null_basis, rows = cells.sums.null, cells.sums.rows
     if null_basis is None or rows is None or not null_basis.shape[1]:
         return None
-    d = cells.low.shape[1]
-    null_basis_by_row = null_basis.reshape(len(rows), d + 1, -1).cpu().numpy()
+    pixel_count = cells.low.shape[1]
+    null_basis_by_row = null_basis.reshape(len(rows), pixel_count + 1, -1).cpu().numpy()
     group_of_row = rows.index.cpu().numpy()
     own_group = int(cells.groups.index[i])
     changing_rows = np.flatnonzero(
@@ -326,7 +340,7 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
     change_count = null_basis_by_row.shape[2]
     if (
         sum(len(cones_by_group[int(group_index)]) for group_index in group_of_row[changing_rows])
-        * (d + change_count)
+        * (pixel_count + change_count)
         > MAX_MATRIX_ENTRIES
     ):
         return None
@@ -334,7 +348,8 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
         group_index: cells.kkt_set.x[cells.groups.first[group_index]].flatten().cpu().numpy()
         for group_index in cones_by_group
     }
-    # For each constraint of its group, the image has a share of the multiplier of candidate i.
+    # In each constraint of its group, the image gets a share of the multiplier of candidate i, which it
+    # replaces.
     image_multipliers = {
         int(q): cells.share * float(_row_multipliers(cells.kkt_set, i, rows.covectors[q]))
         for q in np.flatnonzero(group_of_row == own_group)
@@ -348,7 +363,8 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
             _total(cells, group_index, rows.covectors[q]),
         )
         row_sums[q] = total
-        # Only the constraints of the image's own group contain the image, so it has no multiplier for others.
+        # The image contributes only to the constraints of its own group, so its multiplier is zero in
+        # others.
         image_weight = image_multipliers[q] if group_index == own_group else 0.0
         constraint_blocks.append(
             np.concatenate(
@@ -356,7 +372,7 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
             )
         )
         constant_blocks.append(inequalities @ total - image_weight * inequalities[:, -1])
-    # These inequalities (the group's cone) keep the image in the activation pattern of its group.
+    # These inequalities ensure that the image activates the same neurons as the samples of its group.
     inequalities = cones_by_group[own_group]
     constraint_blocks.append(
         np.concatenate([inequalities[:, :-1], np.zeros((len(inequalities), change_count))], 1)
@@ -371,7 +387,7 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
         seconds,
     )
     images, u = (
-        [first_images[own_group] + solution[:d]],
+        [first_images[own_group] + solution[:pixel_count]],
         [sum(image_multipliers[q] * rows.covectors[q] for q in image_multipliers)],
     )
     for q in changing_rows.tolist():
@@ -379,8 +395,8 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
         image_weight = image_multipliers[q] if group_index == own_group else 0.0
         remaining_sums = (
             row_sums[q]
-            + null_basis_by_row[q] @ solution[d:]
-            - image_weight * np.append(solution[:d], 1.0)
+            + null_basis_by_row[q] @ solution[pixel_count:]
+            - image_weight * np.append(solution[:pixel_count], 1.0)
         )
         if remaining_sums[-1] > EMPTY_TOLERANCE * float(cells.kkt_set.lam.max()):
             images.append(first_images[group_index] + remaining_sums[:-1] / remaining_sums[-1])
@@ -405,44 +421,46 @@ def _cone(cells: Cells, g: int) -> Array:
         (c, d + 1) rows H with H (M - L x, L) >= 0.
     """
     first_member = cells.groups.first[g : g + 1]
-    rows = cells.rows(first_member)[0, : cells.switches].cpu().numpy()
+    switch_gradients = cells.rows(first_member)[0, : cells.switches].cpu().numpy()
     boundary_values = cells.values[first_member][0, : cells.switches].cpu().numpy()
-    x = cells.kkt_set.x[first_member].flatten().cpu().numpy()
-    inequality_blocks = [np.concatenate([rows, boundary_values[:, None]], 1)]
+    first_candidate = cells.kkt_set.x[first_member].flatten().cpu().numpy()
+    inequality_blocks = [np.concatenate([switch_gradients, boundary_values[:, None]], 1)]
     for sign, end in ((1, cells.low), (-1, cells.high)):
         if cells.boxed:
-            distances_from_limit = sign * (x - end[first_member][0].cpu().numpy())
+            distances_from_limit = sign * (first_candidate - end[first_member][0].cpu().numpy())
             inequality_blocks.append(
-                np.concatenate([sign * np.eye(len(x)), distances_from_limit[:, None]], 1)
+                np.concatenate(
+                    [sign * np.eye(len(first_candidate)), distances_from_limit[:, None]], 1
+                )
             )
-    inequality_blocks.append(np.append(np.zeros(len(x)), 1.0)[None])
+    inequality_blocks.append(np.append(np.zeros(len(first_candidate)), 1.0)[None])
     inequalities = np.concatenate(inequality_blocks)
     row_lengths = np.linalg.norm(inequalities, axis=1)
     return inequalities[row_lengths > 0] / row_lengths[row_lengths > 0, None]
 
 
 def _total(cells: Cells, g: int, covector: Tensor) -> Array:
-    """Return the (d + 1,) sums of a group for one constraint.
+    """Return the sums of a group of candidates for one constraint, as d + 1 numbers.
 
     The first d entries are the moment M - L x, where x is the first candidate of the group. The last entry is
     the mass L.
     """
     members, kkt_set = cells.groups.members(g), cells.kkt_set
-    lam = _row_multipliers(kkt_set, members, covector)
+    multipliers = _row_multipliers(kkt_set, members, covector)
     differences_from_first = (
         kkt_set.x[members].flatten(1) - kkt_set.x[cells.groups.first[g]].flatten()
     )
-    return torch.cat([lam @ differences_from_first, lam.sum()[None]]).cpu().numpy()
+    return torch.cat([multipliers @ differences_from_first, multipliers.sum()[None]]).cpu().numpy()
 
 
 def _row_multipliers(kkt_set: KKTSet, samples: Tensor | int, covector: Tensor) -> Tensor:
-    """Return the multipliers of some candidates for one constraint.
+    """Return the multipliers (weights) of some candidates in one constraint.
 
-    With several classes a constraint belongs to one rival class, and each candidate has a multiplier for each
-    rival class.
+    With several classes a constraint belongs to one rival class, and each candidate has a multiplier for
+    each rival class.
 
     Args:
-        kkt_set: The candidates (reconstructed images) with their multipliers.
+        kkt_set: The candidates (reconstructed images) with their multipliers (weights).
         samples: Indices of the candidates.
         covector: (C,) covector of the constraint, which is negative at the rival class.
 
@@ -504,7 +522,7 @@ def _solve(a: Array, b: Array, x: Array, start: Array, k: int, seconds: float) -
 def _check_example(
     cells: Cells, groups: Array, images: list[Array], u: list[Any]
 ) -> tuple[Tensor, float] | None:
-    """Check an example: a training set in which new images replace all candidates of some groups.
+    """Check an alternative training set in which new images replace all candidates of some groups.
 
     Args:
         cells: The constraints that an image must meet to replace each candidate (reconstructed image).
@@ -518,24 +536,26 @@ def _check_example(
     """
     kkt_set = cells.kkt_set
     is_replaced = torch.isin(cells.groups.index, torch.as_tensor(groups).to(cells.groups.index))
-    x = torch.as_tensor(np.stack(images)).to(kkt_set.x).reshape(-1, *kkt_set.x.shape[1:])
+    image_samples = (
+        torch.as_tensor(np.stack(images)).to(kkt_set.x).reshape(-1, *kkt_set.x.shape[1:])
+    )
     allowed_patterns = {
         row.tobytes() for row in kkt_set.switches.pattern[is_replaced].cpu().numpy()
     }
-    patterns = compute_switches(kkt_set.models, x).pattern.cpu().numpy()
+    patterns = compute_switches(kkt_set.models, image_samples).pattern.cpu().numpy()
     if any(row.tobytes() not in allowed_patterns for row in patterns):
         return None
     low, high = (end[is_replaced] for end in (cells.low, cells.high))
-    range_tolerance = WALL_TOLERANCE * x.flatten(1).norm(dim=1).max()
+    range_tolerance = WALL_TOLERANCE * image_samples.flatten(1).norm(dim=1).max()
     if bool(
-        (x.flatten(1) < low.amin(0) - range_tolerance).any()
-        | (x.flatten(1) > high.amax(0) + range_tolerance).any()
+        (image_samples.flatten(1) < low.amin(0) - range_tolerance).any()
+        | (image_samples.flatten(1) > high.amax(0) + range_tolerance).any()
     ):
         return None
     weighted_covectors = torch.cat(
         [-kkt_set.u[is_replaced, 0], torch.stack([torch.as_tensor(v) for v in u]).to(kkt_set.u)]
     )
     sum_change = weighted_gradient(
-        kkt_set.models[0], torch.cat([kkt_set.x[is_replaced], x]), weighted_covectors
+        kkt_set.models[0], torch.cat([kkt_set.x[is_replaced], image_samples]), weighted_covectors
     )
-    return x[0].flatten(), norm(sum_change) / norm(kkt_set.target)
+    return image_samples[0].flatten(), norm(sum_change) / norm(kkt_set.target)

@@ -28,11 +28,12 @@ import torch
 from scipy.stats import betabinom
 from torch import Tensor
 
-TAIL = 0.01  # share of held-out records above the threshold of the group test
+# The group test counts training records above a threshold that this share of the held-out records exceeds.
+TAIL = 0.01
 
 
 def rank_p_values(statistic: Tensor, holdout: Tensor) -> Tensor:
-    """Return p-values by rank among held-out records.
+    """Compute the p-value of each record from its rank among held-out records.
 
     Args:
         statistic: Statistic of the records, (n,). Large values suggest membership.
@@ -77,5 +78,5 @@ def group_p_value(statistic: Tensor, holdout: Tensor) -> float:
 
 
 def _count_tail(holdout_count: int) -> int:
-    """Return how many of N held-out records may lie above the 99th percentile: floor(N / 100)."""
+    """Return how many of N held-out records may exceed their 99th percentile: floor(N / 100)."""
     return math.floor(TAIL * holdout_count + 1e-9)

@@ -1,0 +1,112 @@
+"""Read the texts in files of samples: text columns of tables, lines of text files, and strings in JSON."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from residuum.errors import DataError, UnsafeFileError
+
+MAX_BYTES = 256 << 20  # largest size of a file of texts in bytes
+MAX_TEXTS = 1_000_000  # largest number of texts
+DELIMITERS = {".csv": ",", ".tsv": "\t"}
+LINES, JSON_LINES = (".txt", ".text", ".md"), (".jsonl", ".ndjson", ".json")
+SUFFIXES = (*DELIMITERS, *LINES, *JSON_LINES)
+# A column of texts with fewer distinct entries than this share of its rows holds categories, and an entry
+# does not stand for a record.
+MIN_DISTINCT_SHARE = 0.5
+
+
+def read_texts(source: Any) -> tuple[str, ...]:
+    """Return the distinct texts in a file or object of samples, () if there are none.
+
+    Args:
+        source: The path of a file, a DataFrame, a list of texts, or other samples, which hold no texts.
+
+    Returns:
+        The texts, in the order in which they first occur.
+    """
+    if isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        texts: Iterable[str] = _read_file(path) if path.suffix.lower() in SUFFIXES else ()
+    elif isinstance(source, list | tuple) and source and all(isinstance(t, str) for t in source):
+        texts = source
+    elif hasattr(source, "columns") and hasattr(source, "iloc"):
+        columns = [list(source.iloc[:, i]) for i in range(len(source.columns))]
+        texts = _texts_of_columns(
+            [[v if isinstance(v, str) else "" for v in column] for column in columns]
+        )
+    else:
+        texts = ()
+    return tuple(dict.fromkeys(text for text in texts if text.strip()))[:MAX_TEXTS]
+
+
+def is_text_file(source: Any) -> bool:
+    """Return True if a source of samples is a file of texts without a table of numbers."""
+    return isinstance(source, str | Path) and Path(source).suffix.lower() in LINES
+
+
+def _read_file(path: Path) -> Iterable[str]:
+    if not path.is_file():
+        raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
+    if (size := path.stat().st_size) > MAX_BYTES:
+        raise UnsafeFileError(
+            f"A file of texts must have at most {MAX_BYTES} bytes; {str(path)!r} has {size}.",
+            "Split the file.",
+        )
+    suffix = path.suffix.lower()
+    try:
+        content = path.read_text("utf-8-sig")
+        if suffix in DELIMITERS:
+            rows = [
+                row
+                for row in csv.reader(content.splitlines(True), delimiter=DELIMITERS[suffix])
+                if row
+            ]
+            width = len(rows[0]) if rows else 0
+            return _texts_of_columns(
+                [[row[i] if i < len(row) else "" for row in rows[1:]] for i in range(width)]
+            )
+        lines = [line for line in content.splitlines() if line.strip()]
+        if suffix in LINES:
+            return lines
+        if suffix == ".json":
+            return list(_strings_in(json.loads(content)))
+        return [text for line in lines for text in _strings_in(json.loads(line))]
+    except (ValueError, RecursionError, csv.Error) as problem:
+        raise DataError(
+            f"{str(path)!r} must be text in UTF-8 in the format that its name says; reading it failed "
+            f"({type(problem).__name__}).",
+            "Save the texts in a .txt file with one text per line.",
+        ) from problem
+
+
+def _texts_of_columns(columns: list[list[str]]) -> list[str]:
+    """Return the entries of the columns that hold texts of records, not numbers or categories."""
+    texts: list[str] = []
+    for column in columns:
+        entries = [text for text in column if text.strip() and not _is_number(text)]
+        is_text = len(entries) * 2 > len(column)
+        if is_text and len(set(entries)) >= MIN_DISTINCT_SHARE * len(entries):
+            texts += entries
+    return texts
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    """Yield the strings in a JSON value, without the keys of objects."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for child in value.values() if isinstance(value, dict) else value:
+            yield from _strings_in(child)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

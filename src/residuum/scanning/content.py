@@ -1,0 +1,733 @@
+"""Find given samples and texts anywhere in a release, whatever the arrays and strings are called.
+
+Each sample is searched in the rows of every array of numbers (:mod:`.row_search`), the single values of a
+table in every small array (:mod:`.value_search`), and each text in every string (:mod:`.text_search`).
+
+A sample may be in an array by chance, for example if all of its values are zero. So the same search is done
+for samples that no release should hold: shuffled samples (:class:`.sample_forms.ShuffledRows`), and the
+held-out samples if there are any. A sample that equals one of them is not counted. A place is reported only
+if it holds more given samples than shuffled samples explain, in an exact test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import hypergeom
+from torch import Tensor
+
+from residuum.datasets.given import read_train_and_holdout
+from residuum.datasets.texts import is_text_file, read_texts
+from residuum.errors import CheckpointError, DataError
+from residuum.io.estimators import read_scaling
+from residuum.io.inert import UNREADABLE, Block, InertObject
+from residuum.io.numpy_arrays import TextArray
+from residuum.io.release import Release
+from residuum.io.tree import walk
+from residuum.records import Dataset
+from residuum.scanning.finding import STORED, Finding, printable
+from residuum.scanning.number_sources import NumberSource, list_numbers
+from residuum.scanning.row_search import (
+    ROUNDING,
+    Arrangement,
+    Form,
+    RowMatches,
+    SampleIndex,
+    ScaleFreeKeys,
+    list_forms,
+    match_array,
+    measure_precision,
+)
+from residuum.scanning.sample_forms import (
+    BYTES,
+    GivenRows,
+    Rows,
+    ShuffledRows,
+    list_layouts,
+    list_scalings,
+    split_rows,
+)
+from residuum.scanning.text_search import TextIndex, TextMatches
+from residuum.scanning.tree_rules import name_of
+from residuum.scanning.value_search import (
+    MAX_COLUMNS,
+    Column,
+    ColumnMatches,
+    make_column,
+    match_columns,
+)
+
+# A place is reported if so many matches have at most this probability by chance.
+SIGNIFICANCE = 0.01
+TARGETS = "the targets"  # stands for the name of a column
+MAX_SHOWN = 10  # largest number of row numbers in a text
+# Arrays with more numbers than this hold single values of a table by chance, and sorting them takes long.
+MAX_VALUES = 1_000_000
+# Largest number of numbers of all arrays together in which single values are searched.
+MAX_ALL_VALUES = 20_000_000
+# Smallest share of the values of a column in an array for a finding of severity "high".
+NEARLY_ALL = 0.9
+REMOVE_ROWS = "Remove this array from the file before the release."
+REMOVE_VALUES = (
+    "Round these values, or group rare values, before the release. Or release only predictions."
+)
+REMOVE_TEXTS = "Remove these texts from the file before the release."
+
+
+@dataclass(frozen=True, eq=False)
+class Queries:
+    """The samples and texts that are searched in a release.
+
+    Attributes:
+        samples: Samples that the release should not hold, None if there are none.
+        holdout: Samples that the model never saw, None if there are none.
+        texts: Texts that the release should not hold.
+        holdout_texts: Texts that the model never saw.
+        notes: What could not be read.
+    """
+
+    samples: Dataset | None = None
+    holdout: Dataset | None = None
+    texts: tuple[str, ...] = ()
+    holdout_texts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def read_queries(data: Any, holdout: Any = None) -> Queries:
+    """Read the samples and texts to search for.
+
+    Args:
+        data: A file or folder of samples, a file of texts, or samples in memory.
+        holdout: Samples or texts that the model never saw, in the same forms.
+
+    Returns:
+        The samples and texts.
+
+    Raises:
+        DataError: If there are neither samples nor texts.
+    """
+    texts, holdout_texts = read_texts(data), read_texts(holdout)
+    train = held_out = None
+    notes: tuple[str, ...] = ()
+    if not is_text_file(data) and not (texts and isinstance(data, list | tuple)):
+        try:
+            train, held_out = read_train_and_holdout(
+                data, None if is_text_file(holdout) else holdout
+            )
+        except DataError as problem:
+            if not texts:
+                raise
+            notes = (f"only the texts of the data were searched: {problem.message}",)
+    if train is None and not texts:
+        raise DataError(
+            "The data to search for must hold samples or texts; it holds none.",
+            "Pass a file of samples, or a .txt file with one text per line.",
+        )
+    return Queries(train, held_out, texts, holdout_texts, notes)
+
+
+@dataclass(frozen=True, eq=False)
+class RowPlace:
+    """An array that holds given samples as rows.
+
+    Attributes:
+        where: Place of the array in the release.
+        kind: Dtype of the array, or what holds the numbers.
+        storage_form: How the samples are stored, in words.
+        samples: Numbers of the given samples in the array, ascending.
+        equal: Numbers of the given samples that are stored bit for bit.
+        stored_rows: Number of rows of the array that match a given sample.
+        holdout: Numbers of the held-out samples in the array.
+        shuffled: Number of shuffled samples in the array.
+        p_shuffled: Probability of so many given samples if they were like shuffled samples.
+        p_holdout: Probability of so many given samples if they were like held-out samples, None without
+            held-out samples.
+    """
+
+    where: str
+    kind: str
+    storage_form: str
+    samples: tuple[int, ...]
+    equal: tuple[int, ...]
+    stored_rows: int
+    holdout: tuple[int, ...]
+    shuffled: int
+    p_shuffled: float
+    p_holdout: float | None
+
+    @property
+    def is_beyond_chance(self) -> bool:
+        """Whether the array holds more given samples than shuffled samples explain."""
+        return self.p_shuffled <= SIGNIFICANCE
+
+    @property
+    def is_beyond_holdout(self) -> bool:
+        """Whether the held-out samples do not explain the matches."""
+        return not self.holdout or self.p_holdout is None or self.p_holdout <= SIGNIFICANCE
+
+
+@dataclass(frozen=True, eq=False)
+class ValuePlace:
+    """An array that holds single values of columns of the given samples.
+
+    Attributes:
+        where: Place of the array in the release.
+        columns: The columns with their matches.
+    """
+
+    where: str
+    columns: tuple[ColumnMatches, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TextPlace:
+    """A place in a release with given texts.
+
+    Attributes:
+        where: Path of the first string with a given text.
+        places: Number of strings with a given text.
+        long: Numbers of the long texts that were found.
+        short: Numbers of the short texts that were found as whole strings.
+        holdout: Number of held-out texts that were found in the same strings.
+    """
+
+    where: str
+    places: int
+    long: tuple[int, ...]
+    short: tuple[int, ...]
+    holdout: int
+
+
+@dataclass(frozen=True, eq=False)
+class ContentSearch:
+    """The result of a search for given samples and texts in a release.
+
+    Attributes:
+        queries: The samples and texts.
+        rows: Arrays that hold given samples, the ones with most samples first.
+        values: Arrays that hold single values of columns.
+        texts: Places with given texts.
+        shuffled_count: Number of shuffled samples to which the given samples were compared.
+        array_count: Number of arrays, tables and lists of numbers in the release.
+        string_count: Number of strings in the release.
+        notes: What was not searched.
+    """
+
+    queries: Queries
+    rows: tuple[RowPlace, ...] = ()
+    values: tuple[ValuePlace, ...] = ()
+    texts: tuple[TextPlace, ...] = ()
+    shuffled_count: int = 0
+    array_count: int = 0
+    string_count: int = 0
+    notes: tuple[str, ...] = ()
+
+    @property
+    def samples(self) -> set[int]:
+        """Numbers of the given samples that are stored in the release."""
+        return {sample for place in self.rows for sample in place.samples}
+
+    @property
+    def equal(self) -> set[int]:
+        """Numbers of the given samples that are stored bit for bit."""
+        return {sample for place in self.rows for sample in place.equal}
+
+    @property
+    def holdout_samples(self) -> set[int]:
+        """Numbers of the held-out samples in the arrays that hold given samples."""
+        return {sample for place in self.rows for sample in place.holdout}
+
+    def findings(self) -> list[Finding]:
+        """Return the findings of the search, for a scan."""
+        groups: dict[tuple[str, tuple[int, ...]], list[RowPlace]] = {}
+        for place in self.rows:
+            groups.setdefault((place.storage_form, place.samples), []).append(place)
+        return [
+            *(self._describe_rows(g[0]).replace(places=len(g)) for g in groups.values()),
+            *(
+                self._describe_values(place).replace(places=count)
+                for place, count in self._merge_values()
+            ),
+            *map(self._describe_texts, self.texts),
+        ]
+
+    def _merge_values(self) -> list[tuple[ValuePlace, int]]:
+        """Return one place for each group of places, such as the trees of a forest, and its size."""
+        groups: dict[str, list[ValuePlace]] = {}
+        for place in self.values:
+            groups.setdefault(re.sub(r"\[\d+\]", "[]", place.where), []).append(place)
+        merged_places = []
+        for group in groups.values():
+            group.sort(key=lambda place: -sum(match.found_count for match in place.columns))
+            best: dict[str, ColumnMatches] = {}
+            for match in (match for place in group for match in place.columns):
+                other = best.setdefault(match.column.name, match)
+                if match.found_count > other.found_count:
+                    best[match.column.name] = match
+            merged_places.append((ValuePlace(group[0].where, tuple(best.values())), len(group)))
+        return merged_places
+
+    def _describe_rows(self, place: RowPlace) -> Finding:
+        samples = self.queries.samples
+        assert samples is not None
+        count, n = len(place.samples), len(samples)
+        row_numbers = tuple(samples.rows[i] for i in place.samples)
+        more = ", ..." if count > MAX_SHOWN else ""
+        row_list = ", ".join(map(str, row_numbers[:MAX_SHOWN])) + more
+        chance = [f"{place.shuffled} of {self.shuffled_count} shuffled samples"]
+        if self.queries.holdout is not None:
+            chance.insert(
+                0, f"{len(place.holdout)} of {len(self.queries.holdout)} held-out samples"
+            )
+        reason = (
+            f"the array ({place.kind}) holds the values of these samples {place.storage_form}: "
+            f"row{'s' if count > 1 else ''} {row_list} of the data, counted from 0. For comparison, "
+            f"{' and '.join(chance)} are in the array"
+        )
+        if not place.is_beyond_holdout:
+            reason += ". So the array holds data of this kind, but not only the given samples"
+        return Finding(
+            STORED,
+            "high" if place.is_beyond_holdout else "medium",
+            f"{count} of {n} given samples",
+            printable(place.where),
+            printable(reason),
+            REMOVE_ROWS,
+            count=count,
+            rows=row_numbers,
+        )
+
+    def _describe_values(self, place: ValuePlace) -> Finding:
+        found_count = sum(match.found_count for match in place.columns)
+        total = sum(len(match.column.values) for match in place.columns)
+        by_chance = sum(match.by_chance for match in place.columns)
+        names = [match.column.name for match in place.columns]
+        listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+        columns_text = f"column {listed}" if len(names) == 1 else f"{len(names)} columns ({listed})"
+        columns_text = TARGETS if names == [TARGETS] else columns_text
+        forms = Counter(match.column.form for match in place.columns)
+        form = next(iter(forms)) if len(forms) == 1 else ""
+        reason = (
+            f"the array holds single values of the given samples{f' {form}' if form else ''}, "
+            f"{by_chance:.2g} expected by chance"
+        )
+        severity = "high" if found_count >= NEARLY_ALL * total else "medium"
+        what = f"{found_count} of {total} values of {columns_text}"
+        where, remedy = printable(place.where), REMOVE_VALUES
+        return Finding(STORED, severity, printable(what), where, reason, remedy, count=found_count)
+
+    def _describe_texts(self, place: TextPlace) -> Finding:
+        numbers = sorted({*place.long, *place.short})
+        examples = [self.queries.texts[i] for i in numbers[:2]]
+        quoted = " and ".join(repr(t if len(t) <= 30 else f"{t[:27]}...") for t in examples)
+        reason = f"the strings contain given texts, such as {quoted}"
+        if place.short:
+            reason += f". {len(place.short)} of them are short and equal whole strings"
+        if self.queries.holdout_texts:
+            held_out = f"{place.holdout} of {len(self.queries.holdout_texts)} held-out texts"
+            reason += f". For comparison, {held_out} are in these strings"
+        return Finding(
+            STORED,
+            "high" if place.long else "medium",
+            f"{len(numbers)} of {len(self.queries.texts)} given texts",
+            printable(place.where),
+            printable(reason),
+            REMOVE_TEXTS,
+            places=place.places,
+            count=len(numbers),
+            rows=tuple(numbers),
+        )
+
+
+def search_content(
+    release: Release, queries: Queries, *, include_values: bool = True
+) -> ContentSearch:
+    """Search given samples and texts in a release.
+
+    Args:
+        release: The release.
+        queries: The samples and texts.
+        include_values: Whether to search for single values of columns, in addition to samples.
+
+    Returns:
+        Where the samples and texts are stored.
+    """
+    sources = list(list_numbers(release, rows_only=not include_values))
+    notes = list(queries.notes)
+    rows: list[RowPlace] = []
+    values: list[ValuePlace] = []
+    shuffled_count = 0
+    if queries.samples is not None:
+        row_search = _RowSearch(queries.samples, queries.holdout, release)
+        rows = row_search.run(sources)
+        shuffled_count = len(row_search.shuffled)
+        notes += row_search.notes
+        if include_values:
+            value_search = _ValueSearch(queries.samples, row_search.forms)
+            values = value_search.run(sources, {place.where for place in rows})
+            notes += value_search.notes
+    texts, string_count, text_notes = _search_texts(release, queries)
+    rows.sort(key=lambda place: -len(place.samples))
+    return ContentSearch(
+        queries,
+        tuple(rows),
+        tuple(values),
+        tuple(texts),
+        shuffled_count,
+        len(sources),
+        string_count,
+        (*notes, *text_notes),
+    )
+
+
+def _list_scalers(release: Release) -> list[tuple[str, Tensor, Tensor]]:
+    """Return class name, factor and shift of every readable scaler in a release."""
+    scalers = []
+    for place in walk(release.content):
+        if isinstance(place.value, InertObject):
+            try:
+                scaling = read_scaling(place.value)
+            except CheckpointError:
+                continue
+            if scaling is not None:
+                scalers.append((place.value.class_name, *scaling))
+    return scalers
+
+
+class _RowSearch:
+    """Searches samples in the rows of arrays, and compares the counts with held-out and shuffled samples."""
+
+    def __init__(self, samples: Dataset, holdout: Dataset | None, release: Release) -> None:
+        same_shape = holdout is not None and holdout.shape == samples.shape
+        self._samples = samples
+        self._d = samples.x[0].numel()
+        self._holdout = GivenRows(holdout.x) if same_shape and holdout is not None else None
+        self.notes: list[str] = []
+        # Equal samples are searched once.
+        flat = samples.x.detach().cpu().flatten(1)
+        flat = flat.float() if flat.dtype == torch.bfloat16 else flat
+        rows, self._numbers = np.unique(flat.numpy(), axis=0, return_inverse=True)
+        self._numbers = self._numbers.ravel()
+        self._distinct = GivenRows(torch.from_numpy(rows))
+        self.shuffled = ShuffledRows(samples.x)
+        units = None
+        if samples.scale is not None:
+            offset = torch.zeros(()) if samples.offset is None else samples.offset
+            mean = torch.zeros(()) if samples.mean is None else samples.mean
+            units = (samples.scale.double(), mean.double() * samples.scale + offset)
+        elif samples.mean is not None:
+            units = (torch.ones(()), samples.mean.double())
+        scalings = list_scalings(samples.x, _list_scalers(release), units)
+        self.forms = list_forms(scalings, list_layouts(samples.shape)) if self._d > 1 else []
+        self._controls: dict[tuple[str, int], SampleIndex] = {}
+
+    @cached_property
+    def _index(self) -> SampleIndex:
+        return SampleIndex(self._distinct, self.forms)
+
+    def run(self, sources: Sequence[NumberSource]) -> list[RowPlace]:
+        """Return the sources that hold more samples than chance explains."""
+        places = []
+        unread = 0
+        for source in sources:
+            if not source.has_rows or not self.forms:
+                continue
+            try:
+                place = self._search(source)
+            except (CheckpointError, *UNREADABLE):
+                unread += 1
+                continue
+            if place is not None and place.is_beyond_chance:
+                places.append(place)
+        if unread:
+            self.notes.append(f"{unread} damaged arrays were not searched")
+        return places
+
+    def _search(self, source: NumberSource) -> RowPlace | None:
+        windows = match_array(self._index, source.reader, self._d)
+        excluded = self._find_common({s for window in windows.values() for s in window.samples})
+        for window in windows.values():
+            _drop(window, excluded)
+        windows = {key: window for key, window in windows.items() if window.rows}
+        if not windows:
+            return None
+        used_forms = {number for window in windows.values() for number in window.forms}
+        distinct = {s for window in windows.values() for s in window.samples}
+        equal = {
+            s
+            for w in windows.values()
+            for s, is_equal in zip(w.samples, w.equal, strict=True)
+            if is_equal
+        }
+        samples = np.nonzero(np.isin(self._numbers, list(distinct)))[0].tolist()
+        main = max(windows.items(), key=lambda item: len(set(item[1].samples)))
+        shuffled = len(self._match_controls("shuffled", self.shuffled, used_forms, source))
+        n, m = len(self._samples), len(samples)
+        holdout: set[int] = set()
+        p_holdout = None
+        if self._holdout is not None:
+            holdout = self._match_controls("holdout", self._holdout, used_forms, source)
+            p_holdout = _p_value(m, n, len(holdout), len(self._holdout))
+        return RowPlace(
+            source.path,
+            source.kind,
+            describe_storage(*main[0], self._d, main[1], self.forms),
+            tuple(samples),
+            tuple(np.nonzero(np.isin(self._numbers, list(equal)))[0].tolist()),
+            len({(key[0], row) for key, window in windows.items() for row in window.rows}),
+            tuple(sorted(holdout)),
+            shuffled,
+            _p_value(m, n, shuffled, len(self.shuffled)),
+            p_holdout,
+        )
+
+    def _match_controls(
+        self, name: str, controls: Rows, used_forms: set[int], source: NumberSource
+    ) -> set[int]:
+        """Return the numbers of the held-out or shuffled samples in an array in one of the used forms."""
+        matched: set[int] = set()
+        for form_number in used_forms:
+            key = (name, form_number)
+            if key not in self._controls:
+                self._controls[key] = SampleIndex(controls, self.forms, {form_number})
+            for window in match_array(self._controls[key], source.reader, self._d).values():
+                matched.update(window.samples)
+        return matched
+
+    def _find_common(self, matched: set[int]) -> set[int]:
+        """Return those of the samples that equal a shuffled or a held-out sample, and so prove nothing."""
+        if not matched:
+            return set()
+        numbers = torch.tensor(sorted(matched))
+        samples = self._distinct.take(numbers)
+        line = torch.randn(self._d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        keys, order = (samples @ line).sort()
+        slack = 1e-9 * float((samples.abs() @ line.abs()).max())
+        common: set[int] = set()
+        all_controls: list[Rows] = [
+            self.shuffled,
+            *([] if self._holdout is None else [self._holdout]),
+        ]
+        for controls in all_controls:
+            for chunk in split_rows(len(controls), self._d):
+                rows = controls.take(chunk)
+                projections = rows @ line
+                first = torch.searchsorted(keys, projections - slack)
+                last = torch.searchsorted(keys, projections + slack)
+                for i in (first < last).nonzero().flatten().tolist():
+                    candidates = order[first[i] : last[i]]
+                    is_same = (samples[candidates] == rows[i]).all(1)
+                    common.update(numbers[candidates[is_same]].tolist())
+        return common
+
+
+def _drop(window: RowMatches, excluded: set[int]) -> None:
+    """Remove the matches of some samples."""
+    chosen = [i for i, sample in enumerate(window.samples) if sample not in excluded]
+    for name in ("rows", "samples", "forms", "equal", "factors", "shifts"):
+        values = getattr(window, name)
+        setattr(window, name, [values[i] for i in chosen])
+
+
+def _p_value(matched: int, n: int, controls_matched: int, controls: int) -> float:
+    """Return the probability that so many of the matches are given samples, if any sample may match."""
+    return float(hypergeom.sf(matched - 1, n + controls, matched + controls_matched, n))
+
+
+def describe_storage(
+    way: Arrangement, start: int, d: int, window: RowMatches, forms: Sequence[Form]
+) -> str:
+    """Return how samples are stored in an array, in words such as "transposed, divided by 255".
+
+    Args:
+        way: How the numbers of the array form rows.
+        start: First column of the sample in such a row.
+        d: Number of values of a sample.
+        window: The matches.
+        forms: The forms of the samples.
+
+    Returns:
+        The description.
+    """
+    form = forms[Counter(window.forms).most_common(1)[0][0]]
+    descriptions = [way.name, form.layout.name]
+    if way.width > d:
+        descriptions.append(f"in columns {start + 1} to {start + d} of {way.width}")
+    descriptions.append(form.scaling.name)
+    if isinstance(form.keys, ScaleFreeKeys):
+        descriptions.append(_describe_scale(window, form))
+    return ", ".join(filter(None, descriptions)) or "as given"
+
+
+def _describe_scale(window: RowMatches, form: Form) -> str:
+    factors, shifts = window.factors, window.shifts
+    factor, shift = median(factors), median(shifts)
+    if all(window.equal) or (abs(factor - 1) < 0.01 and abs(shift) < 0.01):
+        return ""
+    spread = max(abs(f - factor) for f in factors)
+    if isinstance(form.keys, ScaleFreeKeys) and form.keys.count > 1:
+        return "scaled by channel"
+    if spread > 0.05 * abs(factor):
+        return "each sample scaled on its own"
+    for name, known_factor, known_shift in (
+        (f"divided by {BYTES:g}", 1 / BYTES, 0.0),
+        (f"multiplied by {BYTES:g}", BYTES, 0.0),
+        ("scaled to [-1, 1]", 2.0, -1.0),
+        ("scaled from 0 ... 255 to [-1, 1]", 2 / BYTES, -1.0),
+    ):
+        if abs(factor / known_factor - 1) < 0.01 and abs(shift - known_shift) < 0.01 * max(
+            1, factor
+        ):
+            return name
+    sign = "-" if shift < 0 else "+"
+    return f"as {factor:.4g} * x {sign} {abs(shift):.4g}"
+
+
+class _ValueSearch:
+    """Searches the distinct values of the columns of a table in arrays."""
+
+    def __init__(self, samples: Dataset, forms: Sequence[Form]) -> None:
+        self.notes: list[str] = []
+        self._columns: list[Column] = []
+        if samples.x.ndim != 2 or samples.x.shape[1] > MAX_COLUMNS:
+            return
+        relative = torch.finfo(samples.x.dtype).eps if samples.x.is_floating_point() else 0.0
+        scalings = {form.scaling.name: form.scaling for form in forms if not form.scaling.is_scalar}
+        for j in range(samples.x.shape[1]):
+            name = samples.features[j] if samples.features else str(j)
+            column = make_column(name, samples.x[:, j].double().numpy(), relative)
+            if column is None:
+                continue
+            self._columns.append(column)
+            for scaling in scalings.values():
+                factor, shift = float(scaling.factor[j]), float(scaling.shift[j])
+                if factor:
+                    self._columns.append(column.scale(scaling.name, factor, shift, ROUNDING))
+        if samples.y.ndim == 1 and not samples.classes:
+            relative = torch.finfo(samples.y.dtype).eps if samples.y.is_floating_point() else 0.0
+            column = make_column(TARGETS, samples.y.double().numpy(), relative)
+            self._columns += [] if column is None else [column]
+
+    def run(self, sources: Sequence[NumberSource], excluded: set[str]) -> list[ValuePlace]:
+        """Return the sources that hold more values than chance explains."""
+        if not self._columns:
+            return []
+        small = [
+            source
+            for source in sources
+            if 1 < _numel(source) <= MAX_VALUES and source.path not in excluded
+        ]
+        places = []
+        numbers_left, skipped = MAX_ALL_VALUES, 0
+        for source in small:
+            numbers_left -= _numel(source)
+            if numbers_left < 0:
+                skipped += 1
+                continue
+            try:
+                tensor = source.reader.read(0, _numel(source))
+            except (CheckpointError, *UNREADABLE):
+                continue
+            if tensor.is_complex():
+                continue
+            precision = measure_precision(tensor)
+            array = np.unique(tensor.double().numpy())
+            array = array[np.isfinite(array)]
+            if not len(array):
+                continue
+            matches = match_columns(self._columns, array, precision.relative)
+            limit = SIGNIFICANCE / (len(self._columns) * len(small))
+            best: dict[str, ColumnMatches] = {}
+            for match in matches:
+                if match.p_value > limit:
+                    continue
+                if (
+                    match.column.name not in best
+                    or match.found_count > best[match.column.name].found_count
+                ):
+                    best[match.column.name] = match
+            if best:
+                places.append(ValuePlace(source.path, tuple(best.values())))
+        if skipped:
+            self.notes.append(
+                f"single values were not searched in {skipped} arrays, because they are many"
+            )
+        return places
+
+
+def _numel(source: NumberSource) -> int:
+    return int(np.prod(source.reader.shape, dtype=np.int64))
+
+
+@dataclass
+class _Strings:
+    """The strings of one place of a release, such as all entries of a list."""
+
+    where: str
+    strings: int = 0
+    queries: TextMatches = field(default_factory=TextMatches)
+    holdout: TextMatches = field(default_factory=TextMatches)
+
+
+def _search_texts(release: Release, queries: Queries) -> tuple[list[TextPlace], int, list[str]]:
+    """Return the places with given texts, the number of strings, and notes."""
+    if not queries.texts:
+        return [], 0, []
+    index, holdout_index = TextIndex(queries.texts), TextIndex(queries.holdout_texts)
+    places: dict[str, _Strings] = {}
+    count = 0
+    tree = {"": release.content, "metadata": dict(release.metadata), "config": dict(release.config)}
+    for place in walk(tree):
+        path = place.path or name_of(release)
+        for string in _strings_at(place.value):
+            count += 1
+            matches = TextMatches()
+            index.match(string, matches)
+            if not (matches.long or matches.short):
+                continue
+            parent = path.partition("[")[0]
+            strings = places.setdefault(parent, _Strings(path))
+            strings.strings += 1
+            strings.queries.long |= matches.long
+            strings.queries.short |= matches.short
+            holdout_index.match(string, strings.holdout)
+    notes = (
+        ["not all strings were searched, because they are too long"] if index.is_exhausted else []
+    )
+    return (
+        [
+            TextPlace(
+                strings.where,
+                strings.strings,
+                tuple(sorted(strings.queries.long)),
+                tuple(sorted(strings.queries.short)),
+                len(strings.holdout.long | strings.holdout.short),
+            )
+            for strings in places.values()
+        ],
+        count,
+        notes,
+    )
+
+
+def _strings_at(value: Any) -> Iterable[str]:
+    """Return the strings that a value of a release holds directly."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, bytes):
+        return [value.decode("utf-8", "replace")]
+    if isinstance(value, dict):
+        return (key for key in value if isinstance(key, str))
+    if isinstance(value, Block) and isinstance(value.objects, TextArray):
+        return value.objects.full_texts()
+    if isinstance(value, Block) and isinstance(value.objects, list):
+        return (entry for entry in value.objects if isinstance(entry, str))
+    return ()
