@@ -127,6 +127,8 @@ def read_queries(data: Any, holdout: Any = None) -> Queries:
             if not texts:
                 raise
             notes = (f"only the texts of the data were searched: {problem.message}",)
+    # A table of texts and labels alone is a data set without any column of numbers.
+    train, held_out = (None if s is None or not s.x[0].numel() else s for s in (train, held_out))
     if train is None and not texts:
         raise DataError(
             "The data to search for must hold samples or texts; it holds none.",
@@ -733,6 +735,6 @@ def _strings_at(value: Any) -> Iterable[str]:
         return (key for key in value if isinstance(key, str))
     if isinstance(value, Block) and isinstance(value.objects, TextArray):
         return value.objects.full_texts()
-    if isinstance(value, Block) and isinstance(value.objects, list):
+    if isinstance(value, Block) and value.objects is not None:
         return (entry for entry in value.objects if isinstance(entry, str))
     return ()
