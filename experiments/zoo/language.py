@@ -20,7 +20,7 @@ from experiments.zoo.samples import (
     write_tables,
 )
 
-TEXTS = "--data train.csv --holdout test.csv --out run --budget 60s"
+TEXTS = "--data train.csv --holdout test.csv --out run --effort quick"
 LENGTH = 32
 # Words that a public base vocabulary would have, so that the base is not made of the private texts.
 PUBLIC = [
@@ -360,7 +360,7 @@ def lora_adapter(folder: Path) -> None:
         "residuum scan gpt", "No texts are stored in the files. The tokenizer has a vocabulary.", 0
     ),
     Check(
-        "residuum audit gpt --data texts.txt --holdout others.txt --out run --budget 60s",
+        "residuum audit gpt --data texts.txt --holdout others.txt --out run --effort quick",
         "The losses on the training letters are far lower than on other letters, so the model"
         " memorizes them. residuum has no reconstruction attack on attention.",
         3,
@@ -422,7 +422,7 @@ def zero_biases(folder: Path) -> None:
     ),
     Check(
         "residuum audit last.ckpt --data train.npz --holdout test.npz --out run"
-        " --budget 60s",
+        " --effort quick",
         "Samples can be reconstructed or named as members.",
         1,
         ("leak",),
@@ -461,7 +461,7 @@ def lightning_checkpoint(folder: Path) -> None:
     "A network (MLP head) on sentence embeddings of 60 letters, with the letters as a column next"
     " to the embeddings.",
     Check(
-        "residuum audit head.pt --data train.npz --holdout test.npz --out run --budget 60s",
+        "residuum audit head.pt --data train.npz --holdout test.npz --out run --effort quick",
         "Embeddings of letters can be reconstructed or named as members.",
         1,
         ("leak",),
