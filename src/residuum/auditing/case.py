@@ -662,8 +662,10 @@ def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
     for name, value in expected.items():
         if case.sources.hashes.get(name, value) != value:
             raise InputError(
-                f"The {name} must be the file that this configuration was written for; its SHA-256 differs.",
-                "Pass that file, or remove its line under [sha256] in the configuration.",
+                f"The input {name} must be the same file as in the audit that wrote the configuration; its "
+                "SHA-256 differs.",
+                "Pass the original file, or remove the line of this input under [sha256] in the "
+                "configuration.",
             )
 
 

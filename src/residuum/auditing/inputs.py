@@ -138,13 +138,15 @@ def check_inputs(
     for name, weight in network.theta.items():
         if weight.numel() and (largest := float(weight.abs().max())) > MAX_WEIGHT:
             raise CheckpointError(
-                f"Weights must fit into float32, in which attacks compute. {name} reaches {largest:.3g}.",
+                "Attacks compute in float32, so weights must not be too large for float32. The largest "
+                f"absolute value in {name} is {largest:.3g}.",
                 "Check that the file holds the trained weights.",
             )
     for name, data in (("data", train), ("holdout", holdout)):
         if data is not None and (largest := float(data.x.abs().max())) > MAX_VALUE:
             raise DataError(
-                f"Values of samples must lie within +-{MAX_VALUE:g}. {name} reaches {largest:.3g}.",
+                f"Values of samples must lie between -{MAX_VALUE:g} and +{MAX_VALUE:g}. The largest "
+                f"absolute value in {name} is {largest:.3g}.",
                 "Pass x as the network receives it.",
             )
     if train is None:
@@ -208,7 +210,8 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     if (mean := knowledge.mean) is not None:
         if mean.numel() not in (1, train_values[0].numel()):
             raise DataError(
-                f"The mean must be one number or have {train_values[0].numel()} values; got {mean.numel()}.",
+                "The mean must be a single number, or have as many values as a sample "
+                f"({train_values[0].numel()}); got {mean.numel()} values.",
                 "Pass the mean image of the data.",
             )
         train_values = add_mean(train_values, mean)
@@ -225,8 +228,8 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     remedy = "Pass the range of the data before a mean was subtracted, and that mean (--mean)."
     if excess > MAX_EXCESS:
         raise DataError(
-            "Training samples must not exceed the known value range by more than its width. "
-            f"{range_sentence}.",
+            "Training samples must lie in or near the known value range; these samples exceed it by more "
+            f"than its width. {range_sentence}.",
             remedy,
         )
     outside_share = float(((train_values < low) | (train_values > high)).double().mean())

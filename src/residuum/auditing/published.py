@@ -221,7 +221,7 @@ class PublishedAudit(Record):
         dict[str, Any] | None,
         SchemaRule(
             description=f"the {MAX_EXPOSED} training samples with the largest risk of a leak, with the "
-            "fields of exposure.json. This ranking does not enter the verdict"
+            "fields of exposure.json. This ranking has no influence on the verdict of the audit"
         ),
     ]
     applies: tuple[Applies, ...]

@@ -234,8 +234,8 @@ def _without_losses(text_model: TextModel) -> Predictor:
 
     def refuse(_: Dataset) -> Any:
         raise InputError(
-            "Losses need a classifier of texts or a causal language model; got a "
-            f"{text_model.name or 'model without an architecture'}.",
+            "residuum can compute losses of texts only for a text classifier or a causal language model; "
+            f"the architecture of this model is {text_model.name or 'unknown'}.",
             "Load the model yourself and pass rs.audit(model, data=..., tokenizer=...).",
         )
 
@@ -294,8 +294,8 @@ def add_adapter(module: nn.Module, adapter: str | Path) -> None:
             values = values.T
         if target is None or values.shape != target.shape:
             raise CheckpointError(
-                f"An adapter must fit its base; the base has no layer {name[:80]!r} of the shape "
-                f"{list(values.shape)}.",
+                f"An adapter must fit its base network; the base network has no layer {name[:80]!r} of the "
+                f"shape {list(values.shape)}.",
                 "Pass the base that adapter_config.json names.",
             )
         start = target.double() if name in updates else 0.0
@@ -330,8 +330,8 @@ def _find_moved_rows(
         if base_table is not None:
             return name, find_touched_rows(table.detach().cpu(), base_table.cpu())
     raise CheckpointError(
-        "A base must hold the token embedding of the model, with the same name and shape; this base does "
-        "not.",
+        "The base (the weights before fine-tuning) must hold the token embedding of the model, with the "
+        "same name and shape. The base that you passed does not.",
         "Pass the folder or file of the weights that training started from.",
     )
 
@@ -360,7 +360,8 @@ def find_embedding(module: nn.Module) -> tuple[str, Tensor]:
         if is_embedding and isinstance(getattr(submodule, "weight", None), Tensor):
             return f"{name}.weight" if name else "weight", submodule.weight.detach()
     raise CheckpointError(
-        "A token model must have an embedding; this one has none.", "Omit --base."
+        "To compare a model with its base, the model must have a token embedding; this model has none.",
+        "Omit --base.",
     )
 
 
@@ -483,7 +484,7 @@ def _make_progress(audit: Audit) -> Callable[[int, int], None]:
         nonlocal last_time
         if time.monotonic() - last_time >= SECONDS_BETWEEN_MESSAGES:
             last_time = time.monotonic()
-            audit.listener.message(f"losses of {done} of {total} texts")
+            audit.listener.message(f"computed the losses of {done} of {total} texts")
 
     return report
 

@@ -57,7 +57,8 @@ def read_columns(
     for column in (*([label] if label else []), *drop):
         if column not in columns and not is_holdout:
             raise DataError(
-                f"Every named column must exist; {name!r} has no column {column!r}.",
+                f"A column that you name must exist in the table; the table {name!r} has no column "
+                f"{column!r}.",
                 did_you_mean(column, list(columns)),
             )
     label = (label if label in columns else "") if label else _find_label(columns, drop)
@@ -66,7 +67,8 @@ def read_columns(
     inputs = [c for c, values in table.numbers.items() if not _identifies_rows(c, values)]
     if not inputs and not table.texts and not table.numbers:
         raise DataError(
-            f"A table must have at least one column in addition to the label; {name!r} has none.",
+            f"A table must have at least one column in addition to the labels; the table {name!r} has only "
+            "labels.",
             "Add the columns that are inputs of the network.",
         )
     return _build(table, inputs, name)
@@ -140,8 +142,8 @@ def check_columns(
         missing = [c for c in train.table.inputs if c not in held_out_inputs]
         if holdout.table is not None and missing:
             raise DataError(
-                f"Held-out samples must have the columns of the training samples; {_names(missing)} of "
-                f"{train.name!r} is missing in {holdout.name!r}.",
+                f"Held-out samples must have the columns of the training samples; {_names(missing)} of the "
+                f"table {train.name!r} is missing in the table {holdout.name!r}.",
                 "Save both tables with the same columns.",
             )
 
@@ -183,8 +185,8 @@ def _check_missing(samples: Dataset, table: Table) -> None:
         if labels.is_floating_point() and not bool(labels.isfinite().all()):
             rows = (~labels.isfinite()).nonzero().flatten().tolist()
             raise DataError(
-                f"Every sample needs a label; the column {table.label!r} of {samples.name!r} has none in row "
-                f"{rows[0]} and {len(rows) - 1} more (counted from 0).",
+                f"Every sample needs a label; in the column {table.label!r} of the table {samples.name!r}, "
+                f"the label is missing in row {rows[0]} (counted from 0) and in {len(rows) - 1} other rows.",
                 "Remove these rows.",
             )
         return
@@ -192,8 +194,9 @@ def _check_missing(samples: Dataset, table: Table) -> None:
     columns = [table.inputs[i] for i in counts.nonzero().flatten().tolist()]
     first_row = int(is_missing.any(1).nonzero()[0])
     raise DataError(
-        f"A table must not have missing or infinite values; {samples.name!r} has {int(counts.sum())} of them "
-        f"in {_names(columns)}, the first in row {first_row} (counted from 0, without the header).",
+        f"A table must not have missing or infinite values; the table {samples.name!r} has "
+        f"{int(counts.sum())} such values in {_names(columns)}, the first in row {first_row} (counted from "
+        "0, without the header).",
         "Fill in these values as in the training, or remove their rows, or exclude the columns with "
         f"{drop_options(columns)}.",
     )

@@ -51,11 +51,11 @@ def is_text_file(source: Any) -> bool:
 
 def _read_file(path: Path) -> Iterable[str]:
     if not path.is_file():
-        raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
+        raise DataError(f"There is no data file at the path {str(path)!r}.", "Check the path.")
     if (size := path.stat().st_size) > MAX_BYTES:
         raise UnsafeFileError(
-            f"A file of texts must have at most {MAX_BYTES} bytes; {str(path)!r} has {size}.",
-            "Split the file.",
+            f"A file of texts may have at most {MAX_BYTES} bytes; the file {str(path)!r} has {size} bytes.",
+            "Split the file into several smaller files.",
         )
     suffix = path.suffix.lower()
     try:
@@ -78,8 +78,8 @@ def _read_file(path: Path) -> Iterable[str]:
         return [text for line in lines for text in _strings_in(json.loads(line))]
     except (ValueError, RecursionError, csv.Error) as problem:
         raise DataError(
-            f"{str(path)!r} must be text in UTF-8 in the format that its name says; reading it failed "
-            f"({type(problem).__name__}).",
+            f"The file {str(path)!r} must hold UTF-8 text in the format of its file extension; reading "
+            f"the file failed ({type(problem).__name__}).",
             "Save the texts in a .txt file with one text per line.",
         ) from problem
 

@@ -54,9 +54,13 @@ def pack_tokens(rows: list[list[int]], name: str, remedy: str) -> Tensor:
     empty_rows = [i for i, row in enumerate(rows) if not row]
     if not rows or empty_rows:
         got = f"row {empty_rows[0]} has none" if rows else "there is no text"
-        raise DataError(f"Every text of {name!r} must have a token; {got}.", remedy)
+        raise DataError(
+            f"Every text must have at least one token; the texts {name!r} do not: {got}.", remedy
+        )
     if min(min(row) for row in rows) < 0:
-        raise DataError(f"Token ids must not be negative; {name!r} has a negative one.", remedy)
+        raise DataError(
+            f"Token ids must be 0 or larger; {name!r} contains a negative number.", remedy
+        )
     packed = torch.full((len(rows), max(map(len, rows))), PADDING, dtype=torch.long)
     for i, row in enumerate(rows):
         packed[i, : len(row)] = torch.tensor(row, dtype=torch.long)

@@ -286,8 +286,8 @@ def measure_membership(
     """
     if holdout is not None and holdout.shape != train.shape:
         raise DataError(
-            f"Held-out records must have the shape of the training records, {train.shape}; got "
-            f"{holdout.shape}.",
+            f"Held-out records must have the same shape as training records, {train.shape}; the held-out "
+            f"records have the shape {holdout.shape}.",
             "Prepare training records and held-out records in the same way.",
         )
     n = len(train)
