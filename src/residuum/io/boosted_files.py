@@ -72,7 +72,8 @@ def read_boosted_file(
     """
     if size > MAX_BYTES:
         raise UnsafeFileError(
-            f"A model of {library} may have at most {MAX_BYTES >> 20} MB; this file has {size >> 20} MB.",
+            f"A model file of {library} may have at most {MAX_BYTES >> 20} MB; this file has "
+            f"{size >> 20} MB.",
             "Save the model with fewer trees.",
         )
     raw, metadata = stream.read(), {}

@@ -104,8 +104,8 @@ def read_json(raw: bytes, library: str) -> Any:
     """
     if len(raw) > MAX_JSON_BYTES or raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
         raise UnsafeFileError(
-            f"A JSON file may have at most {MAX_JSON_BYTES >> 20} MB and {MAX_CONTAINERS:,} lists and "
-            "objects; this file has more.",
+            f"A JSON file of a model may have at most {MAX_JSON_BYTES >> 20} MB, with at most "
+            f"{MAX_CONTAINERS:,} lists and objects; this file has more.",
             "Save the model in a binary format, or with fewer trees.",
         )
     try:
@@ -202,7 +202,8 @@ def as_count(value: Any, what: str, library: str, limit: int) -> int:
         raise CheckpointError(*describe_damage(library, f"no negative {what}"))
     if number > limit:
         raise UnsafeFileError(
-            f"A model of {library} may state at most {limit:,} for {what}; this file states {number:,}.",
+            f"In a model of {library}, the largest allowed value is {limit:,} for the {what}; this file "
+            f"has the value {number:,}.",
             COPY_AGAIN,
         )
     return number

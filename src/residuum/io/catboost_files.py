@@ -328,7 +328,8 @@ def _read_binary_columns(model: Table) -> Iterator[Column]:
         border_count += len(column.borders) + len(column.name)
         if border_count > MAX_BORDERS:
             raise UnsafeFileError(
-                f"A model of CatBoost may have at most {MAX_BORDERS:,} borders; this file has more.",
+                f"A model of CatBoost may have at most {MAX_BORDERS:,} borders (thresholds of splits); "
+                "this file has more.",
                 COPY_AGAIN,
             )
         yield column

@@ -86,8 +86,9 @@ def load_checkpoint(
     release = open_release(path, max_bytes)
     if release.size > max_bytes:
         raise UnsafeFileError(
-            f"A network may have at most {max_bytes} bytes; {release.path.name!r} has {release.size}.",
-            "For a large model, pass a larger max_bytes.",
+            f"A file with a network may have at most {max_bytes} bytes; the file {release.path.name!r} "
+            f"has {release.size} bytes.",
+            "If the model is this large, pass a larger limit max_bytes.",
         )
     if release.kind in ("pickle", "skops") and (network := read_estimator(release)) is not None:
         return (
@@ -96,7 +97,7 @@ def load_checkpoint(
     if release.kind not in ("torch", "safetensors"):
         what, remedy = UNREADABLE_KINDS.get(release.kind, UNREADABLE_KINDS["pickle"])
         raise CheckpointError(
-            "The file of a network must be a safetensors file or a file of torch.save; "
+            "A network is read from a safetensors file or a file of torch.save; the file "
             f"{release.path.name!r} is {what}.",
             remedy,
         )
@@ -209,7 +210,8 @@ def _identify(
             parameter_names = list(architecture.build().state_dict())
     except (RuntimeError, ValueError, OverflowError, TypeError) as problem:
         raise ArchitectureError(
-            f"An architecture string must describe a network that can be built; got {arch_text[:80]!r}.",
+            "An architecture string must describe a network that residuum can build; got "
+            f"{arch_text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
     all_assumptions = (

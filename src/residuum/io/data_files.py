@@ -102,7 +102,7 @@ def read_data_file(path: Path) -> Release:
         size = path.stat().st_size
     except DAMAGED as problem:
         raise CheckpointError(
-            f"A data file must be complete and readable; {path.name!r} is not "
+            f"A data file must be complete and readable; reading the file {path.name!r} failed "
             f"({type(problem).__name__}: {str(problem)[:100]}).",
             COPY_AGAIN,
         ) from problem
@@ -340,8 +340,8 @@ def _read_parquet(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"pyarrow cannot read the file: {type(problem).__name__}") from problem
     if sum(group.total_byte_size for group in groups) > max_memory(path.stat().st_size):
         raise UnsafeFileError(
-            "A Parquet file may unpack to at most "
-            f"{max_memory(path.stat().st_size)} bytes; {path.name!r} claims more.",
+            f"A Parquet file of this size may unpack to at most {max_memory(path.stat().st_size)} bytes; "
+            f"according to its header, the file {path.name!r} unpacks to more.",
             COPY_AGAIN,
         )
     columns = list(map(str, file.schema_arrow.names))
@@ -373,8 +373,8 @@ def _read_arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
             claimed = sum(member.file_size for member in members)
             if claimed > max_memory(size):
                 raise UnsafeFileError(
-                    f"The arrays of a file of {size} bytes may take at most {max_memory(size)} bytes; "
-                    f"{path.name!r} claims {claimed}.",
+                    f"The arrays of a file of {size} bytes may unpack to at most {max_memory(size)} "
+                    f"bytes; the arrays of the file {path.name!r} unpack to {claimed} bytes.",
                     COPY_AGAIN,
                 )
             for member in members[:MAX_ARRAYS]:

@@ -113,8 +113,8 @@ def read_estimator(release: Release) -> Network | None:
         network.check_weights()
     except VALUE_ERRORS as problem:
         raise CheckpointError(
-            "A fitted MLPClassifier or MLPRegressor must be complete; the estimator in "
-            f"{release.path.name!r} is not ({type(problem).__name__}).",
+            "A fitted MLPClassifier or MLPRegressor must have all its weights; the estimator in the file "
+            f"{release.path.name!r} does not ({type(problem).__name__}).",
             "Save the estimator again.",
         ) from problem
     return network.replace(
@@ -127,10 +127,10 @@ def _refuse_other_estimators(release: Release) -> None:
     estimator = release.content
     if isinstance(estimator, InertObject) and estimator.name.startswith("sklearn."):
         raise CheckpointError(
-            f"residuum attacks neural networks and trees; {release.path.name[:80]!r} is a pickle of a "
-            f"{estimator.class_name[:60]}, for which residuum has no attack.",
-            "If you trust the file, load it and pass the live model to "
-            "residuum.audit, which compares the losses of training and held-out samples.",
+            f"residuum attacks neural networks and decision trees; the file {release.path.name[:80]!r} "
+            f"is a pickle of the class {estimator.class_name[:60]}, for which residuum has no attack.",
+            "If you trust the file, load it in Python and pass the model object to residuum.audit. The "
+            "audit then compares the losses of training samples with those of held-out samples.",
         )
 
 
@@ -159,8 +159,8 @@ def read_training_state(
         pass
     except VALUE_ERRORS as problem:
         raise CheckpointError(
-            "The optimizer state of an estimator must fit its weights; the state in this file does not "
-            f"({type(problem).__name__}).",
+            "The optimizer state of an estimator must have the shapes of its weights; the optimizer "
+            f"state in this file does not ({type(problem).__name__}).",
             "Save the estimator again.",
         ) from problem
     if moment is not None and not all(bool(t.isfinite().all()) for t in moment.values()):

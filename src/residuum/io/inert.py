@@ -109,9 +109,10 @@ class View:
         last_index = self.offset + sum((n - 1) * step for n, step in sizes_and_strides)
         if count > stored or (count and last_index >= stored):
             raise UnsafeFileError(
-                f"A tensor must lie within its storage; a tensor of shape {list(self.size)} claims "
-                f"{max(count, last_index + 1)} elements and the file holds {stored}.",
-                "Save a full copy: {name: t.clone() for name, t in state.items()}.",
+                f"The file must contain all elements of a tensor; a tensor of shape {list(self.size)} "
+                f"needs {max(count, last_index + 1)} elements, but the file has only {stored} elements "
+                "for this tensor.",
+                "Save full copies of the tensors: {name: t.clone() for name, t in state.items()}.",
             )
 
     @property
@@ -197,14 +198,16 @@ class Block:
         """
         if self.read is None:
             raise CheckpointError(
-                f"residuum needs an array of numbers; this array holds {self.kind or 'objects'}.",
+                "residuum reads only arrays of numbers; an array in this file holds "
+                f"{self.kind or 'objects'}.",
                 "Save the array as numbers.",
             )
         try:
             return self.read()
         except UNREADABLE as problem:
             raise CheckpointError(
-                f"An array in a file must be complete and fit its header; this array does not ({problem}).",
+                "An array in a file must have as many bytes as its header states; an array in this file "
+                f"is damaged ({problem}).",
                 "Copy or save the file again.",
             ) from problem
 

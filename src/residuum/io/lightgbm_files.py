@@ -64,7 +64,7 @@ def read_lightgbm(text: str) -> Forest:
     """
     if len(text) > MAX_TEXT_BYTES:
         raise UnsafeFileError(
-            f"A model of LightGBM may have at most {MAX_TEXT_BYTES >> 20} MB; this model has more.",
+            f"A model of LightGBM may have at most {MAX_TEXT_BYTES >> 20} MB as text; this model has more.",
             "Save the model with fewer trees.",
         )
     text = text.replace("\r\n", "\n")

@@ -74,8 +74,8 @@ class Wrapped:
         for factor, shift in self.scalings:
             if {factor.numel(), shift.numel()} - {1, x.shape[1]}:
                 raise InputError(
-                    "A sample must have one value for each column of the scalers in the model file; the "
-                    f"samples have {x.shape[1]} values.",
+                    "A sample must have one value for each input column of the scalers in the model "
+                    f"file; the samples have {x.shape[1]} values.",
                     PASS_AS_TRAINED,
                 )
             x, total_factor, total_shift = (
@@ -188,7 +188,7 @@ def read_linear_model(release: Release) -> Predictor | None:
     if not is_complete or not (np.isfinite(weights).all() and np.isfinite(intercepts).all()):
         raise CheckpointError(
             "A linear model must have finite coefficients and one finite intercept for each row of "
-            f"coefficients; the {name} in {release.path.name[:80]!r} does not.",
+            f"coefficients; the {name} in the file {release.path.name[:80]!r} does not.",
             "Save the model again.",
         )
     class_labels = (

@@ -173,8 +173,8 @@ def find_onnx_forests(graph: Any, producer: str) -> Iterator[tuple[str, Forest]]
         yield from _find_forests(graph, producer)
     except MALFORMED as problem:
         raise CheckpointError(
-            "The attributes of a tree ensemble in ONNX (such as nodes, leaves and thresholds) must fit each "
-            "other; in this file, they do not "
+            "The arrays of a tree ensemble in ONNX (such as nodes, leaves and thresholds) must have "
+            "matching lengths and values; in this file, the arrays do not match "
             f"({type(problem).__name__}: {str(problem)[:100]}).",
             COPY_AGAIN,
         ) from problem
@@ -267,9 +267,9 @@ def _column_subset(graph: Any, name: str) -> Integers | None:
         )
     if index_tensor is None:
         raise CheckpointError(
-            "The trees of an ONNX graph must read the input columns of the graph; in this graph, the "
-            f"operator {producing_node.op_type[:60]!r} changes the columns before the trees read them.",
-            "Export the trees alone, without transformers.",
+            "The trees of an ONNX graph must receive the input columns unchanged; in this graph, the "
+            f"operator {producing_node.op_type[:60]!r} changes the columns first.",
+            "Export only the trees, without scalers or other transformers of the pipeline.",
         )
     return _to_array(index_tensor).ravel().astype(np.int64)
 

@@ -54,8 +54,8 @@ def read_moment(trained: Any, model: nn.Module | None = None) -> dict[str, Tenso
     if not moment:
         raise InputError(
             "read_moment needs an optimizer that stores a mean of gradients (Adam, or SGD with momentum, "
-            "after at least one step), or an MLPClassifier that such an optimizer fitted; this "
-            f"{type(trained).__name__} stores no mean of gradients.",
+            "after at least one step), or an MLPClassifier that such an optimizer fitted; the "
+            f"{type(trained).__name__} that you passed stores no mean of gradients.",
             "Call read_moment(optimizer, model), or read_moment(estimator) for an estimator of scikit-learn.",
         )
     return moment

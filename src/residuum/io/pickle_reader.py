@@ -222,8 +222,9 @@ class PickleReader:
         max_memory = MAX_OBJECT_BYTES + getattr(self._stream, "requested", 0)
         if self.work > MAX_WORK or self.memory > max_memory:
             raise UnsafeFileError(
-                f"A pickle may need at most {MAX_WORK} steps (instructions and copied entries), and "
-                f"{MAX_OBJECT_BYTES >> 20} MB of memory in addition to its size; this pickle needs more.",
+                f"Reading a pickle may take at most {MAX_WORK} steps (instructions and copied entries), "
+                f"and {MAX_OBJECT_BYTES >> 20} MB of memory in addition to the size of the file; this "
+                "pickle takes more.",
                 "Scan a smaller model, or save this model in several files.",
             )
 
@@ -462,8 +463,8 @@ class PickleReader:
         self._encoded_length += len(expect_type(text, str))
         if self._encoded_length > getattr(self._stream, "requested", 0):
             raise UnsafeFileError(
-                "The texts that a pickle converts to bytes may not be longer than the pickle itself; in this "
-                "file, they are longer.",
+                "In all, the texts that a pickle converts to bytes may not be longer than the pickle "
+                "itself; in this file, the texts are longer.",
                 "Save the model again.",
             )
         return text.encode("latin1")
@@ -526,7 +527,8 @@ class PickleReader:
         storage = Storage(key, numel, itemsize, element_type)
         if self.storages.setdefault(key, storage) != storage:
             raise UnsafeFileError(
-                f"A tensor storage must have one size; {key[:80]!r} has two sizes in this file.",
+                "A tensor storage (array of numbers) must have one size; this file states two sizes of "
+                f"the storage {key[:80]!r}.",
                 "Save the model again.",
             )
         self.push(storage)
@@ -562,9 +564,9 @@ class PickleReader:
                 self.stack[-1] = self._read_joblib_array(target.attributes)
             elif target.class_name in ("NDArrayWrapper", "ZNDArrayWrapper"):
                 raise CheckpointError(
-                    "A file of joblib must hold its arrays; this file was written by joblib before 0.10, "
-                    "which wrote arrays into other files.",
-                    "Load the model with the same version of joblib, and save it with a newer version.",
+                    "A joblib file must contain its arrays; this file is from a version of joblib before "
+                    "0.10, which wrote the arrays to separate files.",
+                    "Load the model with the old version of joblib, and save it with a newer version.",
                 )
 
     def _read_joblib_array(self, attributes: dict[str, Any]) -> Block:

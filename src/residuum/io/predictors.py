@@ -97,15 +97,15 @@ class Predictor:
             (outputs >= -ROUNDING).all() and np.allclose(outputs.sum(1), 1, rtol=0, atol=ROUNDING)
         ):
             raise InputError(
-                f"The class shares of a sample must be at least 0 and add up to 1; the class shares that the "
-                f"{self.name} predicts do not.",
-                "Let predict_proba return probabilities.",
+                "The probabilities of the classes must be at least 0 and add up to 1; the probabilities "
+                f"that the {self.name} predicts do not.",
+                "Make predict_proba return a probability for each class.",
             )
         if self.classes and len(self.classes) != outputs.shape[1]:
             raise InputError(
                 f"A classifier must predict one value for each class; the {self.name} has "
-                f"{len(self.classes)} classes and predicts {outputs.shape[1]} values.",
-                "Pass a classifier with a single target.",
+                f"{len(self.classes)} classes, but predicts {outputs.shape[1]} values for a sample.",
+                "Pass a classifier that predicts a single label for each sample.",
             )
         return outputs
 
@@ -118,8 +118,8 @@ class Predictor:
         value_count = samples.x[0].numel()
         if self.columns not in (None, value_count):
             raise InputError(
-                f"A sample must have one value for each column of the model; the {self.name} has "
-                f"{self.columns} columns, and the samples have {value_count} values.",
+                f"A sample must have one value for each input column of the model; the {self.name} has "
+                f"{self.columns} input columns, and the samples have {value_count} values.",
                 PASS_AS_TRAINED,
             )
 
@@ -142,7 +142,7 @@ class Predictor:
             )
         if not np.isfinite(table).all():
             raise InputError(
-                f"Predictions must be finite numbers; the predictions of the {self.name} are not.",
+                f"Predictions must be finite numbers; the {self.name} predicts NaN or infinite values.",
                 PASS_AS_TRAINED,
             )
         return table.reshape(n, -1)
@@ -232,7 +232,7 @@ class _Call:
             return getattr(self.model, self.method)(_as_argument(self.model, samples))
         except Exception as problem:
             raise InputError(
-                "A model in memory must predict your samples without an error; "
+                "The model must make predictions for your samples without an error; calling the method "
                 f"{type(self.model).__name__}.{self.method} raised "
                 f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
                 f"Fit the model first. {PASS_AS_TRAINED}",

@@ -180,7 +180,8 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
     if not path.is_file():
         defect = "is not a regular file" if path.exists() else "does not exist"
         raise CheckpointError(
-            f"A release must be a file; {str(path)!r} {defect}.", "Check the path."
+            f"A release (a published model) must be a file; the path {str(path)!r} {defect}.",
+            "Check the path.",
         )
     if is_shard_index(path):
         return _read_shards(path, max_bytes)
@@ -189,14 +190,15 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
             size = os.fstat(stream.fileno()).st_size
             if size > max_bytes:
                 raise UnsafeFileError(
-                    f"A release may have at most {max_bytes} bytes; {str(path)!r} has {size}.",
-                    "For a large model, pass a larger max_bytes.",
+                    f"A model file may have at most {max_bytes} bytes; the file {str(path)!r} has {size} "
+                    "bytes.",
+                    "If the model is this large, pass a larger limit max_bytes.",
                 )
             return _choose_reader(path, stream, size)
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise CheckpointError(
-            f"A release must be readable; reading {str(path)!r} failed ({reason}).",
+            f"A model file must be readable; reading the file {str(path)!r} failed ({reason}).",
             "Check the file.",
         ) from problem
 
@@ -218,8 +220,8 @@ def pickle_in_memory(model: Any) -> Release:
         data = pickle.dumps(model)
     except Exception as problem:
         raise CheckpointError(
-            "A model in memory must support pickle, because we search what its pickle would store; pickling "
-            f"the {name} raised {type(problem).__name__}.",
+            "A model in memory must support pickle, because residuum searches what a pickle of the model "
+            f"would store; pickling the {name} raised {type(problem).__name__}.",
             "Save the model to a file and audit the file.",
         ) from problem
     stream: Any = io.BufferedReader(io.BytesIO(data))
@@ -255,7 +257,9 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
         return Release(path, library, model, size, metadata)
     for magic, (what, remedy) in UNSUPPORTED_FORMATS.items():
         if first_bytes.startswith(magic):
-            raise CheckpointError(f"{path.name!r} is {what}, which residuum does not read.", remedy)
+            raise CheckpointError(
+                f"The file {path.name!r} is {what}, which residuum does not read.", remedy
+            )
     unpacker: Callable[[], Any] | None = next(
         (make for magic, make in UNPACKERS.items() if first_bytes.startswith(magic)), None
     )
@@ -266,7 +270,7 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
         return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
         "A model file must have the format of torch, safetensors, pickle, joblib, skops, ONNX, XGBoost, "
-        f"LightGBM or CatBoost; {path.name!r} {'has another format' if size else 'is empty'}.",
+        f"LightGBM or CatBoost; the file {path.name!r} {'has another format' if size else 'is empty'}.",
         "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
         "safetensors.numpy.save_file({name: array, ...}, path).",
     )
@@ -289,7 +293,9 @@ def _read_shards(index: Path, max_bytes: int) -> Release:
             elif repeated:
                 defect = f"{str(repeated[0])[:80]!r} is stored twice"
             raise CheckpointError(
-                f"Shards must hold the tensors that {index.name!r} lists; {defect}.", SAVE_SHARDS
+                f"The weight files of a model must contain all tensors that the index {index.name!r} "
+                f"lists; {defect}.",
+                SAVE_SHARDS,
             )
         content |= shard_tensors
         shard_releases.append(shard)

@@ -39,19 +39,20 @@ def find_weights(release: Release, place: str = "") -> dict[str, Any]:
     content = release.content
     if release.kind not in ("torch", "safetensors"):
         raise CheckpointError(
-            "A state dict must be in a file of torch or safetensors; "
-            f"{release.path.name!r} is a file of the kind {release.kind!r}.",
+            "A state dict is read from a file of torch.save or safetensors; the file "
+            f"{release.path.name!r} has the format {release.kind!r}.",
             "Save the weights first: torch.save(model.state_dict(), path).",
         )
     if isinstance(content, InertObject):
         if not any(isinstance(inner.value, Block) for inner in walk(content)):
             raise CheckpointError(
-                f"A release must hold weights; {release.path.name!r} holds only an object of the class "
-                f"{content.class_name} without any tensor.",
+                f"A model file must contain weights; the file {release.path.name!r} contains only an "
+                f"object of the class {content.class_name}, without any tensor.",
                 DELETE,
             )
         raise CheckpointError(
-            f"The file must hold a state dict; this file holds a pickled {content.class_name}.",
+            "The file must hold a state dict (tensors by name); this file holds a pickled object of the "
+            f"class {content.class_name}.",
             "If you trust the file, run torch.save(torch.load(path, weights_only=False).state_dict(), new).",
         )
     if place:
@@ -92,7 +93,8 @@ def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
                     stack.append((child, remaining_place[len(name) + 1 :]))
     if not weights:
         raise CheckpointError(
-            f"A state dict must be at the chosen place; {file!r} has none at {place!r}.",
+            f"The place that you name must hold a state dict (tensors by name); in the file {file!r}, "
+            f"there is no state dict at {place!r}.",
             "Run residuum scan FILE to see the places in the file.",
         )
     # Averaged weights are often stored with their settings, as in {"module": {...}, "decay": 0.99}.
@@ -119,7 +121,9 @@ def _refuse_without_weights(release: Release) -> NoReturn:
         remedy = "Pass the file of the network."
     else:
         holds = "no tensors, only settings or counters of the training"
-    raise CheckpointError(f"A release must hold weights; {file} holds {holds}.", remedy)
+    raise CheckpointError(
+        f"A model file must contain weights; the file {file} contains {holds}.", remedy
+    )
 
 
 def _select_weights(

@@ -104,14 +104,15 @@ def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, 
         if begin != tensors_end or claimed != stop - begin:
             raise UnsafeFileError(
                 "A tensor must begin where the previous tensor ends, and have as many bytes as its shape "
-                f"needs; {name[:80]!r} needs {claimed} bytes and has {max(stop - begin, 0)} bytes from "
-                f"position {begin} (the previous tensor ends at {tensors_end}).",
+                f"needs; the tensor {name[:80]!r} needs {claimed} bytes and has {max(stop - begin, 0)} "
+                f"bytes from position {begin} (the previous tensor ends at {tensors_end}).",
                 COPY_AGAIN,
             )
         tensors_end = stop
     if tensors_end > MAX_CLAIMED:
         raise UnsafeFileError(
-            f"Tensors of a file may take at most {MAX_CLAIMED} bytes; this header claims {tensors_end}.",
+            f"The tensors of a file may take at most {MAX_CLAIMED} bytes; according to the header, the "
+            f"tensors of this file take {tensors_end} bytes.",
             COPY_AGAIN,
         )
     if start + tensors_end != size:
@@ -129,7 +130,8 @@ def _parse_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
         _raise_damaged(f"this file has {size} bytes and its header claims {length}")
     if length > MAX_HEADER_BYTES:
         raise UnsafeFileError(
-            f"A safetensors header may have at most {MAX_HEADER_BYTES} bytes; this header has {length}.",
+            f"The header of a safetensors file may have at most {MAX_HEADER_BYTES} bytes; the header of "
+            f"this file has {length} bytes.",
             "Save fewer tensors and less metadata.",
         )
     try:

@@ -90,9 +90,10 @@ def read_skops(path: Path, stream: BinaryIO, size: int) -> PickleContent:
                 or schema_bytes > MAX_SCHEMA
             ):
                 raise UnsafeFileError(
-                    f"A file of skops may unpack to at most {min(MAX_PICKLE_BYTES, max_memory(size))} bytes, "
-                    f"and its {SCHEMA} to {MAX_SCHEMA} bytes; {path.name!r} claims {unpacked_bytes} bytes, "
-                    f"and {schema_bytes} bytes for its {SCHEMA}.",
+                    f"A skops file may unpack to at most {min(MAX_PICKLE_BYTES, max_memory(size))} "
+                    f"bytes, and the file {SCHEMA} inside of it to {MAX_SCHEMA} bytes; the file "
+                    f"{path.name!r} unpacks to {unpacked_bytes} bytes, with {schema_bytes} bytes for its "
+                    f"{SCHEMA}.",
                     "Save the model in several files.",
                 )
             schema = json.loads(archive.read(members[SCHEMA]))
@@ -100,7 +101,7 @@ def read_skops(path: Path, stream: BinaryIO, size: int) -> PickleContent:
             content = reader.read(schema)
     except (*DAMAGED, RecursionError) as problem:
         raise CheckpointError(
-            f"{path.name!r} must be a complete file of skops; it is damaged "
+            f"The file {path.name!r} must be a complete file of skops; the file is damaged "
             f"({type(problem).__name__}: {str(problem)[:100]}).",
             COPY_AGAIN,
         ) from problem

@@ -182,7 +182,7 @@ class TokenRunner:
                 outputs = self.model(*positional, **keywords)
         except Exception as problem:
             raise InputError(
-                f"A token model must run on your texts without an error; {self.name} raised "
+                f"A language model must run on your texts without an error; calling {self.name} raised "
                 f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
                 TOKENS_AS_TRAINED,
             ) from problem
@@ -240,9 +240,9 @@ class TokenRunner:
         assert isinstance(texts, TokenDataset)
         if int(texts.lengths.min()) < 2:
             raise InputError(
-                "A text must have at least two tokens, so that a language model predicts one of them; row "
-                f"{texts.rows[int(texts.lengths.argmin())]} has one.",
-                "Leave out this text.",
+                "A text must have at least two tokens, so that a language model predicts one of them; "
+                f"the text in row {texts.rows[int(texts.lengths.argmin())]} has only one token.",
+                "Remove this text.",
             )
         return self._run(texts, _next_token_losses)
 
@@ -262,8 +262,8 @@ class TokenRunner:
                 logits = self.logits(ids)
                 if logits is None:
                     raise InputError(
-                        f"A token model must return logits for every text; {self.name} returned none for a "
-                        f"batch of {len(ids)} texts.",
+                        f"A language model must return logits for every text; the {self.name} returned "
+                        f"no logits for a batch of {len(ids)} texts.",
                         TOKENS_AS_TRAINED,
                     )
                 for row, position in zip(function(ids, logits.cpu()), batch.tolist(), strict=True):

@@ -71,7 +71,8 @@ def walk(tree: Any) -> Iterator[Place]:
             visited_ids.add(id(value))
             if len(iterator_stack) > MAX_DEPTH:
                 raise UnsafeFileError(
-                    f"Values may be nested at most {MAX_DEPTH} deep; values in this file are nested deeper.",
+                    f"Lists and dicts in a file may be nested at most {MAX_DEPTH} levels deep; in this "
+                    "file, they are nested deeper.",
                     "Save the model in several files and scan each of them.",
                 )
             iterator_stack.append(_iterate_children(place))

@@ -99,7 +99,7 @@ def _read_ensemble(model: InertObject, kind: str) -> Forest | None:
     if column_subsets is not None:
         if not isinstance(column_subsets, list) or len(column_subsets) != len(trees):
             raise CheckpointError(
-                "Bagging must store which columns it drew for every tree; this file does not.",
+                "A bagging model must store which columns were selected for every tree; this file does not.",
                 COPY_AGAIN,
             )
         trees = [
@@ -132,8 +132,8 @@ def _map_columns(tree: Tree, column_subset: Integers) -> Tree:
     is_inner = tree.left != NO_CHILD
     if not ((tree.feature[is_inner] >= 0) & (tree.feature[is_inner] < len(column_subset))).all():
         raise CheckpointError(
-            "A tree of bagging may only split columns that bagging drew for this tree; a tree in this file "
-            "splits another column.",
+            "A tree of a bagging model may only split the columns that were selected for this tree; a "
+            "tree in this file splits another column.",
             COPY_AGAIN,
         )
     feature = tree.feature.copy()

@@ -115,7 +115,8 @@ def resolve_update(
         option = "--base and a checkpoint" if adapter is None else "--adapter"
         option = "--update-kind none" if kind == "none" else option
         raise InputError(
-            f"--update cannot be used with {option}, because an update has one base.",
+            f"The options --update and {option} cannot be used together, because --base must name the "
+            "network before the update.",
             "Run residuum audit --update FILE --base BASE.",
         )
     return update, base if model is None else model, "any" if kind == "auto" else kind
@@ -149,7 +150,11 @@ def read_update(
         return Update(network, ALONE, dict(network.theta))
     tensors = _match_names(_read_tensors(source), base)
     if not all(bool(t.isfinite().all()) for t in tensors.values()):
-        raise CheckpointError("An update must be finite; this update is not.", "Save it again.")
+        raise CheckpointError(
+            "An update (a gradient or weight difference) must consist of finite "
+            "numbers; this update contains NaN or infinite values.",
+            "Compute the update again from finite weights or gradients, and save it.",
+        )
     if kind not in (GRADIENT, DIFFERENCE):
         kind = _choose_kind(source, tensors)
     if kind == GRADIENT:
@@ -366,9 +371,10 @@ def _match_names(tensors: Mapping[str, Tensor], base: Network) -> dict[str, Tens
             matched = dict(zip(theta, floating, strict=True))
     if not matched:
         raise CheckpointError(
-            "An update must have the names and shapes of its base; "
-            f"this update holds {', '.join(sorted(tensors)[:3])[:80]}.",
-            "Save the update with the names of the state dict, or pass the base that it belongs to.",
+            "The tensors of an update must have the names and shapes of the network before the update; "
+            "the tensors of this update, such as {', '.join(sorted(tensors)[:3])[:80]}, do not.",
+            "Save the update with the tensor names of the state dict. Or pass the network to which the "
+            "update belongs with --base.",
         )
     # A difference may have a finer dtype than the base, so it keeps its own.
     return {name: t.detach().cpu() for name, t in matched.items()}

@@ -131,14 +131,15 @@ def read_vocabulary(path: Path) -> Vocabulary:
             raw = stream.read(MAX_VOCABULARY_BYTES + 1)
     except OSError as problem:
         raise CheckpointError(
-            f"A vocabulary must be readable; reading {path.name!r} failed ({problem.strerror}).",
+            f"The vocabulary file of a tokenizer must be readable; reading the file {path.name!r} failed "
+            f"({problem.strerror}).",
             "Check the file.",
         ) from problem
     if len(raw) > MAX_VOCABULARY_BYTES or raw.count(b"\n") > MAX_TOKENS:
         raise CheckpointError(
-            f"A vocabulary may have at most {MAX_VOCABULARY_BYTES} bytes and {MAX_TOKENS} tokens; "
-            f"{path.name!r} has more.",
-            "Delete this file from the release.",
+            f"The vocabulary file of a tokenizer may have at most {MAX_VOCABULARY_BYTES} bytes and "
+            f"{MAX_TOKENS} tokens; the file {path.name!r} has more.",
+            "Delete this file, because no real tokenizer is this large.",
         )
     if path.suffix in PIECE_SUFFIXES:
         return Vocabulary(path.name, _clean(enumerate(_read_pieces(raw, path.name))))
@@ -246,7 +247,7 @@ def _read_pieces(raw: bytes, name: str) -> Iterator[str]:
                 yield texts[0].decode("utf-8", "replace") if texts else ""
     except (ValueError, IndexError) as problem:
         raise CheckpointError(
-            f"A vocabulary of SentencePiece must be complete; {name!r} is damaged.",
+            f"A vocabulary file of SentencePiece must be complete; the file {name!r} is damaged.",
             "Copy or save the file again.",
         ) from problem
 

@@ -104,7 +104,7 @@ def read_xgboost(raw: bytes | bytearray) -> Forest:
     head = bytes(raw[:64])
     if head.startswith(OLD_FORMATS):
         raise CheckpointError(
-            "residuum reads models that XGBoost saves as JSON or UBJSON; this model has an older binary "
+            "residuum reads models that XGBoost saved as JSON or UBJSON; this model has an older binary "
             "format.",
             "Load the model with XGBoost 1.6 to 3.0 and save it again: model.save_model('model.json').",
         )

@@ -130,9 +130,9 @@ def compare_with_base(
     }
     if not shared_blocks:
         raise CheckpointError(
-            "A base must hold tensors with the same names and shapes as the release; these two files "
-            "share no such tensor.",
-            "Pass the checkpoint that training started from.",
+            "The base (the weights before training) must have tensors with the same names and shapes as "
+            "the scanned model; the two files have no such tensor in common.",
+            "Pass the checkpoint from which the training started.",
         )
     touched_rows = _find_touched_rows(shared_blocks, release_blocks, vocabulary)
     is_auditable = release.kind != "onnx" and _is_auditable(release_blocks)
@@ -269,8 +269,8 @@ def _find_adapter_change(
             )
     if not relative_changes:
         raise CheckpointError(
-            "The base of an adapter must have the layers that the adapter changes; this base has none of "
-            "these layers.",
+            "The base network of an adapter (LoRA) must have the layers that the adapter changes; this "
+            "base network has none of these layers.",
             "Pass the base that adapter_config.json names.",
         )
     largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])

@@ -128,7 +128,8 @@ def read_queries(data: Any, holdout: Any = None) -> Queries:
             notes = (f"only the texts of the data were searched: {problem.message}",)
     if train is None and not texts:
         raise DataError(
-            "The data to search for must hold samples or texts; it holds none.",
+            "The data that a scan searches for must contain samples or texts; the data that you passed "
+            "contain none.",
             "Pass a file of samples, or a .txt file with one text per line.",
         )
     return Queries(train, held_out, texts, holdout_texts, notes)

@@ -312,13 +312,15 @@ def _scan_folder(
     items, notes = plan_folder(listing)
     if sum(item.role == MODEL for item in items) > MAX_FILES:
         raise InputError(
-            f"A folder may hold at most {MAX_FILES} models; {str(folder)!r} holds more.",
-            "Scan the subfolders one by one.",
+            f"A folder to scan may contain at most {MAX_FILES} model files; the folder {str(folder)!r} "
+            "contains more.",
+            "Scan the subfolders separately.",
         )
     if not items:
         raise CheckpointError(
-            f"A folder to scan must hold a model or data; {str(folder)!r} has no file that a scan reads "
-            f"({len(listing.files)} other files, {len(listing.links)} links, which are not followed).",
+            f"A folder to scan must contain a model or data; no file in the folder {str(folder)!r} has a "
+            f"format that residuum reads (the folder has {len(listing.files)} other files, and "
+            f"{len(listing.links)} links, which are not followed).",
             "Pass the path of the model file itself.",
         )
     scanned: list[ScannedFile] = []

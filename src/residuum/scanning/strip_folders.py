@@ -127,7 +127,8 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
     """
     if out.resolve().is_relative_to(folder.resolve()):
         raise OutputError(
-            f"The new folder must be outside of the original; {str(out)!r} is inside of it.",
+            f"The new folder must be outside of the original folder; the path {str(out)!r} is inside of "
+            "the original folder.",
             "Choose another --out.",
         )
     listing = list_folder(folder)
@@ -139,7 +140,7 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
         new_folder.path.mkdir(parents=True)
     except OSError as problem:
         raise OutputError(
-            f"strip must be able to write {str(out)!r}; it cannot ({problem.strerror}).",
+            f"strip must be able to write the new folder; writing {str(out)!r} failed ({problem.strerror}).",
             "Choose another --out.",
         ) from problem
     try:
@@ -151,8 +152,8 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
         _leave_out_entries(new_folder, listing)
         if not new_folder.tensors:
             raise InputError(
-                f"A folder to strip must hold weights; {str(folder)!r} holds none that strip can copy "
-                f"({'; '.join(new_folder.left_out[:3])}).",
+                f"A folder to strip must contain weights that strip can copy; the folder {str(folder)!r} "
+                f"contains none ({'; '.join(new_folder.left_out[:3])}).",
                 "Pass the folder with the weights, such as model.safetensors.",
             )
         new_scan = scan(new_folder.path)
@@ -181,8 +182,8 @@ def _find_names_to_keep(names: list[str], keep: Iterable[str]) -> set[str]:
         matches = {name for name in names if text in (name, Path(name).name)}
         if not matches:
             raise InputError(
-                f"A file to keep must be in the folder; the folder has no file {text!r}.",
-                "Pass a name that strip lists as left out.",
+                f"A file that you keep must be in the folder; the folder has no file {text!r}.",
+                "Pass the name of a file from the list of omitted files that strip prints.",
             )
         names_to_keep |= matches
     return names_to_keep

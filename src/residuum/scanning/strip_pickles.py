@@ -78,7 +78,8 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
         raise InputError(
             f"There is nothing to strip in {release.path.name!r}, because predictions need all of its values"
             + (f", also those that a scan finds ({names})." if names else "."),
-            "residuum scan and residuum audit tell what these values reveal.",
+            "Run `residuum scan` or `residuum audit` to see what these values reveal about the training "
+            "data.",
         )
     return Stripped(
         file=str(release.path),
@@ -122,14 +123,14 @@ def refuse_format(release: Release) -> NoReturn:
     name = repr(release.path.name)
     if library := BOOSTED.get(release.kind):
         raise InputError(
-            f"{name} cannot be stripped, because the trees of {library} split at values of training "
-            "records, and predictions need these thresholds.",
-            "Train with many records in every leaf and round the columns before training. residuum audit "
-            "FILE --data TRAINING-DATA tells which values the file reveals.",
+            f"The file {name} cannot be stripped: the trees of {library} split at values of training "
+            "records, and predictions need these values.",
+            "Before training, round the columns. Train trees with many records in every leaf. Run "
+            "`residuum audit FILE --data TRAINING-DATA` to see which values the file reveals.",
         )
     if release.kind == "torchscript":
         raise InputError(
-            f"strip reads no TorchScript; {name} is a file of TorchScript.",
+            f"strip cannot read TorchScript; {name} is a TorchScript file.",
             "Save the weights first: torch.save(torch.jit.load(path).state_dict(), new).",
         )
     severe = [finding for finding in findings(release) if finding.severity == "high"]
@@ -181,7 +182,9 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoRe
         for beginning, values in contents.items()
     ]
     text = " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in [*sentences, *reasons])
-    raise InputError(f"{release.path.name!r} cannot be stripped. {text}", " ".join(remedies))
+    raise InputError(
+        f"The file {release.path.name!r} cannot be stripped. {text}", " ".join(remedies)
+    )
 
 
 def _find_alternative(classes: list[str]) -> tuple[str, str]:

@@ -76,9 +76,10 @@ def _refuse_other_tensors(release: Release) -> None:
         value = place.value
         if isinstance(value, InertObject) and value.name in UNSUPPORTED and not place.section:
             raise CheckpointError(
-                f"Strip copies dense tensors; {printable(place.path)!r} is {UNSUPPORTED[value.name]}.",
-                "Convert it before saving, e.g. with .dequantize() or .to_dense(). Or save only the state "
-                "dict yourself: torch.save(model.state_dict(), path).",
+                f"strip can copy only dense tensors; the tensor {printable(place.path)!r} is "
+                f"{UNSUPPORTED[value.name]}.",
+                "Convert the tensor before saving, e.g. with .dequantize() or .to_dense(). Or save only "
+                "the state dict yourself: torch.save(model.state_dict(), path).",
             )
 
 
@@ -113,8 +114,9 @@ def _find_name(blocks: dict[str, Block], name: str) -> str:
     ]
     if not matches:
         raise InputError(
-            f"A tensor to drop must be in the state dict; the state dict has no tensor {name!r}.",
-            "Pass the place of a finding of residuum scan, or a name such as "
+            "A tensor that you drop must be in the state dict of the file; the state dict has no tensor "
+            f"{name!r}.",
+            "Pass a place that `residuum scan` prints, or the name of a tensor, such as "
             f"{next(iter(blocks), '')!r}.",
         )
     return max(matches, key=len)
@@ -137,8 +139,8 @@ def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
     if out.suffix == ".safetensors":
         if any(isinstance(value, dict) for value in weights.values()):
             raise InputError(
-                "A safetensors file holds one state dict; this release holds several.",
-                "Choose an --out that ends in .pt.",
+                "A safetensors file can hold only one state dict; the original file contains several.",
+                "Choose a file name for --out that ends in .pt.",
             )
         metadata = {k: v for k, v in release.metadata.items() if k in KEPT_METADATA}
         tensors = {name: block.tensor().contiguous() for name, block in weights.items()}
@@ -165,7 +167,7 @@ def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     are_equal = (_bits(original[name]) == _bits(block) for name, block in written.items())
     if {*written} != {*original} or not all(are_equal):
         raise OutputError(
-            "The stripped weights must equal those of the file bit for bit; they differ.",
+            "The stripped weights must equal the weights in the original file exactly; some weights differ.",
             "No file was written. Save the weights with torch.save(model.state_dict(), path).",
         )
 

@@ -163,9 +163,9 @@ def remove_unneeded(
     remover.visit(content, "model", "")
     if remover.drop:
         raise InputError(
-            "A value to drop must be in the file and not in a tuple; there is none at "
-            f"{min(remover.drop)!r}.",
-            "Pass the place of a finding, as residuum scan FILE prints it.",
+            "A value that you drop must exist in the file, outside of tuples; there is no such value at "
+            f"the place {min(remover.drop)!r}.",
+            "Pass a place that `residuum scan FILE` prints.",
         )
     return remover.removals
 
