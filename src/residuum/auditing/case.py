@@ -1,4 +1,4 @@
-"""The case of an audit: network, samples and attacker knowledge, loaded and checked against each other.
+"""Load the inputs of an audit (network, samples, attacker knowledge) and check that they fit each other.
 
 An audit and a dry run both start from a :class:`Case`. The inputs are loaded in this order: samples, release
 (the published files of the model), network, attacker knowledge, task. The samples are then converted to the
@@ -111,7 +111,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The network as it was read, with its samples and the attacker's knowledge.
+    """The network of an audit as it was read, with its samples and the attacker's knowledge.
 
     Attributes:
         network: The network.
@@ -128,7 +128,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that an audit reads.
+    """All inputs of an audit, loaded and checked.
 
     The release is the published files of the model.
 
@@ -244,7 +244,7 @@ class Case:
 
     @cached_property
     def nothing_stored(self) -> str:
-        """What the search for stored records found if it found no record, in sentences."""
+        """Sentences about a search for stored records that found no record."""
         sentences = [NOTHING_STORED]
         if self.train is not None:
             sentences = [f"None of the {len(self.train)} training samples is stored in the file."]
@@ -309,7 +309,7 @@ class Obstacles:
 
 
 class StopAtFirst(Obstacles):
-    """Raise the first problem of the inputs instead of collecting all problems."""
+    """Raises the first problem of the inputs as an error. A dry run collects all problems instead."""
 
     def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a function without catching its errors.
@@ -436,7 +436,7 @@ def load_case(
 def _token_case(
     model: Any, data: Any, holdout: Any, tokenizer: Any, base: Any, adapter: Any
 ) -> Case:
-    """Return the case of a token model, a network whose inputs are token ids."""
+    """Return the inputs of an audit of a token model (a network whose inputs are token ids)."""
     content = load_token_content(
         model,
         data,
@@ -469,7 +469,7 @@ def _case_without_network(
     sources: Sources,
     attempt: Callable[..., Any],
 ) -> Case:
-    """Return the case of a forest, of another model that predicts, or of stored records alone.
+    """Return the inputs of an audit of a model that is no network, such as a forest.
 
     If a forest is the last step of a pipeline, the forest was trained on scaled samples, so attacks recover
     scaled samples. Therefore the samples and the ranges that the attacker knows are scaled too.
@@ -523,7 +523,7 @@ def _scale_and_check(case: Case, scaler: Wrapped | None) -> Case:
 
 
 def _scale_ranges(knowledge: Knowledge, scaler: Wrapped, columns: int) -> Knowledge:
-    """Return the attacker's knowledge, with the scalers of the pipeline applied to the column ranges."""
+    """Return the attacker's knowledge with column ranges scaled as the columns are in the pipeline."""
     column_ranges = knowledge.column_ranges
     if column_ranges is None and knowledge.value_range is not None:
         column_ranges = torch.tensor(knowledge.value_range).double()[:, None].expand(2, columns)
@@ -542,7 +542,7 @@ def known_by_attacker(
     train: Dataset | None,
     holdout: Dataset | None,
 ) -> Knowledge:
-    """Return what the attacker of a forest knows: the ranges of the columns.
+    """Return what the attacker of a forest knows: the smallest and largest value of each column.
 
     Args:
         named_facts: Known facts by name, such as {"column_ranges": "train"}. None if the user passes a
@@ -680,7 +680,7 @@ def _check_surface(request: AuditRequest, knowledge: Knowledge) -> None:
 
 @dataclass(frozen=True)
 class Content:
-    """What a model consists of.
+    """What a model consists of: a network, trees, predictions, stored records or an update.
 
     Attributes:
         network: The network, None if the model is no network.
@@ -790,7 +790,7 @@ class _Reader:
         return find_records(release, self.train, self.holdout)
 
     def _find_records_besides(self, network: Network, release: Release) -> StoredRecords | None:
-        """Return the records that a release stores in addition to the parameters of its network."""
+        """Return the records that a model file stores in addition to the parameters of its network."""
         stored_records = self._find_records(release)
         return None if stored_records is None else stored_records.without(network)
 
@@ -811,7 +811,7 @@ class _Reader:
         return Content(update.network, stored_records, update=update)
 
     def replace_update(self, content: Content, before: Model) -> Content:
-        """Return the content of a file as an update, if the file was read as weights and holds an update."""
+        """If a file read as weights holds a gradient or weight difference, return it as an update."""
         if self.release is None or content.network is None or content.network.live is not None:
             return content
         base = None
@@ -886,7 +886,7 @@ class _Reader:
 
 
 def _read_forest(release: Release) -> Content | None:
-    """Return the largest forest in a release, with its predictor, None if the release holds no forest."""
+    """Return the largest forest in a model file, with its predictor, None if the release holds no forest."""
     forests = read_forests(release)
     if not forests:
         return None
@@ -916,7 +916,7 @@ def _read_fitted_network(release: Release) -> Network | None:
 
 
 def _behind_frozen_layers(case: Case, head: Head) -> Case:
-    """Return the case of an audit that attacks only the trained layers above the frozen layers.
+    """Return the inputs of an audit that attacks only the trained layers above frozen layers.
 
     The inputs of the trained layers are features, so the samples are replaced by the outputs of the frozen
     layers.
@@ -932,7 +932,7 @@ def _behind_frozen_layers(case: Case, head: Head) -> Case:
 
 
 def _has_text(knowledge: Mapping[str, Any]) -> bool:
-    """Return True if any known fact is text that must be parsed, because the command line passes text."""
+    """Return True if a fact that the attacker knows is text from the command line, which must be parsed."""
     return any(isinstance(knowledge.get(name), str) for name in TEXT_FACTS) or any(
         name in knowledge for name in FILE_FACTS
     )
@@ -969,7 +969,7 @@ def _sources(
     base: str | Path | None,
     samples: tuple[Dataset | None, Dataset | None],
 ) -> Sources:
-    """Return the paths and hashes of the input files, and a hash of the content of every other input."""
+    """Return the paths and hashes of the input files of an audit, and hashes of inputs in memory."""
     paths: dict[str, Path] = {}
     hashes: dict[str, str] = {}
     digests: dict[str, str] = {}

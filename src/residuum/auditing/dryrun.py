@@ -139,7 +139,7 @@ def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
 def _rows_of(
     schedule: AttackSchedule, skipped: dict[str, AttackOutcome], plans: dict[str, AttackPlan]
 ) -> tuple[AttackOutcome, ...]:
-    """Return one table row for every attack of a schedule, with the reason why it would run or not."""
+    """Return one table row for every attack of a plan, with the reason why the attack would run or not."""
     attack_outcomes = []
     for name, attack in schedule.attacks.items():
         skip_reason = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
@@ -166,7 +166,7 @@ def _dry_run_of_records(case: Case, obstacles: Obstacles) -> DryRun:
 
 
 def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
-    """Return the preview of an audit of a network."""
+    """Preview an audit of a network: problems, planned attacks, cost and possible verdicts."""
     inconclusive_reasons = [
         *(_without_data(obstacles) if case.train is None else ()),
         *case.warnings,

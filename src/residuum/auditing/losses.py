@@ -44,7 +44,7 @@ NOT_COMPARED = "the losses cannot be compared, because {}"
 
 
 def measure_losses(audit: Audit) -> Audit:
-    """Return the audit with a test whether losses of training and held-out samples differ."""
+    """Return the audit with the result of a test whether losses of training and held-out samples differ."""
     assert audit.case.train is not None
     return compare_predicted_losses(audit, audit.case.train, audit.case.holdout)
 
@@ -56,7 +56,7 @@ def compare_predicted_losses(
     progress: Callable[[int, int], None] | None = None,
     why_only_losses: str = ONLY_LOSSES,
 ) -> Audit:
-    """Return the audit with a test whether losses of training and held-out samples differ.
+    """Return the audit with the result of a test whether losses of training and held-out samples differ.
 
     Args:
         audit: The audit.

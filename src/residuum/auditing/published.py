@@ -36,7 +36,7 @@ MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
 @dataclass(frozen=True, eq=False)
 class Suite(Record):
-    """The attacks that residuum has. If an attack is improved or added, ``version`` grows."""
+    """The set of attacks in residuum. If an attack is improved or added, ``version`` grows."""
 
     version: Count
     attacks: tuple[str, ...]
@@ -312,7 +312,7 @@ def _membership(test: MembershipTest | None) -> MembershipSummary | None:
 
 
 def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
-    """Return the content of ``exposure.json``, but only for the samples with the largest risk of a leak."""
+    """Return the risk ranking of training samples, only for the samples with the largest risk of a leak."""
     if exposure is None:
         return None
     riskiest_rows = exposure.rows(MAX_EXPOSED)

@@ -200,7 +200,7 @@ def restriction(request: AuditRequest) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of an audit. The stage runs if ``skip_reason`` returns "", and is skipped otherwise."""
+    """A stage of an audit, such as the attacks. It runs only if ``skip_reason`` returns an empty text."""
 
     name: str
     run: Callable[[Audit], Audit]

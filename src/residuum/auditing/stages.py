@@ -58,7 +58,7 @@ def skip_without_samples(audit: Audit) -> str:
 
 
 def skip_without_weights(audit: Audit) -> str:
-    """Return the reason to skip a stage that judges weights, "" if the samples trained the weights."""
+    """Return the reason to skip a stage that tests the weights, "" if the samples trained these weights."""
     return skip_without_samples(audit) or audit.case.why_no_weights
 
 

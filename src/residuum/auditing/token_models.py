@@ -86,7 +86,7 @@ SECONDS_BETWEEN_MESSAGES = 5.0  # time between two messages about the progress o
 
 @dataclass(frozen=True)
 class TokenContent:
-    """What an audit of a token model reads in addition to the texts.
+    """The inputs of an audit of a token model (a network whose inputs are token ids).
 
     Attributes:
         predictor: The model as a function from texts to losses.
@@ -118,7 +118,7 @@ class TokenContent:
 
     @property
     def why_not_searched(self) -> str:
-        """Why the audit does not say whether training texts are stored, with the findings of the scan."""
+        """Why the audit cannot say whether the model's folder stores training texts."""
         if self.findings is None:
             return NOT_SEARCHED
         count = len(self.findings)
@@ -230,7 +230,7 @@ def _hash_folder(folder: Path) -> str:
 
 
 def _without_losses(text_model: TextModel) -> Predictor:
-    """Return the predictor of a folder whose architecture has no loss of a text."""
+    """Return a model without predictions, for an architecture whose loss residuum cannot compute."""
 
     def refuse(_: Dataset) -> Any:
         raise InputError(
@@ -303,7 +303,7 @@ def add_adapter(module: nn.Module, adapter: str | Path) -> None:
 
 
 def _without_wrappers(name: str) -> str:
-    """Return the name of a tensor of an adapter without the words that PEFT adds."""
+    """Return the name of an adapter's tensor without the prefixes that the library PEFT adds."""
     return (
         WRAPPER_PREFIX.sub("", name)
         .replace(".modules_to_save.default", "")
@@ -314,7 +314,7 @@ def _without_wrappers(name: str) -> str:
 def _find_moved_rows(
     module: Any, release: Release | None, base: Any
 ) -> tuple[str, TouchedRows | None]:
-    """Return the name of the token embedding, and the rows that differ from the base."""
+    """Return the name of the token embedding, and its rows that differ from the weights before training."""
     if isinstance(module, nn.Module):
         name, table = find_embedding(module)
         candidates = {name: table}
@@ -366,7 +366,7 @@ def find_embedding(module: nn.Module) -> tuple[str, Tensor]:
 
 
 def _find_base_table(base: Any, name: str, shape: tuple[int, ...]) -> Tensor | None:
-    """Return the table of the base with the same shape and name. A head adds a prefix to names."""
+    """Return the embedding of the base (weights before training) with this shape and a matching name."""
     short_name = WRAPPER_PREFIX.sub("", name)
     for base_name, table in _base_tensors(base):
         short_base_name = WRAPPER_PREFIX.sub("", base_name)
@@ -377,7 +377,7 @@ def _find_base_table(base: Any, name: str, shape: tuple[int, ...]) -> Tensor | N
 
 
 def _base_tensors(base: Any) -> list[tuple[str, Any]]:
-    """Return names and tensors of a base: a live module, a state dict, a file or a folder."""
+    """Return the tensors of a base (weights before training) by name, from a module, state dict or file."""
     if isinstance(base, nn.Module):
         return list(base.state_dict().items())
     if isinstance(base, Mapping):
@@ -423,7 +423,7 @@ def set_aside_repeated_texts(train: TokenDataset, holdout: TokenDataset | None) 
 
 
 def _first_rows(texts: Dataset) -> Tensor:
-    """Return the position of the first copy of each different text."""
+    """Return the index of the first copy of each different text in a list with repeated texts."""
     positions: dict[tuple[int, ...], int] = {}
     for i, row in enumerate(texts.x.tolist()):
         positions.setdefault(tuple(row), i)

@@ -256,7 +256,7 @@ class Output:
 
     @property
     def visible(self) -> bool:
-        """True if a person reads the output, so that tables and progress are shown."""
+        """True if tables and progress are shown. False with --json or --quiet."""
         return not (self.json or self.quiet)
 
     def print_result(self, summary: Any, show: Callable[[], None]) -> None:

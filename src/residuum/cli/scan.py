@@ -89,7 +89,7 @@ def _command(
     ] = None,
     output: options.Output = options.OUTPUT,
 ) -> int:
-    """List what in a release can reveal training data, why, and what to do. No code in a file is run."""
+    """List what in a model file can reveal training data, why, and what to do. No code in a file is run."""
     from residuum.records import write_json
     from residuum.scanning.scan import scan
 

@@ -1,4 +1,4 @@
-"""``residuum strip``: write a copy of a release that holds only what users of the model need.
+"""``residuum strip``: write a copy of a model file that holds only what users of the model need.
 
 For a pickle, strip prints a script, because only running the pickle can change it. Run the script if you
 trust the file.

@@ -288,7 +288,7 @@ def _rebuild(
     scale: float,
     classes: Sequence[str] = (),
 ) -> Dataset:
-    """Return a dataset with other columns of its table as inputs."""
+    """Return the dataset again, with other columns of its table as inputs of the model."""
     rebuilt = _build(table, inputs, dataset.name, classes, scale)
     return rebuilt if dataset.row_numbers is None else rebuilt.take(dataset.row_numbers)
 
@@ -352,7 +352,7 @@ def _as_numbers(column: Column, scale: float) -> Tensor:
 
 
 def _describe(table: Table, name: str) -> tuple[str, ...]:
-    """Return the notes of a dataset: what its columns are."""
+    """Return sentences about how the columns of a table were used: inputs, label, record IDs."""
     notes = [
         f"the column {table.label!r} of {name!r} is the label"
         if table.label

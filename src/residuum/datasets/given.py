@@ -262,7 +262,7 @@ def _read_npy(path: Path) -> Dataset:
 
 
 def _explain_unknown(name: str, value: Any) -> tuple[str, str]:
-    """Return the error message and the advice to the user if the form of the samples is not supported."""
+    """Return the error message and the advice for samples in an unsupported form."""
     message = f"{name!r} must be {KINDS}; got {type(value).__name__}."
     return message, f"Pass {name}=(x, y)."
 

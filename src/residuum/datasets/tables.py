@@ -296,7 +296,7 @@ def _read_parquet(path: Path) -> dict[str, Column]:
 
 
 def _parquet_values(column: Any) -> list[Any]:
-    """Return the values of an array of pyarrow. Equal texts of a dictionary are one Python object."""
+    """Return the values of a pyarrow array as Python objects. Repeated texts share one object."""
     if not hasattr(column, "dictionary"):
         return list(column.to_pylist())
     entries = column.dictionary.to_pylist()
@@ -313,7 +313,7 @@ def _read_text(path: Path) -> str:
 
 
 def _too_large(path: Path, limit: str) -> tuple[str, str]:
-    """Return the message of an error and its remedy."""
+    """Return the error message and the advice for a table that exceeds a size limit."""
     return (
         f"A table must have at most {limit}; {str(path)!r} has more.",
         "Save it with numpy.savez(path, x=..., y=...).",

@@ -305,7 +305,7 @@ def _call_tokenizer(tokenizer: Tokenizer, texts: list[str], max_length: int) -> 
 
 
 def _with_classes(texts: TokenDataset, classes: tuple[str, ...]) -> TokenDataset:
-    """Return texts whose labels are positions in ``classes``."""
+    """Return texts with class indices as labels: the position of each label in ``classes``."""
     if not texts.classes:
         return texts
     positions = torch.tensor([classes.index(name) for name in texts.classes])

@@ -244,7 +244,7 @@ class Fit(Record):
         )
 
     def figure(self, value: float) -> str:
-        """Return an accuracy as a percentage, or an R^2 as a number, as text."""
+        """Format the fit of a network as text: an accuracy as a percentage, or an R^2 as a number."""
         return f"{value:.3g}" if self.measure == "R^2" else f"{value:.1%}"
 
 

@@ -1,4 +1,4 @@
-"""Find boosted trees of XGBoost, LightGBM and CatBoost in a release.
+"""Find boosted trees of XGBoost, LightGBM and CatBoost in a model file.
 
 These libraries save a model as a model file or inside a pickle. We represent a model file by a stand-in (an
 :class:`.InertObject`) for the model object that a pickle would hold. So later code handles a model file and a
@@ -86,10 +86,10 @@ def read_boosted_file(
 
 
 def find_boosted_forests(content: Any) -> Iterator[tuple[str, Forest]]:
-    """Yield the class name and the trees of every XGBoost, LightGBM or CatBoost model in a release.
+    """Yield the class name and the trees of every XGBoost, LightGBM or CatBoost model in a model file.
 
     Args:
-        content: The content of a release.
+        content: The content of a model file.
 
     Yields:
         The class name, such as "XGBRegressor", and the trees.

@@ -1,4 +1,4 @@
-"""Read the network in a release, and write networks as safetensors files.
+"""Read the network in a model file, and write networks as safetensors files.
 
 A file may come from a hostile author, so everything that the file claims is checked (:mod:`.release`). The
 weights become a clean state dict: names without the prefixes of wrappers such as DataParallel, and tensors
@@ -195,7 +195,7 @@ def _read_network(
 def _identify(
     state: dict[str, Tensor], arch: str | None, metadata: Network
 ) -> tuple[Architecture, dict[str, str], list[str]]:
-    """Return the architecture of a state dict, the tensor name of each parameter, and assumption notes."""
+    """Return the architecture of a state dict, the tensor of each parameter, and notes on assumptions."""
     arch_text = arch if arch is not None else metadata.arch
     try:
         # A hostile file can claim a huge architecture. On the device "meta", building it allocates no memory.

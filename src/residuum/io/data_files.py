@@ -1,4 +1,4 @@
-"""Read the data files in the folder of a release as inert values, within limits of time and memory.
+"""Read data files such as tables and images in the folder of a model, within limits of time and memory.
 
 ======================================  ==========  ===================================================
 file                                    kind        content of the release
@@ -110,14 +110,14 @@ def read_data_file(path: Path) -> Release:
 
 
 def read_images(folder: Path, paths: Iterable[Path]) -> Release:
-    """Read the images of a folder as one release. The pixels are read on demand.
+    """Read the images of a folder as one set of data. The pixels are read on demand.
 
     Args:
         folder: The folder.
         paths: The images.
 
     Returns:
-        The release. Images that cannot be decoded are counted in its notes.
+        The release. The notes of the release count the images that cannot be decoded.
     """
     files = list(paths)
     notes = [f"only {MAX_GROUP} of {len(files)} images were read"] * (len(files) > MAX_GROUP)
@@ -158,7 +158,7 @@ class Table:
         return [i for i in range(len(self.columns)) if i not in {*self.number_columns}]
 
     def content(self) -> dict[str, Any]:
-        """Return the content of the release of this table."""
+        """Return the content of this table: names of the columns, numbers and texts."""
         content: dict[str, Any] = {"columns": self.columns}
         if width := len(self.number_columns):
             shape = (min(self.row_count, MAX_VALUES // width), width)
@@ -191,7 +191,7 @@ class Table:
 
 @dataclass(eq=False)
 class _Cells:
-    """The texts in a table, row by row. They are read when a caller iterates over them."""
+    """The texts in a table, row by row. They are read from the file when a caller iterates over them."""
 
     table: Table
     columns: list[int]

@@ -44,7 +44,7 @@ def read_tree(estimator: Any) -> Tree | None:
     """Return the structure of a decision tree of scikit-learn.
 
     Args:
-        estimator: The estimator in a release.
+        estimator: The estimator, as it was read from the model file.
 
     Returns:
         The tree, None if the estimator is not a fitted tree.
@@ -192,7 +192,7 @@ def read_columns(model: InertObject) -> int:
     """Return the number of columns of the training table of an estimator.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The number of columns.

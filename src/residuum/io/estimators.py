@@ -88,7 +88,7 @@ def read_estimator(release: Release) -> Network | None:
     """Return the network in a pickle, or None if the pickle holds no network.
 
     Args:
-        release: The release that was read from the pickle.
+        release: The content of the pickle.
 
     Returns:
         The network, or None.
@@ -140,7 +140,7 @@ def read_training_state(
     """Return the optimizer state and the initial weights that a pickle stores with its network.
 
     Args:
-        release: The release that was read from the pickle.
+        release: The content of the pickle.
 
     Returns:
         The mean of recent gradients (or None), the initial weights (or None), both by parameter name, and
@@ -176,7 +176,7 @@ def read_scalings(release: Release) -> list[tuple[Tensor, Tensor]]:
     A scaler converts a sample x to factor * x + shift.
 
     Args:
-        release: The release that was read from the pickle.
+        release: The content of the pickle.
 
     Returns:
         One pair of tensors for each scaler.
@@ -219,7 +219,7 @@ def _find_network(release: Release) -> InertObject | None:
 
 
 def _to_namespace(value: Any, depth: int = 0) -> Any:
-    """Convert a value of a pickle: an array to a numpy array, an object to a namespace of its attributes."""
+    """Convert a value of a pickle: arrays to numpy arrays, objects to namespaces of their attributes."""
     if isinstance(value, Block):
         return value.tensor().numpy() if value.read is not None else list(value.objects or ())
     if isinstance(value, list | tuple) and depth < MAX_DEPTH:

@@ -1,4 +1,4 @@
-"""Find the weights, the tokenizer and all other files in the folder of a release.
+"""Find the weights, the tokenizer and all other files in the folder of a model.
 
 ==============================  ===================================================================
 folder                          its weights
@@ -127,7 +127,7 @@ def is_inner_file(path: Path) -> bool:
     """Return True if a path is a regular file, or a link in a cache of Hugging Face to its regular file.
 
     Args:
-        path: A path in a folder of a release.
+        path: A path in the folder of a model.
 
     Returns:
         Whether the file may be read as a part of the folder.

@@ -61,7 +61,7 @@ def read_gradient_boosting(model: InertObject) -> Forest | None:
     """Return the structure of a GradientBoostingRegressor or GradientBoostingClassifier.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted.
@@ -117,7 +117,7 @@ def read_histogram_boosting(model: InertObject) -> Forest | None:
     """Return the structure of a HistGradientBoostingRegressor or HistGradientBoostingClassifier.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted.

@@ -1,4 +1,4 @@
-"""Read linear models of scikit-learn from a release without running its code.
+"""Read linear models of scikit-learn from a model file without running its code.
 
 A linear model computes the scores x W' + b from the coefficients W (``coef_``) and the intercepts b
 (``intercept_``) in the file. A model behind a search (``GridSearchCV``) or a ``Pipeline`` is read too, if the
@@ -46,7 +46,7 @@ LINEAR = REGRESSORS | LOG_LINK | SCORERS | LOGISTIC
 
 @dataclass(frozen=True)
 class Wrapped:
-    """The estimator in a release, without the searches and pipelines around it.
+    """The estimator in a model file, without the searches and pipelines around it.
 
     Attributes:
         estimator: The estimator.
@@ -91,10 +91,10 @@ class Wrapped:
 
 
 def find_estimator(content: Any) -> Wrapped | None:
-    """Return the estimator in a release, which may be inside of searches and pipelines.
+    """Return the estimator in a model file, which may be inside of searches and pipelines.
 
     Args:
-        content: The content of the release. If the content is a dict, it must hold a single estimator.
+        content: The content of the model file. If the content is a dict, it must hold a single estimator.
 
     Returns:
         The estimator, or None if the release holds no estimator or several estimators.
@@ -158,10 +158,10 @@ def read_classes(estimator: InertObject) -> tuple[Any, ...]:
 
 
 def read_linear_model(release: Release) -> Predictor | None:
-    """Return the linear model of scikit-learn in a release. Nothing in the file is executed.
+    """Return the linear model of scikit-learn in a model file. Nothing in the file is executed.
 
     Args:
-        release: The release.
+        release: The model file that was opened.
 
     Returns:
         The model, None if the release holds no linear model that residuum evaluates.
@@ -211,7 +211,7 @@ def read_linear_model(release: Release) -> Predictor | None:
 
 
 def _choose_link(name: str, attributes: dict[str, Any], classes: int) -> Any:
-    """Return the function from scores to predictions, or None if the scores are the predictions."""
+    """Return the function that turns scores into predictions, such as softmax. None if none is needed."""
     if name in LOG_LINK:
         power = attributes.get("power", 0)
         is_automatic = attributes.get("link", "auto") == "auto"

@@ -73,7 +73,7 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
 
 
 def _attribute_statements(sentences: tuple[str, ...]) -> tuple[str, ...]:
-    """Return at most ten sentences from the metadata. Mark sentences that residuum did not write itself."""
+    """Return up to ten sentences from the metadata, each marked if another program may have written it."""
     marked_sentences = [
         text if text in (ASSUMED_RELU, ASSUMED_STRIDES) else f"{METADATA_SAYS}{text}"
         for text in sentences[:MAX_STATEMENTS]

@@ -95,7 +95,7 @@ def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, 
 def _describe(
     model: nn.Module, shape: tuple[int, ...]
 ) -> tuple[Architecture, dict[str, Tensor]] | None:
-    """Return the architecture of a module, and its parameters by the names that the architecture uses.
+    """Return the architecture of a torch module, and its parameters by their names in this architecture.
 
     Return None if no architecture string describes the module.
     """

@@ -7,7 +7,7 @@ The operators add the trees. So a converter divides the leaf values of a random 
 T. We multiply by T, so that leaf values are targets again. Three things tell a random forest from boosting:
 
 - A random forest has no base values (numbers that boosting adds to the sum of its trees).
-- The leaf values of a classification forest are shares of classes: they lie between 0 and 1/T, and no
+- The leaf values of a classification forest are probabilities of classes: they lie between 0 and 1/T, and no
   function such as the softmax follows.
 - The trees of a regression forest are fitted to the same targets. So many leaves of different trees have the
   same value, or at least the leaf values of all trees have similar ranges. Trees of boosting are fitted to
@@ -204,7 +204,7 @@ def _find_forests(graph: Any, producer: str) -> list[tuple[str, Forest]]:
 
 
 def _join(averaged_forests: list[Forest]) -> Forest:
-    """Return one forest with the trees of several operators whose outputs are averaged, as for bagging."""
+    """Return one forest with the trees of several ONNX operators whose outputs are averaged."""
     first_forest = averaged_forests[0]
     output_counts = {tree.value.shape[1] for forest in averaged_forests for tree in forest.trees}
     comparison_settings = {
@@ -233,7 +233,7 @@ def _graph_columns(graph: Any) -> int:
 
 
 def _following_operators(graph: Any, outputs: list[str]) -> set[str]:
-    """Return the types of all operators that use one of the outputs directly or indirectly."""
+    """Return the types of all ONNX operators that use one of the outputs, directly or indirectly."""
     operators: set[str] = set()
     users: dict[str, list[Any]] = {}
     for node in graph.node:
@@ -275,7 +275,7 @@ def _column_subset(graph: Any, name: str) -> Integers | None:
 
 
 def _map_columns(forest: Forest, column_subset: Integers, columns: int) -> Forest:
-    """Return a forest of a column subset with the column indices of the whole table."""
+    """Return a forest that reads some columns, with the column indices of the whole table."""
     in_range = bool(((column_subset >= 0) & (column_subset < (columns or MAX_COLUMNS))).all())
     inner_features = [tree.feature[tree.left != NO_CHILD] for tree in forest.trees]
     if not in_range or any(
@@ -336,7 +336,7 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def _numbers(attributes: dict[str, Any], name: str) -> np.ndarray | None:
-    """Return an attribute with float32 numbers, or with float64 numbers if the file stores a tensor."""
+    """Return the numbers of an ONNX attribute. Numbers in a tensor are float64, others float32."""
     return attributes.get(name, attributes.get(f"{name}_as_tensor"))
 
 

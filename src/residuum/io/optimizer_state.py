@@ -1,4 +1,4 @@
-"""Read the mean of recent gradients that an optimizer stores (momentum buffer, Adam's first moment)."""
+"""Read the mean of recent gradients that an optimizer stores: momentum buffer or Adam's first moment."""
 
 from __future__ import annotations
 

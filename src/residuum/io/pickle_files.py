@@ -185,7 +185,7 @@ def read_pickle(
 
 
 def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
-    """Return a function that reads a storage (the numbers of tensors) and caches the last storage."""
+    """Return a function that reads a storage (the numbers of tensors) and remembers the last storage."""
     last: list[tuple[Storage, bytearray]] = []
 
     def read_cached(storage: Storage) -> bytearray:
@@ -231,7 +231,7 @@ def _read_storage_positions(
 
 
 def _run_without_joblib(source: Source) -> list[str]:
-    """Return the unsafe calls that a file of joblib runs if it is loaded with ``pickle.load``."""
+    """Return the unsafe calls that a joblib file would make if ``pickle.load`` loads it."""
     # In a file of joblib, the numbers of an array follow the pickle instructions that describe the array.
     # ``joblib.load`` skips these numbers. ``pickle.load`` runs the numbers as instructions.
     reader = PickleReader(joblib=False)

@@ -108,7 +108,7 @@ MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct
 
 
 def describe_unsafe(unsafe: Iterable[str]) -> tuple[str, str]:
-    """Return the error message and the remedy for a file that would run the actions in ``unsafe``."""
+    """Return the error message and the advice for a file that would call the functions ``unsafe``."""
     actions = list(unsafe)
     omitted_note = f" and {len(actions) - 3} more" if len(actions) > 3 else ""
     return (
@@ -119,7 +119,7 @@ def describe_unsafe(unsafe: Iterable[str]) -> tuple[str, str]:
 
 
 class PickleReader:
-    """Run the instructions of a pickle, but make inert values instead of the objects of the pickle.
+    """Read the instructions of a pickle and describe its objects, without making them or running their code.
 
     Args:
         read_storage: Returns the bytes of a torch storage.
@@ -174,7 +174,7 @@ class PickleReader:
         self._sparse_memo: dict[int, Any] = {}
 
     def run(self, stream: BinaryIO) -> Any:
-        """Read one pickle and return its tree of inert values. The stream then continues after the pickle."""
+        """Read one pickle, and return plain descriptions of its objects. Later pickles stay unread."""
         outer, self._stream = self._stream, stream
         try:
             return self._run_instructions(stream)
@@ -208,7 +208,7 @@ class PickleReader:
         )
 
     def charge(self, work: int, memory: int = 0) -> None:
-        """Count work and memory before they are used.
+        """Count steps and memory before the reader uses them, and stop at the limits.
 
         Args:
             work: Number of steps.
@@ -272,7 +272,7 @@ class PickleReader:
         self.push(self._resolve_global(*argument.partition(" ")[::2]))
 
     def _resolve_global(self, module: str, attribute: str) -> GlobalName:
-        """Return the stand-in for a class or function, and record its name if it is unsafe or foreign."""
+        """Return a description of a class or function, and record unsafe and foreign names."""
         module = modernize_module(module)
         name = f"{module}.{attribute}"
         if not module or not attribute or len(name) > 300:
@@ -323,7 +323,7 @@ class PickleReader:
         self.push(self._make_result(cls, tuple(arguments)))
 
     def _make_instance(self, cls: Any, arguments: tuple[Any, ...] = ()) -> Any:
-        """Return the stand-in for an instance that a pickle makes without calling the class."""
+        """Return a description of an instance that a pickle makes without calling the class."""
         if not isinstance(cls, GlobalName) or cls.kind == HARMLESS:
             return self._make_result(cls, arguments)
         self.charge(8, CALL_BYTES)
@@ -333,7 +333,7 @@ class PickleReader:
         return InertObject(cls.name, arguments)
 
     def _make_result(self, callee: Any, arguments: tuple[Any, ...]) -> Any:
-        """Return the stand-in for the result of a call, and record calls of unknown functions."""
+        """Return a description of the result of a call in a pickle, and record calls of unknown functions."""
         self.charge(8, CALL_BYTES)
         if not isinstance(callee, GlobalName) or callee.kind != HARMLESS:
             self._flag_call(callee)
@@ -366,7 +366,7 @@ class PickleReader:
         return result
 
     def _check_arguments(self, callee: GlobalName, arguments: tuple[Any, ...]) -> None:
-        """Record the call of a harmless function that would call an argument or iterate over an object."""
+        """Record a harmless function as unsafe if it would call its argument or iterate over an object."""
         for argument in arguments:
             if isinstance(argument, GlobalName) and callee.name not in MAKE_ARRAY:
                 if argument.kind in (FOREIGN, UNLISTED):
@@ -385,7 +385,7 @@ class PickleReader:
             )  # for example, a call of bytes with a large number exhausts memory
 
     def _construct(self, name: str, cls: Any, *arguments: Any) -> Any:
-        """Return the stand-in for the result of a function in ``MAKE_INSTANCE``, an instance of ``cls``."""
+        """Return a description of the instance of ``cls`` that a call in a pickle makes."""
         if isinstance(cls, GlobalName) and cls.name in MAKE_INSTANCE:
             raise ValueError("an instance must be made of a class")
         if name == "copyreg.__newobj__":
@@ -401,7 +401,7 @@ class PickleReader:
         return self._make_instance(cls, tuple(state for state in states if state is not None))
 
     def _get_attribute(self, owner: Any, name: Any, *_: Any) -> Any:
-        """Return the stand-in for an attribute of a class or module, or for a method of an object."""
+        """Return a description of an attribute of a class or module, or of a method of an object."""
         if not isinstance(owner, GlobalName):
             is_trusted_object = isinstance(owner, InertObject) and is_trusted(owner.name)
             if not is_trusted_object or expect_type(name, str).startswith("__"):
@@ -428,7 +428,7 @@ class PickleReader:
         return inner_reader
 
     def _read_embedded_storage(self, raw: Any) -> Any:
-        """Return a torch storage from the bytes of a legacy file of ``torch.save`` inside of the pickle."""
+        """Return a torch storage (array of numbers) from an old ``torch.save`` file inside of the pickle."""
         inner_reader, stream = self._make_inner_reader(), io.BytesIO(expect_type(raw, bytes))
         if not raw.startswith(b"\x80") or inner_reader.run(stream) != LEGACY_MAGIC:
             self._flag("call torch.load")
@@ -470,7 +470,7 @@ class PickleReader:
         return text.encode("latin1")
 
     def _make_tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Block:
-        """Return a tensor as a ``Block``, whose numbers are read on demand."""
+        """Return a tensor as a ``Block`` (an array whose numbers are read on demand)."""
         # The class View checks that the tensor lies inside its storage before any memory is allocated.
         view = View(expect_type(storage, Storage), offset, tuple(size), tuple(stride))
         kind, read_bytes = KINDS.get(storage.kind), self._get_storage_bytes
@@ -495,7 +495,7 @@ class PickleReader:
         )
 
     def _make_number_reader(self, view: View, dtype: torch.dtype) -> NumberReader | None:
-        """Return a reader of parts of a tensor, or None if the tensor has gaps or is in this pickle."""
+        """Return a function to read parts of a tensor, or None if its numbers cannot be read in parts."""
         stored_size, read_bytes = view.stored_size, self._read_part
         if stored_size is None or read_bytes is None or view.storage.key in self._embedded:
             return None
@@ -508,7 +508,7 @@ class PickleReader:
         return NumberReader(stored_size, read_part)
 
     def _push_storage(self, _: None) -> None:
-        """Put a torch storage on the stack. Raise an error if the pickle uses its key with two sizes."""
+        """Put a torch storage (array of numbers) on the stack. Its size must not change in the pickle."""
         # The pickle states only the key and the size of a storage. Its numbers are elsewhere in the file.
         persistent_id = expect_type(self.stack.pop(), tuple)
         self.charge(8)
@@ -534,7 +534,7 @@ class PickleReader:
         self.push(storage)
 
     def _set_state(self, _: None) -> None:
-        """Set the state of the stand-in on top of the stack, without calling any method."""
+        """Store the state of an object in its description on top of the stack, without calling a method."""
         # The state of a numpy dtype or array sets its byte order, shape and bytes.
         # The state of any other object is stored without changes.
         state, target = self.stack.pop(), self.stack[-1]
@@ -609,7 +609,7 @@ class PickleReader:
             self._find_hooks(target, (target.entries,))
 
     def _find_hooks(self, target: Any, states: tuple[Any, ...]) -> None:
-        """Remember an object if its state sets a method in ``HOOKS``, which ``pickle.load`` would call."""
+        """Remember an object whose state replaces a method that ``pickle.load`` would call."""
         if any(isinstance(state, dict) and any(h in state for h in HOOKS) for state in states):
             self.charge(0, ENTRY_BYTES)
             self._hooked[id(target)] = target

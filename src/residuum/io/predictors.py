@@ -1,4 +1,4 @@
-"""A model that predicts: class shares, class scores or numbers for each sample.
+"""Models that predict probabilities of classes, scores of classes or numbers for each sample.
 
 An audit compares the losses of training and held-out samples for every model that predicts. The model is a
 live object, or a file that residuum evaluates itself (:mod:`.linear_models`, :mod:`.forests`). A file is
@@ -47,7 +47,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model that predicts.
+    """A model that predicts something for each sample, as an object in memory or read from a file.
 
     Attributes:
         name: Class of the model, such as "LogisticRegression".
@@ -270,7 +270,7 @@ def _values(column: Column, rows: list[int]) -> list[Any]:
 
 
 def _attribute(model: Any, name: str) -> Any:
-    """Return an attribute of an object, or None if the attribute is missing or raises an exception."""
+    """Return an attribute of an object, or None if reading the attribute raises an exception."""
     try:
         return getattr(model, name, None)
     except Exception:  # noqa: BLE001  a property of the object of a user may raise anything

@@ -94,7 +94,7 @@ class Release:
         size: Size of the file in bytes.
         metadata: Texts that are stored in the file.
         config: Content of adapter_config.json in the folder of the file, {} if there is no such file.
-        unsafe: Code that loading the file would run, such as "call os.system".
+        unsafe: Calls of unknown functions that loading the file would make, such as "call os.system".
         foreign: Classes and functions of other packages that the file names.
         graph: The graph of an ONNX file with its operators, None for other files.
         shards: The files that hold the weights if ``path`` is an index of shards.
@@ -143,7 +143,7 @@ def open_release(path: str | Path | Release, max_bytes: int = DEFAULT_MAX_BYTES)
 
 
 def load(path: str | Path) -> Release:
-    """Read the file of a release. Nothing in the file is executed.
+    """Read a model file. Nothing in the file is executed.
 
     Args:
         path: A file of torch, safetensors, scikit-learn, ONNX, XGBoost, LightGBM or CatBoost, or a folder of
@@ -239,7 +239,7 @@ def is_release(path: Path) -> bool:
 
 
 def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
-    """Read a file with the reader for its first bytes. The name of a file is not reliable."""
+    """Read a model file. Its first bytes decide the format, because the name of a file is not reliable."""
     first_bytes = stream.read(HEAD)
     stream.seek(0)
     if path.suffix == ".onnx":
@@ -277,7 +277,7 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
 
 
 def _read_shards(index: Path, max_bytes: int) -> Release:
-    """Read all files of a model whose index lists them, as one release."""
+    """Read all weight files that the index of a model lists, as one model."""
     tensor_names = read_shard_index(index)
     shard_releases: list[Release] = []
     content: dict[str, Any] = {}

@@ -98,7 +98,7 @@ def read_stored_knowledge(release: Release, checkpoint: Network) -> StoredKnowle
 def _read_optimizer_state(
     release: Release, checkpoint: Network
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the means of recent gradients by parameter name, and notes on how parameters were matched."""
+    """Return the optimizer's means of recent gradients by parameter name, and notes on the matching."""
     network_names = {source: name for name, source in checkpoint.source_names.items()}
     try:
         parameters = [

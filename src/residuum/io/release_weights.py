@@ -1,4 +1,4 @@
-"""Find the weights in a release, as blocks (arrays whose numbers are read on demand)."""
+"""Find the weights in a model file, as blocks (arrays whose numbers are read on demand)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DELETE = "Delete this file from the release. Users of the model do not need this
 
 
 def find_weights(release: Release, place: str = "") -> dict[str, Any]:
-    """Return the state dict of a release, or several state dicts by name. Tensors are not read yet.
+    """Return the state dict of a model file, or several state dicts by name. Tensors are not read yet.
 
     Training code often stores a state dict under a key such as "model" or "state_dict". Then the value of
     this key is returned. A pickled module is refused, because only its class knows its weights, and the class
@@ -70,7 +70,7 @@ def find_weights(release: Release, place: str = "") -> dict[str, Any]:
 
 
 def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
-    """Return the state dict at a path in the content of a file.
+    """Return the state dict (tensors by name) at a path in the content of a model file, such as "ema.module".
 
     Tensors whose names begin with the path and a dot are a state dict too, as in a safetensors file.
 
@@ -103,7 +103,7 @@ def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
 
 
 def _refuse_without_weights(release: Release) -> NoReturn:
-    """Raise the error for a file without weights. The error says what the file holds instead."""
+    """Raise an error that says what a file without weights holds instead, such as optimizer state."""
     places = [place for place in walk(release.content) if isinstance(place.value, Block)]
     averages = [place for place in places if place.section == "average"]
     file, remedy = repr(release.path.name), DELETE
@@ -129,7 +129,7 @@ def _refuse_without_weights(release: Release) -> NoReturn:
 def _select_weights(
     content: Any, depth: int = 0, *, may_be_average: bool = False
 ) -> dict[str, Any]:
-    """Return the blocks of nested dicts, without optimizer state, random generators and averaged weights."""
+    """Return the arrays of nested dicts, without optimizer state, random generators and averaged weights."""
     if not isinstance(content, dict) or depth > MAX_DEPTH:
         return {}
     if "state" in content and "param_groups" in content:

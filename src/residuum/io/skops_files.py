@@ -1,4 +1,4 @@
-"""Read files of skops as trees of inert values, without skops and without importing what the file names.
+"""Read skops files as plain descriptions of objects, without importing what the file names.
 
 A file of skops is a zip archive. Its member ``schema.json`` describes the model as nested nodes. Each node
 names a class and a loader, which says how the class is built from the content of the node. Arrays are
@@ -109,7 +109,7 @@ def read_skops(path: Path, stream: BinaryIO, size: int) -> PickleContent:
 
 
 class SkopsReader:
-    """Converts the nodes in ``schema.json`` of a file of skops to plain values and stand-ins.
+    """Converts the nodes in ``schema.json`` of a skops file to values and plain descriptions of objects.
 
     Args:
         archive: The archive of the file.
@@ -127,7 +127,7 @@ class SkopsReader:
         self._arrays: dict[str, Block] = {}
 
     def read(self, node: Any, depth: int = 0) -> Any:
-        """Return the value that a node of the schema describes, or a stand-in for an object.
+        """Return the value that a node of ``schema.json`` describes. An object becomes a plain description.
 
         Args:
             node: The node, a JSON object that describes a part of the model.
@@ -166,7 +166,7 @@ class SkopsReader:
         )
 
     def _read_values(self, content: Any, depth: int) -> Any:
-        """Return the content of a node: the value of an inner node, values by name, or a plain value."""
+        """Return the content of a node of ``schema.json``: one value, or several values by name."""
         if isinstance(content, dict) and "__loader__" in content:
             return self.read(content, depth + 1)
         if isinstance(content, dict):

@@ -146,7 +146,7 @@ def clean_state(
 
 
 def _describe_tensor(value: Tensor | Block) -> Tensor:
-    """Return a tensor unchanged, and a block as a tensor without data that has its shape and dtype."""
+    """Return a tensor. An array in a file becomes a tensor without data, of the same shape and dtype."""
     if isinstance(value, Tensor):
         return value
     dtype = getattr(torch, value.kind, None)

@@ -52,7 +52,7 @@ TOKENS_AS_TRAINED = (
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Run a block in evaluation mode and without gradients, then restore the mode of every submodule.
+    """Run code with a module in evaluation mode and without gradients, then restore the module's modes.
 
     Args:
         model: The module.
@@ -214,11 +214,11 @@ class TokenRunner:
         return "" if float(change) <= MAX_CAUSAL_CHANGE * float(logits.abs().max()) else MASKED
 
     def shares(self, texts: Dataset) -> Array:
-        """Return the share of each class for each text, (n, classes)."""
+        """Return the probability of each class for each text, (n, classes)."""
         return self._run(texts, lambda ids, logits: logits.double().softmax(1))
 
     def share_of_one(self, texts: Dataset) -> Array:
-        """Return the share of class 1 for each text, (n, 1), of a model with one logit."""
+        """Return the probability of class 1 for each text, (n, 1), of a model with a single logit."""
         return self._run(texts, lambda ids, logits: logits.double().reshape(-1, 1).sigmoid())
 
     def numbers(self, texts: Dataset) -> Array:
@@ -247,7 +247,7 @@ class TokenRunner:
         return self._run(texts, _next_token_losses)
 
     def _run(self, texts: Dataset, function: Any) -> Array:
-        """Return the rows that ``function(ids, logits)`` computes for all texts, in float64."""
+        """Run the model on all texts, and return the result of ``function(ids, logits)`` for each text."""
         assert isinstance(texts, TokenDataset)
         output_rows: list[Tensor | None] = [None] * len(texts)
         logits_per_token = 1

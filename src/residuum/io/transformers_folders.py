@@ -195,7 +195,7 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def _refuse_link(file: Path) -> Path:
-    """Return a file of weights, or refuse a link that leaves its folder."""
+    """Return a weight file of a folder. Raise an error if the file is a link to another folder."""
     if not is_inner_file(file):
         raise CheckpointError(
             f"The weights of a model must be regular files in its folder; the file {file.name!r} is a link.",
@@ -278,7 +278,7 @@ def _load_tokenizer(
 
 
 def _load_module(transformers: Any, folder: Path, loader: str) -> nn.Module:
-    """Load the model with a class of transformers, after checking what its configuration describes."""
+    """Load a model with its class in the library transformers, after checking its configuration."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     # A configuration can name another implementation of attention, whose code would be downloaded.
     options_of_model = {**options, "attn_implementation": "eager"}
@@ -374,7 +374,7 @@ def _length_limit(config: Mapping[str, Any], tokenizer: Any) -> int:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence messages and progress bars of transformers, then restore its settings."""
+    """Silence messages and progress bars of the library transformers, and restore its settings afterwards."""
     logging = transformers.utils.logging
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

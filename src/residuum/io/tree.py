@@ -1,4 +1,4 @@
-"""Walk through the tree of values that a release holds."""
+"""Walk through all values of a model file, which form a tree of dicts, lists and objects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AVERAGES = re.compile(
 
 
 class Place(NamedTuple):
-    """A value in the tree of a release.
+    """A value in a model file, with its path in the nested dicts, lists and objects of the file.
 
     Attributes:
         path: Path of the value in the tree, such as "state.0.exp_avg".
@@ -46,10 +46,10 @@ class Place(NamedTuple):
 
 
 def walk(tree: Any) -> Iterator[Place]:
-    """Yield the place of every value in a tree, parents first, and each shared value once.
+    """Yield each value in nested dicts, lists and objects with its path, containers first.
 
     Args:
-        tree: The content of a release.
+        tree: The content of a model file.
 
     Yields:
         The places of the values.

@@ -42,7 +42,7 @@ def read_bagging(model: InertObject) -> Forest | None:
     """Return the structure of a BaggingRegressor or BaggingClassifier of trees.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted or does not consist of trees.
@@ -57,7 +57,7 @@ def read_isolation_forest(model: InertObject) -> Forest | None:
     """Return the structure of an IsolationForest. The values of its nodes are path lengths.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted.
@@ -72,7 +72,7 @@ def read_random_embedding(model: InertObject) -> Forest | None:
     """Return the structure of a RandomTreesEmbedding, whose trees are fitted to random numbers.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted.
@@ -128,7 +128,7 @@ def _read_ensemble(model: InertObject, kind: str) -> Forest | None:
 
 
 def _map_columns(tree: Tree, column_subset: Integers) -> Tree:
-    """Return a tree of a column subset with the column indices of the whole table."""
+    """Return a tree that was trained on some columns, with the column indices of the whole table."""
     is_inner = tree.left != NO_CHILD
     if not ((tree.feature[is_inner] >= 0) & (tree.feature[is_inner] < len(column_subset))).all():
         raise CheckpointError(

@@ -87,7 +87,7 @@ def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None
     """Read what the structure of a tree model shows about its training records.
 
     Args:
-        candidate: An object of a release, which may be a tree model.
+        candidate: An object of a model file, which may be a tree model.
         inner: The ``id`` of every tree that belongs to a model that was read before. If the object is a tree
             model, the ids of its trees are added to this set.
 

@@ -126,7 +126,7 @@ class _Reader:
         return self.take(length).decode("utf-8", "replace")
 
     def read_header(self) -> tuple[str, int | None]:
-        """Return the type letter and the number of the values in a list or object, or "" and None."""
+        """Return the type letter and number of values of a list or object, or "" and None if not stated."""
         letter, count = "", None
         if self.peek() == "$":
             self.position += 1

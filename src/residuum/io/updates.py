@@ -78,7 +78,7 @@ class Update:
     base: dict[str, Tensor] | None = None
 
     def add_to(self, knowledge: Knowledge) -> Knowledge:
-        """Return the knowledge of an attacker who also has the update and, if it is known, the base."""
+        """Return the attacker's knowledge with the update added, and the base weights if known."""
         has_initial_weights = self.kind == DIFFERENCE
         return knowledge.replace(
             moment=self.gradients,
@@ -238,7 +238,7 @@ def compare_with_base(theta: Mapping[str, Tensor], base: Mapping[str, Tensor]) -
 
 
 def _dense_layers(theta: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return the weight (h, d) and the bias (h,) of every layer with a weight matrix or kernels."""
+    """Return weight (h outputs, d inputs) and bias of every layer. Kernels are reshaped to matrices."""
     return [
         (t.detach().flatten(1).double().cpu(), _bias_of(theta, name))
         for name, t in theta.items()
@@ -254,7 +254,7 @@ def _bias_of(theta: Mapping[str, Tensor], name: str) -> Tensor | None:
 
 
 def _find_low_rank(layers: list[tuple[Tensor, Tensor | None]]) -> str:
-    """Return a sentence if a layer with its bias is a sum over few samples up to rounding.
+    """Return a sentence if the rank of a layer is so low that it must be a sum over few samples.
 
     The bias of such a sum adds no rank to the weights. In a network of low rank, the bias does.
     """
@@ -304,7 +304,7 @@ def _gain(weight: Tensor) -> float:
 
 
 def _choose_kind(source: Any, tensors: Mapping[str, Tensor]) -> str:
-    """Choose between gradient and difference by the names in the file, or else by the last layer.
+    """Decide whether an update is a gradient or a weight difference, by names in the file or the last layer.
 
     The gradient of the last weights is, for each class, a sum of hidden activations, which ReLU makes
     nonnegative. Samples of another class have positive factors, their probabilities of the class. So the row
@@ -381,12 +381,12 @@ def _match_names(tensors: Mapping[str, Tensor], base: Network) -> dict[str, Tens
 
 
 def _clean(name: str) -> str:
-    """Return the name of a tensor without prefixes of wrappers and without words such as "grad"."""
+    """Return the name of a tensor without prefixes of wrappers ("module.") and words such as "grad"."""
     return AFFIXES.sub("", WRAPPER_PREFIX.sub("", name.rpartition("/")[2]))
 
 
 def _read_alone(source: Release | Mapping[str, Tensor], arch: str | None) -> Network:
-    """Return an update as a network of the same shapes."""
+    """Return an update without a known base as a network: its tensors take the place of the weights."""
     if not isinstance(source, Release):
         return as_network(dict(source), arch)
     try:
@@ -402,7 +402,7 @@ def _read_alone(source: Release | Mapping[str, Tensor], arch: str | None) -> Net
 
 
 def _name_layers(tensors: list[Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a list as weights and biases of numbered layers."""
+    """Name the tensors of a list "0.weight", "0.bias", "1.weight" and so on, by their dimensions."""
     named, layer = {}, -1
     for before, t in pairwise([None, *tensors]):
         is_bias = t is not None and t.ndim == 1 and before is not None and before.ndim > 1

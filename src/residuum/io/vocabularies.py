@@ -198,7 +198,7 @@ def _is_byte_level(content: dict[str, Any]) -> bool:
 
 
 def _clean(entries: Iterable[tuple[Any, Any]], *, is_byte_level: bool = False) -> dict[int, str]:
-    """Return the tokens by id as a person would write them. Entries of other types are skipped."""
+    """Return the tokens by id as a person would write them, such as "house" for "Ġhouse"."""
     tokens: dict[int, str] = {}
     for i, token in entries:
         if type(i) is not int or not isinstance(token, str) or not 0 <= i < MAX_TOKENS:

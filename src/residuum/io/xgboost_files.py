@@ -341,7 +341,7 @@ def _as_random_forest(forest: Forest, parameters: Any) -> Forest:
 
 
 def _with_means(tree: Tree, trees: int, offset: float) -> Tree:
-    """Return a tree of a random forest with the mean target of each node as its value."""
+    """Return a tree of a random forest, with the mean training target of each node as the node's value."""
     # The weight of a node is the sum of second derivatives. For the squared error, each derivative is 1. So
     # the weight is the number of records, because a tree draws each record at most once.
     assert tree.weight is not None

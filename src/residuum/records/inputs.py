@@ -144,7 +144,7 @@ class Dataset(Record):
         return list(range(len(self))) if self.row_numbers is None else self.row_numbers.tolist()
 
     def take(self, rows: Tensor) -> Self:
-        """Return the samples at ``rows`` (positions or a mask), with their row numbers and IDs."""
+        """Return a dataset of the samples at ``rows`` (positions or a mask), with row numbers and IDs."""
         positions = torch.arange(len(self))[rows]
         row_numbers = torch.tensor(self.rows)[positions]
         record_ids, texts = (

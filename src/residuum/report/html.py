@@ -399,7 +399,7 @@ def _digest(text: str) -> str:
 
 
 def _read_inline(name: str) -> Markup:
-    """Return a file of this folder as markup, to write it into the page unchanged."""
+    """Return a style sheet or script of this package, to insert it unchanged into the page."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
 
@@ -428,7 +428,7 @@ def _environment() -> Environment:
 
 
 def isolate(value: object) -> Markup:
-    """Return a value as text of limited length, whose writing direction does not affect other text."""
+    """Return a value as text of limited length, isolated from the writing direction around it."""
     text = str(value)
     if len(text) > MAX_LENGTH:
         text = f"{text[:MAX_LENGTH]}… ({len(text)} characters)"
@@ -472,7 +472,7 @@ def escape_markdown(value: object) -> str:
 
 
 def _escape_string(value: object) -> object:
-    """Escape invisible characters in the value of a template expression."""
+    """Make invisible characters in a value of the template visible."""
     return (
         escape_invisible(value)
         if isinstance(value, str) and not isinstance(value, Markup)
@@ -634,7 +634,7 @@ class Card(NamedTuple):
 
 
 def items_of(result: AuditResult) -> tuple[Item, ...]:
-    """Return one item per matched training sample, or one per candidate if there is no training data.
+    """Return a report item for each matched training sample, or for each candidate without training data.
 
     The best items come first.
     """
@@ -694,7 +694,7 @@ def make_sort_values(item: Item) -> dict[str, Any]:
 
 
 def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
-    """Return key and name of every sort order for which a card has a value, the default order first."""
+    """Return key and name of each order in which a reader can sort the cards, the default order first."""
     metric_names = dict.fromkeys(name for item in items for name in item.scores)
     available_keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
     return [
@@ -706,7 +706,7 @@ def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def _matched(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per training sample that a candidate of the displayed attack matches, best first."""
+    """Yield a report item for each training sample that the displayed attack matches, best match first."""
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
@@ -753,7 +753,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
 
 
 def _matched_by_others(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per sample that is recovered only by attacks whose scores are not in the report."""
+    """Yield a report item for each sample that is recovered only by attacks without scores in the report."""
     evidence, scores, findings = result.evidence, result.scores, result.findings
     recovered_rows = _recovered_by_other_attacks(result)
     if not recovered_rows or evidence is None or scores is None or findings is None:
@@ -890,7 +890,7 @@ def _format_cell(value: float) -> str:
 
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per selected candidate, the candidate with the highest confidence first."""
+    """Yield a report item for each selected candidate (likely training sample), highest confidence first."""
     items = [
         Item(
             number=number,
@@ -1015,7 +1015,7 @@ def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Pictur
 
 
 def _shaped(values: Array, shape: tuple[int, ...]) -> Array:
-    """Return an array in the shape of a sample, with NaN and infinity replaced by zero."""
+    """Return a flat array in the shape of a sample, with NaN and infinity replaced by zero."""
     finite_values = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
     return (
         finite_values.reshape(shape)

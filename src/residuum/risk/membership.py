@@ -337,7 +337,7 @@ def measure_membership(
 
 
 def min_named(n: int) -> int:
-    """Return how many of n training records must be listed as members before a leak is reported."""
+    """Return how many of n training records the test must name as members before it reports a leak."""
     return max(MIN_NAMED, math.ceil(MIN_SHARE * n - 1e-9))
 
 
@@ -438,7 +438,7 @@ def accept_members(p: Tensor, boundary_counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Tensor:
-    """Return the membership statistic of decoys, which are noisy copies of the records x."""
+    """Return the membership statistic of decoys (noisy copies of the training records x)."""
     generator, deviation = torch.Generator().manual_seed(seed), x.std(0, correction=0)
     copies_per_record = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
     records = x[torch.randperm(len(x), generator=generator)[:MAX_DECOYS]]

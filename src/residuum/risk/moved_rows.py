@@ -89,7 +89,7 @@ class MovedRows(Record):
 
     @property
     def line(self) -> str:
-        """The result in sentences, with the chance levels."""
+        """Sentences about the moved rows of the embedding and the covered texts, with the chance levels."""
         if not self.moved:
             return f"Embedding {self.table}: {self.rule}."
         line = f"{self.moved} of {self.total} rows of the embedding {self.table} moved in training."
@@ -246,7 +246,7 @@ def _count_covered(token_sets: Sequence[frozenset[int]], moved: frozenset[int]) 
 def _mean_precision(
     token_sets: Sequence[frozenset[int]], moved: frozenset[int], n: int, seed: int
 ) -> float:
-    """Return the mean share of moved rows whose tokens occur in random sets of ``n`` texts."""
+    """Return the share of moved embedding rows whose tokens occur in ``n`` random texts, on average."""
     rng, size = np.random.default_rng((seed, 7)), min(n, len(token_sets))
     subset_count = 1 if size == len(token_sets) else SUBSETS
     precisions = []

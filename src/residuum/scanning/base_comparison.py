@@ -96,7 +96,7 @@ EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
 def compare_with_base(
     release: Release, base: Release, vocabulary: Vocabulary | None = None
 ) -> list[Finding]:
-    """Return what a release and its base reveal together about the training data.
+    """Return what a model and its base (weights before training) reveal together about the training data.
 
     The change of the weights is a finding of medium severity. Everybody who has the base knows the change, so
     it is what an attacker knows, and no evidence that the release reveals records. Rows of an embedding that
@@ -214,7 +214,7 @@ def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, 
 def _find_change(
     shared: Mapping[str, tuple[Block, Block]], *, is_auditable: bool
 ) -> Iterator[Finding]:
-    """Yield a finding that the base reveals the weight update. It names the tensors that changed most."""
+    """Yield a finding that names the tensors that training changed most."""
     relative_changes = {}
     for name, (block, other) in shared.items():
         if (relative_change := _measure_change(block.tensor(), other.tensor())) > 0:
@@ -474,7 +474,7 @@ def _shift_to_mean(x: Tensor, medians: Tensor) -> Tensor:
 
 
 def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Interpolate linearly between values at knots. Outside of the knots, use the value at the end."""
+    """Interpolate linearly between values at knots. Outside, use the value of the nearest knot."""
     upper_knot = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
     lower_knot = upper_knot - 1
     fraction = (
@@ -484,7 +484,7 @@ def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 
 def _is_off_lookup(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
-    """Find rows with an entry that changed in another way than most entries with the same initial value.
+    """Find rows with an entry that changed in another way than other entries with the same initial value.
 
     In rows that training did not touch, entries with the same initial value have the same final value.
 

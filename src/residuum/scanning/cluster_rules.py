@@ -1,4 +1,4 @@
-"""Find centers of clusters and classes of a single record. Such a center is the record itself.
+"""Find clusters and classes with a single training record. The stored center is then the record itself.
 
 ================  ===================  =======================================================================
 estimator         center               a cluster has a single record if
@@ -41,8 +41,8 @@ def find_single_records(place: Place, survey: Survey) -> Iterator[StoredArray]:
     """Find centers of clusters and classes that have a single training record.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release, which this rule does not use.
+        place: A value in the model file, with its path.
+        survey: Facts about the model. This rule does not use them.
 
     Yields:
         The centers with their findings.
@@ -115,7 +115,7 @@ def _count_by_covariances(attributes: dict[str, object]) -> Tensor:
 
 
 def _count_by_subclusters(attributes: dict[str, object]) -> Tensor:
-    """Return which subclusters of Birch have one record, in the order of ``subcluster_centers_``."""
+    """Return for each subcluster of the clustering Birch whether it consists of a single record."""
     singles: list[int] = []
     position = 0
     leaf = attributes.get("dummy_leaf_")  # its successors are the leaves of the tree

@@ -1,4 +1,4 @@
-"""Find given samples and texts anywhere in a release, whatever the arrays and strings are called.
+"""Find the user's samples and texts anywhere in a model file, whatever the arrays and strings are called.
 
 Each sample is searched in the rows of every array of numbers (:mod:`.row_search`), the single values of a
 table in every small array (:mod:`.value_search`), and each text in every string (:mod:`.text_search`).
@@ -84,7 +84,7 @@ REMOVE_TEXTS = "Remove these texts from the file before the release."
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """The samples and texts that are searched in a release.
+    """The samples and texts for which a model file is searched.
 
     Attributes:
         samples: Samples that the release should not hold, None if there are none.
@@ -137,14 +137,14 @@ def read_queries(data: Any, holdout: Any = None) -> Queries:
 
 @dataclass(frozen=True, eq=False)
 class RowPlace:
-    """An array that holds given samples as rows.
+    """An array in a model file that holds samples of the user as rows.
 
     Attributes:
-        where: Place of the array in the release.
+        where: Place of the array in the model file.
         kind: Dtype of the array, or what holds the numbers.
         storage_form: How the samples are stored, in words.
         samples: Numbers of the given samples in the array, ascending.
-        equal: Numbers of the given samples that are stored bit for bit.
+        equal: Numbers of the given samples that are stored exactly.
         stored_rows: Number of rows of the array that match a given sample.
         holdout: Numbers of the held-out samples in the array.
         shuffled: Number of shuffled samples in the array.
@@ -166,21 +166,21 @@ class RowPlace:
 
     @property
     def is_beyond_chance(self) -> bool:
-        """Whether the array holds more given samples than shuffled samples explain."""
+        """Whether the array holds more samples of the user than expected by chance, from shuffled samples."""
         return self.p_shuffled <= SIGNIFICANCE
 
     @property
     def is_beyond_holdout(self) -> bool:
-        """Whether the held-out samples do not explain the matches."""
+        """Whether the array holds more samples of the user than expected from the held-out samples."""
         return not self.holdout or self.p_holdout is None or self.p_holdout <= SIGNIFICANCE
 
 
 @dataclass(frozen=True, eq=False)
 class ValuePlace:
-    """An array that holds single values of columns of the given samples.
+    """An array in a model file that holds single values of columns of the user's table.
 
     Attributes:
-        where: Place of the array in the release.
+        where: Place of the array in the model file.
         columns: The columns with their matches.
     """
 
@@ -190,7 +190,7 @@ class ValuePlace:
 
 @dataclass(frozen=True, eq=False)
 class TextPlace:
-    """A place in a release with given texts.
+    """A place in a model file that holds texts of the user.
 
     Attributes:
         where: Path of the first string with a given text.
@@ -209,7 +209,7 @@ class TextPlace:
 
 @dataclass(frozen=True, eq=False)
 class ContentSearch:
-    """The result of a search for given samples and texts in a release.
+    """The result of a search for the user's samples and texts in a model file.
 
     Attributes:
         queries: The samples and texts.
@@ -218,7 +218,7 @@ class ContentSearch:
         texts: Places with given texts.
         shuffled_count: Number of shuffled samples to which the given samples were compared.
         array_count: Number of arrays, tables and lists of numbers in the release.
-        string_count: Number of strings in the release.
+        string_count: Number of strings in the model file.
         notes: What was not searched.
     """
 
@@ -233,17 +233,17 @@ class ContentSearch:
 
     @property
     def samples(self) -> set[int]:
-        """Numbers of the given samples that are stored in the release."""
+        """Indices of the user's samples that are stored in the model file."""
         return {sample for place in self.rows for sample in place.samples}
 
     @property
     def equal(self) -> set[int]:
-        """Numbers of the given samples that are stored bit for bit."""
+        """Numbers of the given samples that are stored exactly."""
         return {sample for place in self.rows for sample in place.equal}
 
     @property
     def holdout_samples(self) -> set[int]:
-        """Numbers of the held-out samples in the arrays that hold given samples."""
+        """Indices of the held-out samples in the arrays that also hold samples of the user."""
         return {sample for place in self.rows for sample in place.holdout}
 
     def findings(self) -> list[Finding]:
@@ -261,7 +261,7 @@ class ContentSearch:
         ]
 
     def _merge_values(self) -> list[tuple[ValuePlace, int]]:
-        """Return one place for each group of places, such as the trees of a forest, and its size."""
+        """Merge similar places, such as the trees of a forest, to one place and their number."""
         groups: dict[str, list[ValuePlace]] = {}
         for place in self.values:
             groups.setdefault(re.sub(r"\[\d+\]", "[]", place.where), []).append(place)
@@ -351,10 +351,10 @@ class ContentSearch:
 def search_content(
     release: Release, queries: Queries, *, include_values: bool = True
 ) -> ContentSearch:
-    """Search given samples and texts in a release.
+    """Search a model file for samples and texts of the user.
 
     Args:
-        release: The release.
+        release: The model file that was opened.
         queries: The samples and texts.
         include_values: Whether to search for single values of columns, in addition to samples.
 
@@ -390,7 +390,7 @@ def search_content(
 
 
 def _list_scalers(release: Release) -> list[tuple[str, Tensor, Tensor]]:
-    """Return class name, factor and shift of every readable scaler in a release."""
+    """Return class name, factor and shift of every readable scaler in a model file."""
     scalers = []
     for place in walk(release.content):
         if isinstance(place.value, InertObject):
@@ -404,7 +404,7 @@ def _list_scalers(release: Release) -> list[tuple[str, Tensor, Tensor]]:
 
 
 class _RowSearch:
-    """Searches samples in the rows of arrays, and compares the counts with held-out and shuffled samples."""
+    """Searches arrays for rows that are samples of the user, and for control samples."""
 
     def __init__(self, samples: Dataset, holdout: Dataset | None, release: Release) -> None:
         same_shape = holdout is not None and holdout.shape == samples.shape
@@ -435,7 +435,7 @@ class _RowSearch:
         return SampleIndex(self._distinct, self.forms)
 
     def run(self, sources: Sequence[NumberSource]) -> list[RowPlace]:
-        """Return the sources that hold more samples than chance explains."""
+        """Return the arrays that hold more samples of the user than expected by chance."""
         places = []
         unread = 0
         for source in sources:
@@ -493,7 +493,7 @@ class _RowSearch:
     def _match_controls(
         self, name: str, controls: Rows, used_forms: set[int], source: NumberSource
     ) -> set[int]:
-        """Return the numbers of the held-out or shuffled samples in an array in one of the used forms."""
+        """Return the indices of the held-out or shuffled samples that an array holds as rows."""
         matched: set[int] = set()
         for form_number in used_forms:
             key = (name, form_number)
@@ -504,7 +504,7 @@ class _RowSearch:
         return matched
 
     def _find_common(self, matched: set[int]) -> set[int]:
-        """Return those of the samples that equal a shuffled or a held-out sample, and so prove nothing."""
+        """Return the samples that equal a shuffled or held-out sample, so that a match proves nothing."""
         if not matched:
             return set()
         numbers = torch.tensor(sorted(matched))
@@ -531,7 +531,7 @@ class _RowSearch:
 
 
 def _drop(window: RowMatches, excluded: set[int]) -> None:
-    """Remove the matches of some samples."""
+    """Remove the matches of some samples, such as samples that also occur in the held-out set."""
     chosen = [i for i, sample in enumerate(window.samples) if sample not in excluded]
     for name in ("rows", "samples", "forms", "equal", "factors", "shifts"):
         values = getattr(window, name)
@@ -539,17 +539,17 @@ def _drop(window: RowMatches, excluded: set[int]) -> None:
 
 
 def _p_value(matched: int, n: int, controls_matched: int, controls: int) -> float:
-    """Return the probability that so many of the matches are given samples, if any sample may match."""
+    """Return the probability of so many matches of the user's samples if all samples match equally often."""
     return float(hypergeom.sf(matched - 1, n + controls, matched + controls_matched, n))
 
 
 def describe_storage(
     way: Arrangement, start: int, d: int, window: RowMatches, forms: Sequence[Form]
 ) -> str:
-    """Return how samples are stored in an array, in words such as "transposed, divided by 255".
+    """Describe how an array stores samples, in words such as "transposed, divided by 255".
 
     Args:
-        way: How the numbers of the array form rows.
+        way: How the numbers of the array are arranged in rows.
         start: First column of the sample in such a row.
         d: Number of values of a sample.
         window: The matches.
@@ -593,7 +593,7 @@ def _describe_scale(window: RowMatches, form: Form) -> str:
 
 
 class _ValueSearch:
-    """Searches the distinct values of the columns of a table in arrays."""
+    """Searches arrays for the distinct values of the columns of a table."""
 
     def __init__(self, samples: Dataset, forms: Sequence[Form]) -> None:
         self.notes: list[str] = []
@@ -618,7 +618,7 @@ class _ValueSearch:
             self._columns += [] if column is None else [column]
 
     def run(self, sources: Sequence[NumberSource], excluded: set[str]) -> list[ValuePlace]:
-        """Return the sources that hold more values than chance explains."""
+        """Return the arrays that hold more values of the user's columns than expected by chance."""
         if not self._columns:
             return []
         small = [
@@ -670,7 +670,7 @@ def _numel(source: NumberSource) -> int:
 
 @dataclass
 class _Strings:
-    """The strings of one place of a release, such as all entries of a list."""
+    """The strings at one place of a model file, such as all entries of a list."""
 
     where: str
     strings: int = 0
@@ -679,7 +679,7 @@ class _Strings:
 
 
 def _search_texts(release: Release, queries: Queries) -> tuple[list[TextPlace], int, list[str]]:
-    """Return the places with given texts, the number of strings, and notes."""
+    """Search a model file for the user's texts. Return the places, the number of strings, and notes."""
     if not queries.texts:
         return [], 0, []
     index, holdout_index = TextIndex(queries.texts), TextIndex(queries.holdout_texts)
@@ -720,7 +720,7 @@ def _search_texts(release: Release, queries: Queries) -> tuple[list[TextPlace], 
 
 
 def _strings_at(value: Any) -> Iterable[str]:
-    """Return the strings that a value of a release holds directly."""
+    """Return the strings that a value of a model file holds directly."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""Decide what each file in the folder of a release is, and read it.
+"""Decide what each file in the folder of a model is, and read it.
 
 =============  =====================================================================================
 role           files
@@ -89,7 +89,7 @@ MAX_NAMED_FILES = 10  # largest number of skipped files that a note names
 
 @dataclass(frozen=True)
 class FolderItem:
-    """A file of a release, or many files of one format in the same folder.
+    """A file in the folder of a model, or many files of one format in the same folder, such as images.
 
     Attributes:
         name: Name of the file relative to the folder, or a pattern such as ``images/*.png``.
@@ -149,7 +149,7 @@ def plan_folder(listing: FolderListing) -> tuple[list[FolderItem], list[str]]:
 
 
 def open_item(item: FolderItem) -> Release:
-    """Read an item of a folder. Nothing in a file is executed.
+    """Read one file, or many files of the same format, in a folder. Nothing in a file is executed.
 
     Args:
         item: The item.
@@ -216,7 +216,7 @@ def _find_role(path: Path) -> str:
 
 
 def _shards(path: Path) -> list[Path]:
-    """Return the shards that an index lists, [] for other files and for an index that is not valid."""
+    """Return the weight files that an index lists, [] if the file is no valid index."""
     try:
         return [*read_shard_index(path)] if is_shard_index(path) else []
     except ResiduumError:  # the scan of the index reports the problem
@@ -251,7 +251,7 @@ def _open_vocabulary(path: Path) -> Release:
 
 
 def _open_group(item: FolderItem) -> Release:
-    """Read many data files of the same format as one release."""
+    """Read many data files of the same format, such as images, as one set of data."""
     content: dict[str, Any] = {}
     notes: list[str] = []
     unread_count = 0

@@ -61,7 +61,7 @@ DELETE = "Delete {file} from the release."
 
 @dataclass(frozen=True, eq=False)
 class BaseFolder:
-    """What the base of a release says about the files of the release.
+    """What is known about a base (the model before training), to which the files of a folder are compared.
 
     Attributes:
         tokens: All tokens of the tokenizer of the base. Empty if the base has none.
@@ -89,7 +89,7 @@ def examine_file(item: FolderItem, release: Release, base: BaseFolder) -> list[F
     Args:
         item: The file, or many files of one format.
         release: The content of the file.
-        base: What the base says about the file.
+        base: What is known about the base (the model before training).
 
     Returns:
         The findings, the most severe first. Every remedy names the file.

@@ -1,4 +1,4 @@
-"""Find what the trees of a release determine about its training table, by recovering the table.
+"""Find what the trees of a model file determine about its training table, by recovering the table.
 
 A scan has no data. It recovers the table of a forest (:mod:`residuum.trees.recovery`) and reports how many
 targets, cells and rows the file determines. An attacker who knows the ranges of the columns recovers more.

@@ -1,4 +1,4 @@
-"""List everything in a release that holds numbers: arrays, tables, sparse matrices, lists, and trees."""
+"""List everything in a model file that holds numbers: arrays, tables, sparse matrices, lists, and trees."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MAX_LIST = 5_000_000  # largest number of entries of a list that is converted to
 
 @dataclass(frozen=True, eq=False)
 class NumberSource:
-    """Numbers in a release.
+    """An array, table or list of numbers in a model file.
 
     Attributes:
-        path: Place in the release.
+        path: Place in the model file.
         kind: Dtype of the numbers, or what holds them, such as "DataFrame".
         reader: Reads the numbers.
         has_rows: Whether the numbers can form rows. If not, only single values are searched.
@@ -47,10 +47,10 @@ def read_tensor(tensor: Tensor) -> NumberReader:
 
 
 def list_numbers(release: Release, *, rows_only: bool = False) -> Iterator[NumberSource]:
-    """Yield everything in a release that holds numbers, and read nothing yet.
+    """Yield everything in a model file that holds numbers. The numbers are not read yet.
 
     Args:
-        release: The release.
+        release: The model file that was opened.
         rows_only: Whether to leave out numbers that cannot form rows, such as thresholds of trees.
 
     Yields:
@@ -140,7 +140,7 @@ def _read_list(values: list[Any] | tuple[Any, ...], read_ids: set[int]) -> Tenso
 
 
 def _list_trees(release: Release) -> Iterator[NumberSource]:
-    """Yield the thresholds and the leaf values of the trees in a release."""
+    """Yield the thresholds and the leaf values of the trees in a model file."""
     try:
         forests = read_forests(release)
     except ResiduumError:

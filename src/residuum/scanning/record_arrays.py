@@ -29,7 +29,7 @@ def rows_of(value: Any) -> int | None:
 
 
 def _tree_data(tree: InertObject) -> Block | None:
-    """Return the records in a search tree of scikit-learn: the first array of its state that has rows."""
+    """Return the array of records in a search tree of scikit-learn, such as a KDTree."""
     state_values = tree.state if isinstance(tree.state, tuple) else ()
     return next(
         (value for value in state_values if isinstance(value, Block) and rows_of(value)), None

@@ -1,4 +1,4 @@
-r"""Find given samples in the rows of an array, in one pass over the array.
+r"""Find samples of the user in the rows of an array, in one pass over the array.
 
 Each row r of an array and each sample q is projected on a few random vectors. Only rows and samples with the
 same projections, up to rounding errors, are compared value by value. There are two comparisons.
@@ -79,7 +79,7 @@ def measure_precision(numbers: Tensor) -> Precision:
 
 
 class ScaleFreeKeys:
-    """Projections of rows that do not depend on the scale and the mean of the row, or of each channel.
+    """Projections of rows on random vectors, which do not depend on the scale and the mean of the row.
 
     Args:
         groups: Channel of each value, (d,). All zero for one scale per row.
@@ -156,7 +156,7 @@ class ScaleFreeKeys:
 
 
 class ValueKeys:
-    """Projections of rows whose columns are divided by the largest value of the column.
+    """Projections of rows on random vectors, after each column was divided by its largest value.
 
     Args:
         magnitude: Largest value of each column, (d,).
@@ -229,16 +229,16 @@ class Form:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether samples in this form have their given values in their given order."""
+        """Whether this form leaves samples unchanged: the same values in the same order."""
         return not self.scaling.name and not self.layout.name
 
     def apply(self, samples: Tensor) -> Tensor:
-        """Return samples (n, d) in this form."""
+        """Return n samples with d values in this form, such as divided by 255."""
         scaled = self.scaling.apply(samples)
         return scaled if self.layout.order is None else scaled[:, self.layout.order]
 
     def accepts(self, samples: Tensor) -> Tensor:
-        """Return which samples (n, d) in this form can be compared. Constant samples cannot."""
+        """Return for each of n samples with d values whether it can be compared. Constant samples cannot."""
         has_many = _count_reaches(samples, MIN_DISTINCT)
         if isinstance(self.keys, ScaleFreeKeys):
             return has_many
@@ -288,7 +288,7 @@ class RowMatches:
         rows: Number of each row in the array.
         samples: Number of the sample that the row matches.
         forms: Number of the form of the sample.
-        equal: Whether all values of the row are bit for bit those of the given sample.
+        equal: Whether all values of the row are exactly those of the given sample.
         factors: Factor of the row relative to the sample in its form.
         shifts: Shift of the row relative to the sample in its form.
     """
@@ -331,7 +331,7 @@ class SampleIndex:
                 self._trees.append((keys, tree, sample_numbers, forms_of_keys))
 
     def _project(self, form_number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys of all samples in one form, and the numbers of these samples."""
+        """Project all samples in one form on random vectors. Return projections and sample indices."""
         form = self.forms[form_number]
         projections, positions = [np.empty((0, KEYS))], [np.empty(0, np.int64)]
         for chunk in split_rows(len(self._samples), len(form.scaling.factor)):
@@ -345,7 +345,7 @@ class SampleIndex:
     def match(
         self, rows: Tensor, precision: Precision, matches: RowMatches, first_row: int
     ) -> None:
-        """Add the rows (m, d) that match a sample to ``matches``.
+        """Find the rows that match a sample of the user, and add them to ``matches``.
 
         Args:
             rows: The rows.
@@ -393,7 +393,7 @@ class SampleIndex:
         sample_numbers: np.ndarray,
         form_numbers: np.ndarray,
     ) -> None:
-        """Compare rows with their candidates value by value, and add those that match."""
+        """Compare rows with samples of similar projections value by value, and add the matching pairs."""
         is_open = np.ones(len(rows), bool)
         used_forms = sorted(set(form_numbers[pairs[pairs >= 0]].tolist()))
         for form_number in used_forms:
@@ -426,7 +426,7 @@ class SampleIndex:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A way in which the numbers of an array may form rows.
+    """A way in which the numbers of an array may be cut into rows, such as rows along the first dimension.
 
     Attributes:
         name: The arrangement in words, "" for rows in the last dimensions.
@@ -470,7 +470,7 @@ def arrangements(shape: tuple[int, ...], d: int) -> list[Arrangement]:
 
 
 def read_rows(reader: NumberReader, way: Arrangement) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rows of an array in chunks, each with the number of its first row.
+    """Yield the rows of an array in chunks, each with the index of its first row.
 
     Args:
         reader: Reads parts of the array.
@@ -494,7 +494,7 @@ def read_rows(reader: NumberReader, way: Arrangement) -> Iterator[tuple[int, Ten
 def match_array(
     index: SampleIndex, reader: NumberReader, d: int
 ) -> dict[tuple[Arrangement, int], RowMatches]:
-    """Return the matches of an array by arrangement and number of the first column of the window.
+    """Find samples in an array, for every way in which the array may be cut into rows.
 
     Args:
         index: The samples.
@@ -520,7 +520,7 @@ def match_array(
 
 
 def _fit(rows: Tensor, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a and b of the least-squares fit ``row = a * sample + b`` for each pair, and the fit itself."""
+    """Fit ``row = a * sample + b`` by least squares for each row and its sample. Return a, b and fit."""
     row_means, sample_means = rows.mean(1, keepdim=True), samples.mean(1, keepdim=True)
     centered = samples - sample_means
     squares = centered.square().sum(1, keepdim=True)
@@ -530,7 +530,7 @@ def _fit(rows: Tensor, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _count_reaches(samples: Tensor, limit: int) -> Tensor:
-    """Return which samples (n, d) have at least ``limit`` distinct values."""
+    """Return for each of n samples with d values whether it has at least ``limit`` distinct values."""
     # Most samples have enough distinct values in a few dozen columns, and sorting all columns is slow.
     step = max(1, samples.shape[1] // 64)
     is_enough = _count_distinct(samples[:, ::step]) >= limit

@@ -52,7 +52,7 @@ class Scaling:
     is_scalar: bool = False
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return samples (n, d) after the change."""
+        """Return n samples with d values after this change of values, such as a division by 255."""
         return x * self.factor + self.shift
 
 
@@ -72,7 +72,7 @@ class Layout:
 
 
 class Rows(Protocol):
-    """Samples as rows of a matrix, which are computed on demand."""
+    """Samples as rows of a matrix. The rows are computed when they are needed."""
 
     def __len__(self) -> int: ...
 
@@ -82,7 +82,7 @@ class Rows(Protocol):
 
 
 def split_rows(count: int, d: int) -> tuple[Tensor, ...]:
-    """Return the numbers of rows in chunks, such that a chunk of rows of d values needs little memory.
+    """Split row indices into chunks, such that a chunk of rows with d values needs little memory.
 
     Args:
         count: Number of rows.
@@ -113,7 +113,7 @@ class GivenRows:
 
 
 class ShuffledRows:
-    """Samples whose columns are moved against each other, so that no row is a given sample.
+    """Samples made by shuffling each column of the user's samples, so that no row is a real sample.
 
     Row i of a shuffle takes its column j from the given sample (i + s_j) mod n. If there are at least as many
     samples as columns, all s_j differ. Otherwise each s_j occurs equally often. The values of a single sample
@@ -157,7 +157,7 @@ def list_scalings(
     scalers: Iterable[tuple[str, Tensor, Tensor]] = (),
     original_units: tuple[Tensor, Tensor] | None = None,
 ) -> list[Scaling]:
-    """Return the changes of values with which a file may store samples, the unchanged samples first.
+    """Return the changes of values with which a file may store samples, "no change" first.
 
     Args:
         samples: The given samples (n, *shape).
@@ -294,7 +294,7 @@ def _measure_columns(flat: Tensor) -> _Columns:
 def _compose(
     scalers: Iterable[tuple[str, Tensor, Tensor]], d: int
 ) -> list[tuple[str, Tensor, Tensor]]:
-    """Return each scaler alone, and the scalers of a pipeline one after the other."""
+    """Return the changes of values that scalers make: each scaler alone, and all scalers of a pipeline."""
     fitting = [scaler for scaler in scalers if {scaler[1].numel(), scaler[2].numel()} <= {1, d}]
     composed = []
     total_name, total_factor, total_shift = "", torch.ones(()), torch.zeros(())

@@ -54,8 +54,8 @@ def find_samples(place: Place, survey: Survey) -> Iterator[StoredArray]:
     """Find arrays that look like samples of the model, and are not weights.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release.
+        place: A value in the model file, with its path.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Yields:
         The arrays with their findings.
@@ -96,7 +96,7 @@ def describe_shape(shape: tuple[int, ...], survey: Survey) -> str:
 
     Args:
         shape: Shape of the array.
-        survey: What is known about the model of the release.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Returns:
         A sentence, or "" if the shape does not agree.

@@ -69,7 +69,7 @@ Watch = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, eq=False)
 class Searched(Record):
-    """The size of a search for given samples and texts in a file.
+    """Counts of a search for the user's samples and texts in a file: what was searched, and what was found.
 
     Attributes:
         samples: Number of given samples.
@@ -95,7 +95,7 @@ class Searched(Record):
 
     @classmethod
     def from_search(cls, search: ContentSearch) -> Searched:
-        """Return the size of a search."""
+        """Return the counts of a search for samples and texts: what was searched, and what was found."""
         queries = search.queries
         found_texts = {i for place in search.texts for i in (*place.long, *place.short)}
         return cls(
@@ -176,7 +176,7 @@ class Scan(Record):
 
     @property
     def failed(self) -> tuple[Kind, ...]:
-        """The kinds of the findings that ``fail_on`` names."""
+        """The kinds of the findings because of which the command exits with code 1 (``--fail-on``)."""
         failing_kinds = {finding.kind for finding in select_failing(self.findings, self.fail_on)}
         return tuple(kind for kind in KINDS if kind in failing_kinds)
 
@@ -221,7 +221,7 @@ def scan(
     fail_on: str | Iterable[str] = HIGH,
     watch: Watch | None = None,
 ) -> Scan:
-    """List what in a release can reveal training data, and measure the network in it.
+    """List what in a model file can reveal training data, and measure the network in it.
 
     Nothing in a file is executed. A model in a folder that cannot be read is listed in ``unread``. If
     ``path`` is a single file that cannot be read, a ``CheckpointError`` is raised.
@@ -257,7 +257,7 @@ def scan(
 
 
 def _search_file(file: ScannedFile, release: Release, queries: Queries | None) -> ScannedFile:
-    """Return the file with the given samples and texts that are stored in it."""
+    """Return the scanned file, with the user's samples and texts that are stored in it."""
     if queries is None:
         return file
     search = search_content(release, queries)
@@ -278,7 +278,7 @@ def _add_findings(file: ScannedFile, new_findings: list[Finding]) -> ScannedFile
 
 @dataclass(frozen=True, eq=False)
 class _Base:
-    """The base of a release.
+    """The base of a scanned model: the weights before training, and their tokenizer.
 
     Attributes:
         release: The weights before training.
@@ -296,7 +296,7 @@ class _Base:
         return cls(open_release(path), BaseFolder.read(path), find_vocabulary(path))
 
     def compare(self, release: Release, path: Path) -> list[Finding]:
-        """Return what a release and its base reveal together."""
+        """Return what a model file and its base (the weights before training) reveal together."""
         vocabulary = find_vocabulary(path.parent) or self.vocabulary
         return compare_with_base(release, self.release, vocabulary)
 
@@ -357,7 +357,7 @@ def _scan_folder(
 
 
 class _FolderComparison:
-    """The comparison of the models of a folder with a base. At least one of them must fit the base."""
+    """Compares the models of a folder with a base (weights before training). At least one model must fit."""
 
     def __init__(self, base: _Base | None) -> None:
         self._base = base
@@ -365,7 +365,7 @@ class _FolderComparison:
         self._problem: CheckpointError | None = None
 
     def add_changes(self, file: ScannedFile, release: Release, item: FolderItem) -> ScannedFile:
-        """Return the file with the findings about the change from the base."""
+        """Return the scanned file, with findings about what training changed relative to the base weights."""
         # Nothing can be subtracted from an update, so an update is not compared with the base.
         if updates := _find_updates(release, self._base):
             return _add_findings(file, updates)
@@ -380,7 +380,7 @@ class _FolderComparison:
         return _add_findings(file, changes)
 
     def check(self) -> None:
-        """Raise an error if models were compared and none of them fits the base."""
+        """Raise an error if no model of the folder fits the base (the weights before training)."""
         if self._problem is not None and not self._has_match:
             raise self._problem
 

@@ -164,7 +164,7 @@ def describe_network(network: Inspection) -> list[str]:
 
 
 def _closing_lines(result: Scan) -> Iterator[str]:
-    """Yield what follows the findings: files that were not read, notes, the exit code and what to do next."""
+    """Yield the last lines of a scan: files that were not read, notes, the exit code and what to do next."""
     for unread in result.unread:
         yield f"not read: {unread.file}: {unread.reason}"
     for note in result.notes:

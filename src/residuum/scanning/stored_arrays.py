@@ -49,8 +49,8 @@ def find_stored_arrays(release: Release, survey: Survey) -> Iterator[StoredArray
     """Find every array in a file that holds training records, or that may hold training records.
 
     Args:
-        release: The release.
-        survey: What is known about the model of the release.
+        release: The model file that was opened.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Yields:
         The arrays with their findings.

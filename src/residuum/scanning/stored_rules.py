@@ -63,8 +63,8 @@ def find_stored(place: Place, survey: Survey) -> Iterator[StoredArray]:
     """Find stored records: in attributes of estimators, in search trees, in tables, or by name.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release.
+        place: A value in the model file, with its path.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Yields:
         The arrays with their findings.

@@ -1,4 +1,4 @@
-"""Strip the folder of a release: write a new folder that holds only what users of the model need.
+"""Strip the folder of a model: write a new folder that holds only what users of the model need.
 
 =============================================  ============================================================
 file                                           in the new folder
@@ -88,7 +88,7 @@ MAX_DEPTH = 20  # largest nesting depth of a configuration that is searched for 
 
 @dataclass
 class _NewFolder:
-    """The new folder while it is written, and what happened to each file."""
+    """The stripped copy of a folder while it is written, and what happened to each file."""
 
     source: Path
     path: Path
@@ -111,7 +111,7 @@ class _NewFolder:
 
 
 def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripped:
-    """Write a copy of the folder of a release without training state, data and local paths.
+    """Write a copy of the folder of a model without training state, data and local paths.
 
     Args:
         folder: The folder.
@@ -196,7 +196,7 @@ def _find_shards(listing: FolderListing) -> set[Path]:
 
 
 def _strip_file(new_folder: _NewFolder, name: str, *, is_shard: bool) -> None:
-    """Copy a file, write it without what users do not need, or leave it out."""
+    """Copy a file to the new folder, strip the file, or leave the file out, depending on its kind."""
     path = Path(name)
     suffix = path.suffix.lower().lstrip(".")
     if any(CHECKPOINT_FOLDER.match(parent.name) for parent in path.parents):
@@ -220,7 +220,7 @@ def _strip_file(new_folder: _NewFolder, name: str, *, is_shard: bool) -> None:
 
 
 def _copy_shard(new_folder: _NewFolder, name: str) -> None:
-    """Copy a shard unchanged, or without its metadata if the metadata is not only about the format."""
+    """Copy a weight file of a model in several files, without metadata other than the format."""
     release = read_release(new_folder.source / name, MAX_WEIGHTS)
     if {*release.metadata} <= {*KEPT_METADATA}:
         new_folder.copy(name)
@@ -251,7 +251,7 @@ def _strip_weights(new_folder: _NewFolder, name: str) -> None:
 
 
 def _copy_description(new_folder: _NewFolder, name: str) -> None:
-    """Copy a file that describes the model. Local paths are removed from configurations."""
+    """Copy a file that describes the model, such as config.json or README.md, without local paths."""
     file_name = Path(name).name
     is_configuration = file_name.endswith(".json") and (
         "config" in file_name or file_name == "model_index.json"

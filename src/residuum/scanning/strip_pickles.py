@@ -55,7 +55,7 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
     """Return the script that strips a pickle, a file of joblib or a file of skops.
 
     Args:
-        release: The release that was read from the file. Its inert values are changed.
+        release: The content of the file. Its inert values are changed.
         out: The file that the script writes.
         drop: Paths of values to remove, as a scan prints them.
 
@@ -93,7 +93,7 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
 
 
 def _findings_after(release: Release, findings_before: list[Finding]) -> list[Finding]:
-    """Return the findings of a stripped release, and the earlier findings about records that are still there.
+    """Return what a scan finds in a stripped model, and earlier findings about records that remain in it.
 
     The labels of a clustering show which centers are single records. Without the labels, a scan cannot tell,
     but the records are still in the file.
@@ -115,7 +115,7 @@ def refuse_format(release: Release) -> NoReturn:
     """Raise the error for a file of a format that strip does not change.
 
     Args:
-        release: The release that was read from the file.
+        release: The content of the file.
 
     Raises:
         InputError: Always. The error says what remains in the file and what to do.
@@ -188,7 +188,7 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoRe
 
 
 def _find_alternative(classes: list[str]) -> tuple[str, str]:
-    """Return the class that is made of records, and which class to train instead.
+    """Return the class that stores training records, and which class to train instead.
 
     Args:
         classes: The classes of the objects around the records, the innermost first.
@@ -201,7 +201,7 @@ def _find_alternative(classes: list[str]) -> tuple[str, str]:
 
 
 def _along(path: str, texts: dict[str, str]) -> list[str]:
-    """Return the texts of ``path`` and of the paths that lead to it, the innermost first."""
+    """Return the texts stored for ``path`` and for the containers around it, the innermost first."""
     prefixes = [
         prefix
         for prefix in texts

@@ -1,4 +1,4 @@
-"""Write the weights of a torch or safetensors file to a new file, bit for bit.
+"""Write the weights of a torch or safetensors file to a new file, exactly.
 
 The new file holds the tensors of the state dict, including buffers. It is read back, compared with the
 original bit by bit and scanned before it gets its final name.
@@ -38,7 +38,7 @@ def strip_weights(
     """Write only the weights of a torch or safetensors file to a new file.
 
     Args:
-        release: The release that was read from the file.
+        release: The content of the file.
         out: The new file. A name that ends in ``.safetensors`` selects that format, any other name
             torch.save.
         drop: Names of tensors of the state dict to leave out.
@@ -71,7 +71,7 @@ def strip_weights(
 
 
 def _refuse_other_tensors(release: Release) -> None:
-    """Raise an error for quantized, sparse and other tensors, which strip cannot copy bit for bit."""
+    """Raise an error for quantized, sparse and other tensors, which strip cannot copy exactly."""
     for place in walk(release.content):
         value = place.value
         if isinstance(value, InertObject) and value.name in UNSUPPORTED and not place.section:
@@ -84,7 +84,7 @@ def _refuse_other_tensors(release: Release) -> None:
 
 
 def _advise(finding: Finding) -> Finding:
-    """Return a finding about the new file with advice that helps for a tensor of the state dict."""
+    """Return a finding about the stripped file, with advice that fits a tensor of the state dict."""
     if finding.kind != STORED:
         return finding
     remedy = (
@@ -123,7 +123,7 @@ def _find_name(blocks: dict[str, Block], name: str) -> str:
 
 
 def _without(weights: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return nested state dicts without one tensor."""
+    """Return nested state dicts (tensors by name) without the tensor that the user removes."""
     if path in weights:
         return {name: value for name, value in weights.items() if name != path}
     return {
@@ -135,7 +135,7 @@ def _without(weights: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
-    """Return the bytes of the new file. In a torch file, tensors that shared memory still share memory."""
+    """Return the bytes of the stripped file. In a torch file, tensors that share memory are stored once."""
     if out.suffix == ".safetensors":
         if any(isinstance(value, dict) for value in weights.values()):
             raise InputError(
@@ -162,7 +162,7 @@ def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
 
 
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raise an OutputError if two state dicts are not equal bit by bit."""
+    """Raise an OutputError if the written weights are not exactly equal to the original weights."""
     written, original = flatten_blocks(after), flatten_blocks(before)
     are_equal = (_bits(original[name]) == _bits(block) for name, block in written.items())
     if {*written} != {*original} or not all(are_equal):

@@ -69,7 +69,7 @@ def _describe_forest(name: str, forest: Forest, where: str) -> Iterator[Finding]
 
 
 def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
-    """Yield findings from the numbers of leaves and seeds of a tree model whose table is not recovered."""
+    """Yield findings about a tree model from its numbers of leaves and seeds, without recovering records."""
     if model.stores_targets:
         reason = (
             f"{model.single_leaves} of {model.leaves} leaves hold a single training record. Each stores "

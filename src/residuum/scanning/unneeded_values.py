@@ -129,7 +129,7 @@ HELPERS = {
 
 @dataclass
 class Removals:
-    """What is removed from a model.
+    """The values that strip removes from a pickled model, as Python statements.
 
     Attributes:
         statements: Python statements, in the order in which they run.
@@ -178,7 +178,7 @@ class _Remover:
     def visit(
         self, value: Any, expression: str, path: str, depth: int = 0, *, in_library: bool = False
     ) -> None:
-        """Remove what predictions do not need from a value and the values that it contains.
+        """Remove values that predictions do not need from a value and from everything that it contains.
 
         Args:
             value: The value.
@@ -265,7 +265,7 @@ class _Remover:
                 )
 
     def _is_dropped(self, path: str, expression: str) -> bool:
-        """Return True, and add the statement, if the user chose to drop the value at a path."""
+        """Return True if the user chose to remove the value at a path, and add the Python statement."""
         if not self.drop or printable(path) not in self.drop:
             return False
         self.drop.discard(printable(path))
@@ -273,7 +273,7 @@ class _Remover:
         return True
 
     def _label(self, owner: InertObject, name: str, value: Any, path: str) -> None:
-        """Store in words where the named steps of a pipeline are."""
+        """Store a description of each named step of a pipeline, such as "the step 'svc' of Pipeline"."""
         if name in NAMED_ESTIMATORS and isinstance(value, list):
             for i, entry in enumerate(value):
                 if isinstance(entry, tuple | list) and entry and isinstance(entry[0], str):
@@ -355,7 +355,7 @@ def _delete_attribute(inert_object: InertObject, name: str) -> None:
 
 
 def _clear_tree(estimator: InertObject) -> None:
-    """Do in the inert values what the function ``clear_tree`` of the script does."""
+    """Clear the node statistics of a tree in its description, as the script does in the model."""
     _set_attribute(estimator, "random_state", None)
     tree = estimator.attributes["tree_"]
     nodes, values = tree.attributes.get("nodes"), tree.attributes.get("values")

@@ -47,8 +47,8 @@ def find_vocabularies(place: Place, survey: Survey) -> Iterator[Finding]:
     """Find vocabularies, which are dicts from words, users or items to indices.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release, which this rule does not use.
+        place: A value in the model file, with its path.
+        survey: Facts about the model. This rule does not use them.
 
     Yields:
         The findings.
@@ -62,7 +62,7 @@ def find_vocabularies(place: Place, survey: Survey) -> Iterator[Finding]:
 
 
 def _is_index(place: Place) -> bool:
-    """Return True if a dict numbers many texts that are neither class labels nor names of layers."""
+    """Return True if a dict maps many texts to numbers 0, 1, 2, and the texts are no class or layer names."""
     index = place.value
     if not MIN_WORDS <= len(index) <= MAX_READ or CLASS_LABELS.search(place.name):
         return False
@@ -76,8 +76,8 @@ def find_categories(place: Place, survey: Survey) -> Iterator[Finding]:
     """Find lists of categories of encoders, and of class labels.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release.
+        place: A value in the model file, with its path.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Yields:
         The findings.
@@ -111,7 +111,7 @@ def find_categories(place: Place, survey: Survey) -> Iterator[Finding]:
 
 
 def _describe_categories(block: Block) -> tuple[bool, bool]:
-    """Return whether categories are texts, and whether they are codes or cannot be read."""
+    """Return whether the categories of a column are texts, and whether they are mere codes or unreadable."""
     entries: list[Any] = []
     if block.kind == "text":
         return True, False
@@ -138,8 +138,8 @@ def find_quantiles(place: Place, survey: Survey) -> Iterator[Finding]:
     """Find estimators that store many values of single columns: quantiles, edges, knots and thresholds.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release, which this rule does not use.
+        place: A value in the model file, with its path.
+        survey: Facts about the model. This rule does not use them.
 
     Yields:
         The findings.
@@ -200,7 +200,7 @@ COLUMN_VALUES = {
 
 
 def _count_measured(value: Any) -> int:
-    """Return the number of different quantiles with few digits, in columns that mostly consist of them."""
+    """Count different quantiles that look like measured values, because they have few digits."""
     if not isinstance(value, Block) or len(value.shape) != 2 or value.numel > MAX_READ:
         return 0
     try:

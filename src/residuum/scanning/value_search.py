@@ -78,7 +78,7 @@ class ColumnMatches:
 
 
 def make_column(name: str, numbers: Floats, relative: float) -> Column | None:
-    """Return a column whose values can be searched, or None if chance matches cannot be told apart.
+    """Return a column for the search, or None if it has too few different values to compare with chance.
 
     Args:
         name: Name of the column.
@@ -112,7 +112,7 @@ def _count_decimals(values: Floats, relative: float) -> int | None:
 
 
 def match_columns(columns: Sequence[Column], array: Floats, relative: float) -> list[ColumnMatches]:
-    """Return the columns of which more values are in an array than chance explains.
+    """Return the columns of a table of which an array holds more values than expected by chance.
 
     Args:
         columns: The columns.
@@ -139,7 +139,7 @@ def _count(values: Floats, array: Floats, slack: float, relative: float) -> int:
 
 
 def _is_in(values: Floats, array: Floats, slack: Floats) -> NDArray[np.bool_]:
-    """Return which values differ from some number of a sorted array by at most ``slack``."""
+    """Return for each value whether a sorted array has a number that differs from it by at most ``slack``."""
     positions = np.searchsorted(array, values - slack)
     nearest = array[np.minimum(positions, len(array) - 1)]
     return (positions < len(array)) & (nearest <= values + slack)

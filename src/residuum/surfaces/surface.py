@@ -1,4 +1,4 @@
-"""Attack surfaces: tensors of a release that equal a sum of gradients at the training samples x_i.
+"""Attack surfaces: tensors of a model file that equal a sum of gradients at the training samples x_i.
 
     target = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
@@ -47,7 +47,7 @@ UPDATE = "update"
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """An attack surface of a release: tensors that equal a weighted sum of gradients at training samples.
+    """An attack surface of a model file: tensors that equal a weighted sum of gradients at training samples.
 
     Attributes:
         name: Name of the attack surface, a key of ``SURFACES``.
@@ -238,7 +238,7 @@ def resolve_surface(name: str, knowledge: Knowledge) -> str:
 
 
 def build_surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surface]:
-    """Build every attack surface of a release for which the attacker knows enough.
+    """Build every attack surface of a model file for which the attacker knows enough.
 
     Args:
         checkpoint: The network.

@@ -338,7 +338,7 @@ class Unmix(UnmixSettings, OneShotAttack):
     def _with_exact(
         self, result: Reconstruction | None, samples: Tensor, knowledge: Knowledge
     ) -> Reconstruction:
-        """Return the candidates with the samples from the exact factorization in front of them."""
+        """Return the candidates, preceded by the samples that the exact factorization found."""
         k = len(samples)
         if result is not None and not k:
             return result

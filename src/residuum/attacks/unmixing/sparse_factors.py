@@ -46,7 +46,7 @@ DEPENDENT = 1e-4  # a column must have at least this distance from the span of t
 
 
 def count_operations(h: int, r: int) -> float:
-    """Return the number of multiplications of a round.
+    """Return the number of multiplications of one round of the search for sparse vectors.
 
     Args:
         h: Number of neurons.
@@ -94,7 +94,7 @@ def factor_gradient(
 
 
 def count_samples(s: Tensor, shape: tuple[int, ...] | torch.Size) -> tuple[int, float]:
-    """Count the singular values above rounding.
+    """Count the singular values of a gradient that are larger than rounding errors: the number of samples.
 
     Args:
         s: Singular values, largest first.
@@ -155,7 +155,7 @@ def find_sparse_vectors(U: Tensor, noise: float, rounds: int, seed: int) -> Tens
 
 
 def _reweighted_least_squares(U: Tensor, outer_products: Tensor, q: Tensor, zero: float) -> Tensor:
-    """Return vectors U q (starts, h) of length 1 with locally most zeros."""
+    """Find vectors with many zeros in the column space of U by minimizing sum_j log((U q)_j^2 + e^2)."""
     h, r = U.shape
     q = q / q.norm(dim=1, keepdim=True)
     for step in range(STEPS):
@@ -168,7 +168,7 @@ def _reweighted_least_squares(U: Tensor, outer_products: Tensor, q: Tensor, zero
 
 
 def _choose_independent(vectors: Tensor, zeros: Tensor, limit: int) -> Tensor:
-    """Return linearly independent vectors, those with the most zeros first."""
+    """Choose linearly independent vectors, starting with the vectors that have the most zeros."""
     chosen: list[Tensor] = []
     basis = vectors.new_zeros(0, vectors.shape[1])
     for i in zeros.argsort(descending=True, stable=True).tolist():
@@ -183,7 +183,7 @@ def _choose_independent(vectors: Tensor, zeros: Tensor, limit: int) -> Tensor:
 
 
 def _drop_repeats(vectors: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
-    """Return every vector once, with its number of zeros."""
+    """Return every different vector once, with its number of entries that are zero."""
     if not len(vectors):
         return vectors, zeros
     is_repeat = ((vectors @ vectors.T).abs() > SAME).tril(-1).any(1)
