@@ -179,8 +179,10 @@ class Case:
     @property
     def why_not_tested(self) -> str:
         """Why the model cannot receive the samples, "" if it can. Only stored records were searched then."""
-        notes = () if self.stored is None or self.network is not None else self.stored.notes
-        return next((note for note in notes if note.startswith(ONLY_STORED)), "")
+        notes_on_records = (
+            () if self.stored is None or self.network is not None else self.stored.notes
+        )
+        return next((note for note in notes_on_records if note.startswith(ONLY_STORED)), "")
 
     @property
     def why_no_attack(self) -> str:
@@ -391,9 +393,13 @@ def load_case(
         return None
     if content.network is None and content.predictor is None:
         train, held_out = fit_columns(train, held_out, content.input_count)
-    sources = _sources(release, content, model, data, holdout, base_file, (train, held_out))
+    paths_and_hashes = _sources(
+        release, content, model, data, holdout, base_file, (train, held_out)
+    )
     if (network := content.network) is None:
-        return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
+        return _case_without_network(
+            content, release, knowledge, train, held_out, paths_and_hashes, attempt
+        )
     stored_records = content.stored
     loaded_knowledge = attempt(
         # The update itself is attacked, so no base is subtracted from it.
@@ -423,7 +429,7 @@ def load_case(
         release,
         stored_records,
         full_inputs=full_inputs,
-        sources=sources,
+        sources=paths_and_hashes,
     )
     head = None if content.update is not None else extract_head(network, attacker_knowledge)
     if head is not None:
@@ -530,8 +536,8 @@ def _scale_ranges(knowledge: Knowledge, scaler: Wrapped, columns: int) -> Knowle
     if column_ranges is None:
         return knowledge
     scaled_ranges = scaler.scale(Dataset(column_ranges.double(), torch.zeros(2))).x
-    source = knowledge.provenance.get("column_ranges", "user")
-    provenance = {**knowledge.provenance, "column_ranges": source}
+    source_of_ranges = knowledge.provenance.get("column_ranges", "user")
+    provenance = {**knowledge.provenance, "column_ranges": source_of_ranges}
     provenance.pop("value_range", None)
     return knowledge.replace(column_ranges=scaled_ranges, value_range=None, provenance=provenance)
 

@@ -176,7 +176,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     skipped = schedule.skipped()
     attack_plans = schedule.plan(skipped) if has_no_obstacle else {}
     attack_outcomes = _rows_of(schedule, skipped, attack_plans)
-    fit = case.fit if has_no_obstacle else None
+    fit_to_samples = case.fit if has_no_obstacle else None
     reasons_against_leak, reasons_against_no_leak = (
         _conditions(case, request, attack_outcomes) if has_no_obstacle else ([], [])
     )
@@ -185,7 +185,11 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     ]
     return DryRun(
         tuple(obstacles.messages),
-        (*inconclusive_reasons, *case.audited.assumptions, *(fit.notes if fit else ())),
+        (
+            *inconclusive_reasons,
+            *case.audited.assumptions,
+            *(fit_to_samples.notes if fit_to_samples else ()),
+        ),
         (
             *describe_case(case),
             *list_attacks(attack_outcomes, PLANNED),

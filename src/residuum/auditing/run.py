@@ -326,9 +326,9 @@ def audit(
         stage_list = PREDICTOR_STAGES if case.network is None else STAGES
         stage_list = stage_list if case.tokens is None else TOKEN_STAGES
         finished_audit = run_stages(Audit(case, request, deadline, store, listener), stage_list)
-        result = assemble_result(finished_audit)
-        store.write(result, blur=blur)
-    return result
+        audit_result = assemble_result(finished_audit)
+        store.write(audit_result, blur=blur)
+    return audit_result
 
 
 def run_stages(audit: Audit, plan: tuple[Stage, ...]) -> Audit:

@@ -70,8 +70,8 @@ class StoredRecords:
     @property
     def values_per_record(self) -> int | None:
         """Number of values of a record in the first array of records, None if no array holds numbers."""
-        sizes = (a.records.shape[1] for a in self.arrays if a.records is not None)
-        return next(sizes, None)
+        record_sizes = (a.records.shape[1] for a in self.arrays if a.records is not None)
+        return next(record_sizes, None)
 
     @property
     def count(self) -> int:

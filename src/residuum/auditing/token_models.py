@@ -121,10 +121,10 @@ class TokenContent:
         """Why the audit cannot say whether the model's folder stores training texts."""
         if self.findings is None:
             return NOT_SEARCHED
-        count = len(self.findings)
-        if not count:
+        finding_count = len(self.findings)
+        if not finding_count:
             return f"{NOT_SEARCHED} A scan of the folder has no finding."
-        finding_text = f"{count} finding{'' if count == 1 else 's'}"
+        finding_text = f"{finding_count} finding{'' if finding_count == 1 else 's'}"
         return f"{NOT_SEARCHED} A scan of the folder has {finding_text}, listed as warnings."
 
 
@@ -140,8 +140,10 @@ def is_token_model(model: Any, data: Any = None) -> bool:
     """
     if find_transformers_folder(model) is not None:
         return True
-    x = data[0] if isinstance(data, tuple) and len(data) == 2 else getattr(data, "x", data)
-    shape = tuple(getattr(x, "shape", ()))
+    first_samples = (
+        data[0] if isinstance(data, tuple) and len(data) == 2 else getattr(data, "x", data)
+    )
+    shape = tuple(getattr(first_samples, "shape", ()))
     return takes_tokens(model, shape[1] if len(shape) == 2 else None)
 
 
@@ -225,8 +227,8 @@ def load_token_content(
 
 def _hash_folder(folder: Path) -> str:
     """Return a hash of the names and contents of all files in a folder. Links are not followed."""
-    files = list_folder(folder).files
-    return digest([[file.relative_to(folder).as_posix(), sha256(file)] for file in files])
+    all_files = list_folder(folder).files
+    return digest([[file.relative_to(folder).as_posix(), sha256(file)] for file in all_files])
 
 
 def _without_losses(text_model: TextModel) -> Predictor:
@@ -277,29 +279,29 @@ def add_adapter(module: nn.Module, adapter: str | Path) -> None:
     release = open_release(path / "adapter_model.safetensors" if path.is_dir() else path)
     state = module.state_dict()
     names = {WRAPPER_PREFIX.sub("", name): name for name in state}
-    pairs = find_adapter_pairs(release.content)
+    matrix_pairs = find_adapter_pairs(release.content)
     updates = {
         f"{WRAPPER_PREFIX.sub('', name)}.weight": compute_update(a, b, release.config)
-        for name, (a, b) in pairs.items()
+        for name, (a, b) in matrix_pairs.items()
     }
     whole_tensors = {
         _without_wrappers(name): block.tensor()
         for name, block in flatten_blocks(find_weights(release)).items()
         if ".lora_" not in name
     }
-    for name, values in {**updates, **whole_tensors}.items():
+    for name, update_values in {**updates, **whole_tensors}.items():
         target = None if name not in names else state[names[name]]
         # Conv1D of GPT-2 stores its weights as (inputs, outputs).
         if name in updates and release.config.get("fan_in_fan_out") is True:
-            values = values.T
-        if target is None or values.shape != target.shape:
+            update_values = update_values.T
+        if target is None or update_values.shape != target.shape:
             raise CheckpointError(
                 f"An adapter must fit its base network; the base network has no layer {name[:80]!r} of the "
-                f"shape {list(values.shape)}.",
+                f"shape {list(update_values.shape)}.",
                 "Pass the base that adapter_config.json names.",
             )
-        start = target.double() if name in updates else 0.0
-        target.copy_((start + values.double()).to(target))
+        weights_before = target.double() if name in updates else 0.0
+        target.copy_((weights_before + update_values.double()).to(target))
 
 
 def _without_wrappers(name: str) -> str:
@@ -435,8 +437,8 @@ def find_stored_texts(audit: Audit) -> Audit:
     sets, tokens = audit.case.sample_sets, audit.case.tokens
     assert sets is not None
     assert tokens is not None
-    row = search_folder(tokens.paths["checkpoint"], sets.train, sets.holdout)
-    return replace(audit, stored_records=row, are_texts_searched=bool(sets.train.texts))
+    search_outcome = search_folder(tokens.paths["checkpoint"], sets.train, sets.holdout)
+    return replace(audit, stored_records=search_outcome, are_texts_searched=bool(sets.train.texts))
 
 
 def skip_without_folder(audit: Audit) -> str:
@@ -500,11 +502,11 @@ def run_negative_controls(audit: Audit) -> Audit:
         or len(holdout) < MIN_HOLDOUT
     ):
         return replace(audit, negative_controls=Controls(repeats=sets.repeats, notes=sets.notes))
-    counts = count_tokens(train, holdout)
+    token_frequencies = count_tokens(train, holdout)
     rng = np.random.default_rng((audit.request.seed, 5))
     auc, energy = compare_distributions(
-        Dataset(counts[: len(train)], train.y),
-        Dataset(counts[len(train) :], holdout.y),
+        Dataset(token_frequencies[: len(train)], train.y),
+        Dataset(token_frequencies[len(train) :], holdout.y),
         rng,
         audit.deadline,
     )
@@ -540,8 +542,8 @@ def count_tokens(train: TokenDataset, holdout: TokenDataset) -> Tensor:
     """
     ids = torch.cat([train.x, holdout.x])
     tokens, positions = ids.clamp(min=0).unique(return_inverse=True)
-    counts = torch.zeros(len(ids), len(tokens), dtype=torch.float64)
-    counts.scatter_add_(1, positions, (ids >= 0).double())
-    frequent = counts.count_nonzero(0).argsort(descending=True, stable=True)[:MAX_FEATURES]
-    rows = counts[:, frequent].sqrt()
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)
+    token_counts = torch.zeros(len(ids), len(tokens), dtype=torch.float64)
+    token_counts.scatter_add_(1, positions, (ids >= 0).double())
+    frequent = token_counts.count_nonzero(0).argsort(descending=True, stable=True)[:MAX_FEATURES]
+    frequent_roots = token_counts[:, frequent].sqrt()
+    return frequent_roots / frequent_roots.norm(dim=1, keepdim=True).clamp(min=1.0)

@@ -157,5 +157,5 @@ def _show_files(result: Stripped) -> None:
         for line in lines:
             print_wrapped(line, "  ", "    ")
     if result.dropped:
-        rows = [(finding.kind, finding.what, finding.where) for finding in result.dropped]
-        print_table("removed", ("kind", "what", "where"), rows)
+        removed_rows = [(finding.kind, finding.what, finding.where) for finding in result.dropped]
+        print_table("removed", ("kind", "what", "where"), removed_rows)

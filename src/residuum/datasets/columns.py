@@ -183,22 +183,23 @@ def _check_missing(samples: Dataset, table: Table) -> None:
     if not bool(is_missing.any()):
         labels = samples.y
         if labels.is_floating_point() and not bool(labels.isfinite().all()):
-            rows = (~labels.isfinite()).nonzero().flatten().tolist()
+            rows_without_label = (~labels.isfinite()).nonzero().flatten().tolist()
             raise DataError(
                 f"Every sample needs a label; in the column {table.label!r} of the table {samples.name!r}, "
-                f"the label is missing in row {rows[0]} (counted from 0) and in {len(rows) - 1} other rows.",
+                f"the label is missing in row {rows_without_label[0]} (counted from 0) "
+                f"and in {len(rows_without_label) - 1} other rows.",
                 "Remove these rows.",
             )
         return
-    counts = is_missing.sum(0)
-    columns = [table.inputs[i] for i in counts.nonzero().flatten().tolist()]
+    missing_counts = is_missing.sum(0)
+    columns_with_missing = [table.inputs[i] for i in missing_counts.nonzero().flatten().tolist()]
     first_row = int(is_missing.any(1).nonzero()[0])
     raise DataError(
         f"A table must not have missing or infinite values; the table {samples.name!r} has "
-        f"{int(counts.sum())} such values in {_names(columns)}, the first in row {first_row} (counted from "
-        "0, without the header).",
+        f"{int(missing_counts.sum())} such values in {_names(columns_with_missing)}, the first in row "
+        f"{first_row} (counted from 0, without the header).",
         "Fill in these values as in the training, or remove their rows, or exclude the columns with "
-        f"{drop_options(columns)}.",
+        f"{drop_options(columns_with_missing)}.",
     )
 
 
@@ -224,12 +225,12 @@ def _find_label(columns: dict[str, Column], drop: Sequence[str]) -> str:
     remaining = [column for column in columns if column not in drop]
     if len(remaining) < 2:
         return ""
-    last = remaining[-1]
-    values = columns[last]
-    is_label = not _identifies_rows(last, values) and (
+    last_name = remaining[-1]
+    values = columns[last_name]
+    is_label = not _identifies_rows(last_name, values) and (
         isinstance(values, Tensor) or len(set(values)) < len(values)
     )
-    return last if is_label else ""
+    return last_name if is_label else ""
 
 
 def _identifies_rows(name: str, values: Column) -> bool:

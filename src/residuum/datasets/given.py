@@ -169,8 +169,10 @@ def hash_path(path: str | Path) -> str:
     source_path = Path(path).expanduser()
     if not source_path.is_dir():
         return sha256(source_path)
-    files = sorted(file for file in source_path.rglob("*") if file.is_file())
-    return digest([[file.relative_to(source_path).as_posix(), sha256(file)] for file in files])
+    inner_files = sorted(file for file in source_path.rglob("*") if file.is_file())
+    return digest(
+        [[file.relative_to(source_path).as_posix(), sha256(file)] for file in inner_files]
+    )
 
 
 def as_dataset(
@@ -275,15 +277,15 @@ def _read_items(samples: Any, name: str) -> Dataset:
         x, y = (*dataset.tensors, None)[:2]
         return _read_arrays(x, y, name)
     try:
-        items = [dataset[i] for i in range(len(dataset))]
+        samples_and_targets = [dataset[i] for i in range(len(dataset))]
     except (TypeError, KeyError, NotImplementedError, AttributeError):
         try:
-            items = list(dataset)
+            samples_and_targets = list(dataset)
         except TypeError as problem:
             raise DataError(*_explain_unknown(name, samples)) from problem
     samples_and_labels = [
         item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
-        for item in items
+        for item in samples_and_targets
     ]
     if not samples_and_labels:
         raise DataError(

@@ -88,10 +88,10 @@ def _texts_of_columns(columns: list[list[str]]) -> list[str]:
     """Return the entries of the columns that hold texts of records, not numbers or categories."""
     texts: list[str] = []
     for column in columns:
-        entries = [text for text in column if text.strip() and not _is_number(text)]
-        is_text = len(entries) * 2 > len(column)
-        if is_text and len(set(entries)) >= MIN_DISTINCT_SHARE * len(entries):
-            texts += entries
+        texts_of_column = [text for text in column if text.strip() and not _is_number(text)]
+        is_text = len(texts_of_column) * 2 > len(column)
+        if is_text and len(set(texts_of_column)) >= MIN_DISTINCT_SHARE * len(texts_of_column):
+            texts += texts_of_column
     return texts
 
 

@@ -124,18 +124,18 @@ def _columns_of_items(source: Any, name: str) -> dict[str, Any]:
     if items and isinstance(items[0], tuple | list) and len(items[0]) == 2:
         x, y = ([item[i] for item in items] for i in (0, 1))
         return {TEXT_COLUMNS[0] if isinstance(x[0], str) else IDS: x, "labels": y}
-    first = items[0] if items else ""
-    return {TEXT_COLUMNS[0] if isinstance(first, str) else IDS: items}
+    first_item = items[0] if items else ""
+    return {TEXT_COLUMNS[0] if isinstance(first_item, str) else IDS: items}
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     """Return the columns of a file of texts."""
     suffix = path.suffix.lower()
     if not path.is_file() or suffix not in SUFFIXES:
-        got = f"has the suffix {suffix!r}" if path.is_file() else "is no file"
+        defect = f"has the suffix {suffix!r}" if path.is_file() else "is no file"
         raise DataError(
             f"A file of texts must have one of the extensions {', '.join(SUFFIXES)}; the path "
-            f"{str(path)!r} {got}.",
+            f"{str(path)!r} {defect}.",
             "Save the texts as .csv with a text column and a label column.",
         )
     if suffix == ".npz":
@@ -192,8 +192,12 @@ def _from_columns(
         labels = labels.numpy(force=True) if isinstance(labels, Tensor) else np.asarray(labels)
         if labels.ndim == 1:  # the labels of language models are token ids, (n, length)
             y, classes = convert_labels(make_column(label_column, labels.tolist()))
-    cut = sum(len(row) > max_length for row in rows)
-    notes = (f"{cut} texts of {name!r} were cut after {max_length} tokens",) if cut else ()
+    shortened_count = sum(len(row) > max_length for row in rows)
+    notes = (
+        (f"{shortened_count} texts of {name!r} were cut after {max_length} tokens",)
+        if shortened_count
+        else ()
+    )
     return TokenDataset(x, y, name=name, classes=classes, notes=notes, texts=texts)
 
 

@@ -119,18 +119,20 @@ def read_images(folder: Path, paths: Iterable[Path]) -> Release:
     Returns:
         The release. The notes of the release count the images that cannot be decoded.
     """
-    files = list(paths)
-    notes = [f"only {MAX_GROUP} of {len(files)} images were read"] * (len(files) > MAX_GROUP)
+    image_files = list(paths)
+    notes = [f"only {MAX_GROUP} of {len(image_files)} images were read"] * (
+        len(image_files) > MAX_GROUP
+    )
     content: dict[str, Block] = {}
-    for path in files[:MAX_GROUP]:
+    for path in image_files[:MAX_GROUP]:
         try:
             content[path.name] = _read_image(path)
         except DAMAGED:
             continue
-    if damaged_count := len(files[:MAX_GROUP]) - len(content):
+    if damaged_count := len(image_files[:MAX_GROUP]) - len(content):
         notes.append(f"{damaged_count} images could not be decoded")
-    size = sum(path.lstat().st_size for path in files)
-    return Release(folder, IMAGES, content, size, notes=tuple(notes))
+    total_size = sum(path.lstat().st_size for path in image_files)
+    return Release(folder, IMAGES, content, total_size, notes=tuple(notes))
 
 
 # Tables
@@ -221,11 +223,15 @@ def _text(cell: Any) -> str:
     texts: list[str] = []
     values: list[Any] = [cell]
     while values:
-        value = values.pop()
-        if isinstance(value, str):
-            texts.append(value)
-        elif isinstance(value, dict | list):
-            values.extend(reversed([*(value.values() if isinstance(value, dict) else value)]))
+        nested_value = values.pop()
+        if isinstance(nested_value, str):
+            texts.append(nested_value)
+        elif isinstance(nested_value, dict | list):
+            values.extend(
+                reversed(
+                    [*(nested_value.values() if isinstance(nested_value, dict) else nested_value)]
+                )
+            )
     return "\n".join(texts)
 
 
@@ -239,15 +245,15 @@ def _make_table(
 ) -> Table:
     sampled_rows = [*itertools.islice(read_rows(), SAMPLED_ROWS)]
     width = min(max((len(row) for row in sampled_rows), default=0), MAX_COLUMNS)
-    names = [f"column {i + 1}" for i in range(width)]
+    column_names = [f"column {i + 1}" for i in range(width)]
     if columns is not None:
-        names = [name[:200] for name in columns[:MAX_COLUMNS]] + names[len(columns) :]
+        column_names = [name[:200] for name in columns[:MAX_COLUMNS]] + column_names[len(columns) :]
     number_columns = [
         i
-        for i in range(len(names))
+        for i in range(len(column_names))
         if _is_number_column([row[i] for row in sampled_rows if i < len(row)])
     ]
-    return Table(read_rows, names, number_columns, row_count)
+    return Table(read_rows, column_names, number_columns, row_count)
 
 
 def _read_table(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -272,15 +278,15 @@ def _read_table(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _read_lines(path: Path, notes: list[str] | None = None) -> Iterator[str]:
     """Yield the lines of a text file, up to a limit. Notes on what was not read are added to ``notes``."""
     notes = [] if notes is None else notes
-    limit, count, line_count = MAX_READ, 0, 0
+    line_limit, count, line_count = MAX_READ, 0, 0
     if path.name.lower().endswith(PACKED):
-        limit = min(limit, max(MIN_UNPACKED, MAX_UNPACKED_RATIO * path.stat().st_size))
+        line_limit = min(line_limit, max(MIN_UNPACKED, MAX_UNPACKED_RATIO * path.stat().st_size))
     try:
         with _open_text(path) as stream:
             while line := stream.readline(MAX_LINE):
                 count += len(line)
                 line_count += 1
-                if count > limit or line_count > MAX_LINES:
+                if count > line_limit or line_count > MAX_LINES:
                     notes.append(f"only the first {(count - len(line)) / 1e6:.0f} MB were read")
                     return
                 yield line
@@ -477,8 +483,8 @@ class _TextPieces:
 
 def _read_text(path: Path) -> tuple[dict[str, Any], list[str]]:
     notes: list[str] = []
-    pieces = _TextPieces(path, notes)
-    return {"text": Block((len(pieces),), "text", objects=pieces)}, notes
+    text_pieces = _TextPieces(path, notes)
+    return {"text": Block((len(text_pieces),), "text", objects=text_pieces)}, notes
 
 
 def _read_json_file(path: Path) -> tuple[Any, list[str]]:

@@ -202,20 +202,20 @@ def read_columns(model: InertObject) -> int:
     """
     # Versions of scikit-learn before 1.0 store the number of columns as ``n_features_``.
     attributes = model.attributes
-    columns = attributes.get("n_features_in_", attributes.get("n_features_"))
-    if type(columns) is not int or not 1 <= columns <= MAX_COLUMNS:
+    column_count = attributes.get("n_features_in_", attributes.get("n_features_"))
+    if type(column_count) is not int or not 1 <= column_count <= MAX_COLUMNS:
         raise CheckpointError(
             f"A forest of scikit-learn must store its number of input columns, at most {MAX_COLUMNS:,}, "
-            f"as n_features_in_; this forest has n_features_in_={columns!r:.60}.",
+            f"as n_features_in_; this forest has n_features_in_={column_count!r:.60}.",
             "Save the model again with scikit-learn 1.0 or later.",
         )
-    return columns
+    return column_count
 
 
 def read_names(model: InertObject) -> tuple[str, ...]:
     """Return the names of the columns of an estimator, or () if the file stores no names."""
-    value = model.attributes.get("feature_names_in_")
-    names = value.objects if isinstance(value, Block) else None
+    stored_names = model.attributes.get("feature_names_in_")
+    names = stored_names.objects if isinstance(stored_names, Block) else None
     return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
 

@@ -69,8 +69,8 @@ class Table:
         position = self._follow(field)
         if position is None:
             return np.zeros(0, dtype=kind)
-        count = _read(self.raw, "<I", position)
-        return np.frombuffer(self.raw, kind, count, position + 4)
+        entry_count = _read(self.raw, "<I", position)
+        return np.frombuffer(self.raw, kind, entry_count, position + 4)
 
     def tables(self, field: int) -> Iterator[Table]:
         """Yield the tables in a field that holds an array of tables."""

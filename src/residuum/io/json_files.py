@@ -38,13 +38,13 @@ def read_json(path: Path) -> Any:
                 "Check the path.",
             )
         with path.open("rb") as stream:
-            text = stream.read(MAX_JSON_BYTES + 1)
+            json_bytes = stream.read(MAX_JSON_BYTES + 1)
     except OSError as problem:
         raise CheckpointError(
             f"A JSON file must be readable; reading the file {path.name!r} failed ({problem.strerror}).",
             "Check the file.",
         ) from problem
-    return parse_json(text, path.name)
+    return parse_json(json_bytes, path.name)
 
 
 def parse_json(text: bytes, name: str) -> Any:

@@ -119,8 +119,8 @@ def read_parameters(text: str) -> dict[str, str]:
     Returns:
         The settings that are not empty.
     """
-    settings = text.partition("\nparameters:")[2].partition("\nend of parameters")[0]
-    return {name: value[:1000] for name, value in PARAMETER.findall(settings)}
+    settings_text = text.partition("\nparameters:")[2].partition("\nend of parameters")[0]
+    return {name: value[:1000] for name, value in PARAMETER.findall(settings_text)}
 
 
 def _read_properties(block: str) -> dict[str, str]:
@@ -201,9 +201,9 @@ def _read_ranges(infos: list[str], columns: int) -> tuple[Floats, Floats] | None
     """Return the smallest and the largest training value of each column, NaN for a column without them."""
     if len(infos) != columns:
         return None
-    matches = [RANGE.fullmatch(info) for info in infos]
+    range_matches = [RANGE.fullmatch(info) for info in infos]
     low, high = (
-        as_floats(["nan" if m is None else m[k] for m in matches], "feature_infos", LIBRARY)
+        as_floats(["nan" if m is None else m[k] for m in range_matches], "feature_infos", LIBRARY)
         for k in (1, 2)
     )
     if (low > high).any():

@@ -227,8 +227,8 @@ def _graph_columns(graph: Any) -> int:
     """Return the number of columns of the input of an ONNX graph, or 0 if the file does not state it."""
     if len(graph.input) != 1:
         return 0
-    shape = graph.input[0].type.tensor_type.shape
-    columns = shape.dim[-1].dim_value if len(shape.dim) == 2 else 0
+    input_shape = graph.input[0].type.tensor_type.shape
+    columns = input_shape.dim[-1].dim_value if len(input_shape.dim) == 2 else 0
     return int(columns) if 0 < columns <= MAX_COLUMNS else 0
 
 
@@ -237,16 +237,16 @@ def _following_operators(graph: Any, outputs: list[str]) -> set[str]:
     operators: set[str] = set()
     users: dict[str, list[Any]] = {}
     for node in graph.node:
-        for name in node.input:
-            users.setdefault(name, []).append(node)
+        for value_name in node.input:
+            users.setdefault(value_name, []).append(node)
     visited_names: set[str] = set()
     stack = list(outputs)
     while stack:
-        name = stack.pop()
-        if name in visited_names:
+        value_name = stack.pop()
+        if value_name in visited_names:
             continue
-        visited_names.add(name)
-        for node in users.get(name, ()):
+        visited_names.add(value_name)
+        for node in users.get(value_name, ()):
             operators.add(node.op_type)
             stack += node.output
     return operators
@@ -387,10 +387,10 @@ def _read_forest(node: Any, columns: int, producer: str) -> Forest:
 def _output_count(attributes: dict[str, Any], is_classifier: bool) -> int:
     """Return the number of targets of a regressor, or the number of classes of a classifier."""
     classes = int(attributes["class_ids"].max()) + 1 if is_classifier else 0
-    count = classes if is_classifier else attributes.get("n_targets", 1)
-    if not 1 <= count <= MAX_TARGETS:
+    output_count = classes if is_classifier else attributes.get("n_targets", 1)
+    if not 1 <= output_count <= MAX_TARGETS:
         raise ValueError("the number of targets or classes is out of range")
-    return count
+    return output_count
 
 
 def _read_table(attributes: dict[str, Any], prefix: str, output_count: int) -> NodeTable:

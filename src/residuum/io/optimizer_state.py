@@ -106,8 +106,8 @@ def remove_weight_decay(
     Returns:
         The mean gradient, or None if the optimizer stores no mean of gradients.
     """
-    options = (group.get(name) for name in ("weight_decay", "momentum", "dampening"))
-    decay, momentum, dampening = (v if isinstance(v, int | float) else 0.0 for v in options)
+    decay_options = (group.get(name) for name in ("weight_decay", "momentum", "dampening"))
+    decay, momentum, dampening = (v if isinstance(v, int | float) else 0.0 for v in decay_options)
     if (adam := state.get("exp_avg")) is not None:
         return adam - (0.0 if is_decoupled else decay) * weight
     if (buffer := state.get("momentum_buffer")) is not None:

@@ -258,10 +258,10 @@ def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
             f"{size} bytes would unpack to {total_bytes} bytes.",
             "Write the archive with torch.save.",
         )
-    matches = [MEMBER.fullmatch(member.filename) for member in members]
-    folders = {match["folder"] for match in matches if match}
+    name_matches = [MEMBER.fullmatch(member.filename) for member in members]
+    folders = {match["folder"] for match in name_matches if match}
     distinct_names = {member.filename.casefold() for member in members}
-    if None in matches or len(folders) != 1 or len(distinct_names) != len(members):
+    if None in name_matches or len(folders) != 1 or len(distinct_names) != len(members):
         raise UnsafeFileError(
             "A torch archive must contain one folder, with different file names of letters, digits, '.', "
             "'_' and '-'; this archive has duplicate names or names with other characters.",
@@ -296,10 +296,10 @@ def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> byte
             f"this archive it has {member.file_size} bytes.",
             "Write the archive with torch.save.",
         )
-    raw = read_range(path, _find_start(path, member), member.file_size)
-    if zlib.crc32(raw) != member.CRC:
+    member_bytes = read_range(path, _find_start(path, member), member.file_size)
+    if zlib.crc32(member_bytes) != member.CRC:
         raise CheckpointError(CHECKSUM.format(member.filename[:80]), KEEP_CHECKSUMS)
-    return raw
+    return member_bytes
 
 
 def _find_start(path: Path, member: zipfile.ZipInfo) -> int:

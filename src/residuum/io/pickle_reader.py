@@ -274,16 +274,18 @@ class PickleReader:
     def _resolve_global(self, module: str, attribute: str) -> GlobalName:
         """Return a description of a class or function, and record unsafe and foreign names."""
         module = modernize_module(module)
-        name = f"{module}.{attribute}"
-        if not module or not attribute or len(name) > 300:
+        full_name = f"{module}.{attribute}"
+        if not module or not attribute or len(full_name) > 300:
             raise ValueError("the name of a class or function must have 1 to 300 characters")
-        if (global_name := self._globals.get(name)) is None:
+        if (global_name := self._globals.get(full_name)) is None:
             self.charge(0, 2 * NAME_BYTES)
-            global_name = self._globals[name] = GlobalName(name, classify_name(module, attribute))
+            global_name = self._globals[full_name] = GlobalName(
+                full_name, classify_name(module, attribute)
+            )
             if global_name.kind == UNLISTED:
-                self.unsafe[f"use {name}"] = None
+                self.unsafe[f"use {full_name}"] = None
             elif global_name.kind == FOREIGN:
-                self.foreign[name] = None
+                self.foreign[full_name] = None
         return global_name
 
     def _flag(self, action: str) -> None:
@@ -482,8 +484,12 @@ class PickleReader:
             def read_numbers() -> Tensor:
                 if not view.storage.numel:
                     return torch.zeros(view.size, dtype=dtype)
-                raw = read_bytes(view.storage)
-                buffer = raw if isinstance(raw, bytearray) else bytearray(raw)
+                storage_bytes = read_bytes(view.storage)
+                buffer = (
+                    storage_bytes
+                    if isinstance(storage_bytes, bytearray)
+                    else bytearray(storage_bytes)
+                )
                 numbers = torch.frombuffer(buffer, dtype=dtype)
                 return numbers.as_strided(view.size, view.stride, view.offset).clone()
 
@@ -502,8 +508,12 @@ class PickleReader:
 
         def read_part(first: int, last: int) -> Tensor:
             first_byte = (view.offset + first) * dtype.itemsize
-            raw = read_bytes(view.storage, first_byte, (last - first) * dtype.itemsize)
-            return torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(0, dtype=dtype)
+            part_bytes = read_bytes(view.storage, first_byte, (last - first) * dtype.itemsize)
+            return (
+                torch.frombuffer(part_bytes, dtype=dtype)
+                if part_bytes
+                else torch.zeros(0, dtype=dtype)
+            )
 
         return NumberReader(stored_size, read_part)
 
@@ -585,8 +595,8 @@ class PickleReader:
             raise ValueError("an array of joblib needs a plain dtype")
         if not all(map(is_size, expect_type(shape, tuple))):
             raise ValueError("an array has a negative size")
-        raw = stream.read(math.prod(shape) * kind.itemsize)  # type: ignore[arg-type]
-        return read_array(raw, kind, shape, attributes.get("order") == "F")
+        array_bytes = stream.read(math.prod(shape) * kind.itemsize)  # type: ignore[arg-type]
+        return read_array(array_bytes, kind, shape, attributes.get("order") == "F")
 
     def _append_items(self, items: list[Any]) -> None:
         # A list entry takes 8 bytes, and Python allocates an eighth more entries than a list has.
@@ -648,12 +658,12 @@ def _read_text(stream: BinaryIO, width: int) -> str:
     """Return a text of the stream. Raise an error for a long text with characters outside of Latin-1."""
     # If one character of a text is outside of Latin-1, Python stores every character in two or four bytes.
     byte_count = int.from_bytes(stream.read(width), "little")
-    raw = stream.read(byte_count)
-    if len(raw) < byte_count:
+    text_bytes = stream.read(byte_count)
+    if len(text_bytes) < byte_count:
         raise ValueError("the pickle ends within a text")
-    if len(raw) > MAX_WIDE_TEXT and NON_LATIN.search(raw):
+    if len(text_bytes) > MAX_WIDE_TEXT and NON_LATIN.search(text_bytes):
         raise ValueError(f"a text of more than {MAX_WIDE_TEXT} bytes must be Latin-1")
-    return str(raw, "utf-8", "surrogatepass")
+    return str(text_bytes, "utf-8", "surrogatepass")
 
 
 def _read_pairs(pairs: Any = (), *_: Any) -> dict[Any, Any]:

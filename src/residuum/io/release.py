@@ -217,19 +217,19 @@ def pickle_in_memory(model: Any) -> Release:
     """
     name = type(model).__name__
     try:
-        data = pickle.dumps(model)
+        pickle_bytes = pickle.dumps(model)
     except Exception as problem:
         raise CheckpointError(
             "A model in memory must support pickle, because residuum searches what a pickle of the model "
             f"would store; pickling the {name} raised {type(problem).__name__}.",
             "Save the model to a file and audit the file.",
         ) from problem
-    stream: Any = io.BufferedReader(io.BytesIO(data))
+    stream: Any = io.BufferedReader(io.BytesIO(pickle_bytes))
     release = _release_from_pickle(
-        Path(name), len(data), read_pickle(Path(name), stream, len(data))
+        Path(name), len(pickle_bytes), read_pickle(Path(name), stream, len(pickle_bytes))
     )
     # The cached property ``sha256`` would read the file, which does not exist for a model in memory.
-    vars(release)["sha256"] = hashlib.sha256(data).hexdigest()
+    vars(release)["sha256"] = hashlib.sha256(pickle_bytes).hexdigest()
     return release
 
 
@@ -320,11 +320,11 @@ def _release_from_pickle(path: Path, size: int, pickled: PickleContent) -> Relea
 
 def _read_adapter_config(path: Path) -> dict[str, Any]:
     """Return the content of adapter_config.json in the folder of a file, or {} if it does not exist."""
-    file = path.parent / ADAPTER_CONFIG
-    if not file.is_file() or file.stat().st_size > MAX_CONFIG:
+    config_file = path.parent / ADAPTER_CONFIG
+    if not config_file.is_file() or config_file.stat().st_size > MAX_CONFIG:
         return {}
     try:
-        config = json.loads(file.read_text("utf-8"))
+        config = json.loads(config_file.read_text("utf-8"))
     except (ValueError, RecursionError, OSError):
         return {}
     return config if isinstance(config, dict) else {}

@@ -98,25 +98,29 @@ def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
             "Run residuum scan FILE to see the places in the file.",
         )
     # Averaged weights are often stored with their settings, as in {"module": {...}, "decay": 0.99}.
-    inner = [*weights.values()]
-    return inner[0] if len(inner) == 1 and isinstance(inner[0], dict) else weights
+    inner_values = [*weights.values()]
+    return (
+        inner_values[0] if len(inner_values) == 1 and isinstance(inner_values[0], dict) else weights
+    )
 
 
 def _refuse_without_weights(release: Release) -> NoReturn:
     """Raise an error that says what a file without weights holds instead, such as optimizer state."""
-    places = [place for place in walk(release.content) if isinstance(place.value, Block)]
-    averages = [place for place in places if place.section == "average"]
+    array_places = [place for place in walk(release.content) if isinstance(place.value, Block)]
+    averages = [place for place in array_places if place.section == "average"]
     file, remedy = repr(release.path.name), DELETE
     if averages:
-        names = averages[0].path.split(".")
-        end = next(i for i, name in enumerate(names) if AVERAGES.match(name)) + 1
+        path_names = averages[0].path.split(".")
+        end_of_average = next(i for i, name in enumerate(path_names) if AVERAGES.match(name)) + 1
         holds = "only averaged copies of the weights"
-        remedy = f"To write the averaged weights, add --weights {'.'.join(names[:end])}."
-    elif any(place.section == "state" for place in places):
+        remedy = (
+            f"To write the averaged weights, add --weights {'.'.join(path_names[:end_of_average])}."
+        )
+    elif any(place.section == "state" for place in array_places):
         holds = "only optimizer state"
-    elif any(GENERATOR_STATES.match(place.name) for place in places):
+    elif any(GENERATOR_STATES.match(place.name) for place in array_places):
         holds = "only states of random generators"
-    elif places:
+    elif array_places:
         holds = "arrays but no state dict"
         remedy = "Pass the file of the network."
     else:

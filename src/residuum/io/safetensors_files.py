@@ -65,16 +65,20 @@ def read_safetensors(
         begin, end = entry["data_offsets"]
 
         def read() -> Tensor:
-            raw = read_range(path, start + begin, end - begin)
-            if not raw:
+            tensor_bytes = read_range(path, start + begin, end - begin)
+            if not tensor_bytes:
                 return torch.zeros(shape, dtype=dtype)
-            return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+            return torch.frombuffer(tensor_bytes, dtype=dtype).reshape(shape)
 
         def read_part(first: int, last: int) -> Tensor:
-            raw = read_range(
+            tensor_bytes = read_range(
                 path, start + begin + first * dtype.itemsize, (last - first) * dtype.itemsize
             )
-            return torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(0, dtype=dtype)
+            return (
+                torch.frombuffer(tensor_bytes, dtype=dtype)
+                if tensor_bytes
+                else torch.zeros(0, dtype=dtype)
+            )
 
         part_reader = NumberReader(shape, read_part)
         return Block(shape, str(dtype).removeprefix("torch."), read, part_reader=part_reader)

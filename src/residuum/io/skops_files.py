@@ -183,15 +183,15 @@ class SkopsReader:
         """Return the full name of a class or function, and record it if it is unsafe or foreign."""
         if not isinstance(module, str) or not isinstance(attribute, str):
             raise ValueError("a node must name its class")
-        name = f"{module}.{attribute}"
-        if len(name) > MAX_NAME:
+        full_name = f"{module}.{attribute}"
+        if len(full_name) > MAX_NAME:
             raise ValueError("the name of a class is too long")
         match classify_name(module, attribute):
             case kind if kind == UNLISTED:
-                self.unsafe[f"use {name}"] = None
+                self.unsafe[f"use {full_name}"] = None
             case kind if kind == FOREIGN:
-                self.foreign[name] = None
-        return name
+                self.foreign[full_name] = None
+        return full_name
 
     def _read_array(self, node: dict[str, Any], name: str, depth: int) -> Any:
         """Return the array of a node. For an array without dimensions, return its number."""
@@ -205,23 +205,23 @@ class SkopsReader:
             if math.prod(shape) != len(flat_entries):
                 raise ValueError("the shape of an array must fit its entries")
             return Block(tuple(shape), "object", objects=flat_entries)
-        file = node["file"]
-        if file not in self._arrays:
-            self._arrays[file] = self._read_member(file)
-        block = self._arrays[file]
+        member_name = node["file"]
+        if member_name not in self._arrays:
+            self._arrays[member_name] = self._read_member(member_name)
+        block = self._arrays[member_name]
         if name != "numpy.ndarray" and not block.shape and block.read is not None:
             return block.tensor().item()
         return block
 
     def _read_member(self, file: str) -> Block:
-        raw = self._archive.read(self._members[file])
-        stream = io.BytesIO(raw)
+        member_bytes = self._archive.read(self._members[file])
+        stream = io.BytesIO(member_bytes)
         is_version_1 = npy.read_magic(stream) == (1, 0)
         read_header = npy.read_array_header_1_0 if is_version_1 else npy.read_array_header_2_0
         shape, is_fortran, dtype = read_header(stream, max_header_size=MAX_HEADER)
         if dtype.hasobject or not 0 < dtype.itemsize <= MAX_ITEM_BYTES:
             raise ValueError("an array must consist of numbers or texts")
-        content = raw[stream.tell() :]
+        content = member_bytes[stream.tell() :]
         byte_order = ">" if dtype.byteorder == ">" else "<"
         dtype_code = f"V{dtype.itemsize}" if dtype.kind == "V" else np.dtype(dtype).str[1:]
         return read_array(content, NumpyDtype(dtype_code, byte_order), tuple(shape), is_fortran)

@@ -126,7 +126,7 @@ def clean_state(
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     conversion = f"weights converted to {dtype}".replace("torch.", "")
     converted_dtypes = sorted(str(kind).removeprefix("torch.") for kind in dtypes - {dtype})
-    notes = [f"{kind} {conversion}" for kind in converted_dtypes]
+    conversion_notes = [f"{kind} {conversion}" for kind in converted_dtypes]
     total_bytes = sum(tensor.numel() * dtype.itemsize for tensor in tensor_descriptions.values())
     if size is not None and total_bytes > MAX_SHARING * size:
         raise UnsafeFileError(
@@ -142,7 +142,7 @@ def clean_state(
                 f"Weights must be finite; the tensor {name!r} has NaN or infinite entries.",
                 "Use an earlier checkpoint, because the training diverged or the file is damaged.",
             )
-    return tensors, {clean: name for name, clean in clean_names.items()}, notes
+    return tensors, {clean: name for name, clean in clean_names.items()}, conversion_notes
 
 
 def _describe_tensor(value: Tensor | Block) -> Tensor:

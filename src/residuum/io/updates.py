@@ -218,11 +218,14 @@ def compare_with_base(theta: Mapping[str, Tensor], base: Mapping[str, Tensor]) -
     Returns:
         The sentence without a period, "" if the tensors may be weights that were trained from the base.
     """
-    names = [n for n in base if n in theta and base[n].ndim > 1 and base[n].shape == theta[n].shape]
-    if not names:
+    common_names = [
+        n for n in base if n in theta and base[n].ndim > 1 and base[n].shape == theta[n].shape
+    ]
+    if not common_names:
         return ""
     values, base_values = (
-        torch.cat([tensors[n].double().flatten() for n in names]) for tensors in (theta, base)
+        torch.cat([tensors[n].double().flatten() for n in common_names])
+        for tensors in (theta, base)
     )
     norms = values.norm(), base_values.norm().clamp(min=1e-300)
     if not norms[0] > 0:
@@ -260,12 +263,12 @@ def _find_low_rank(layers: list[tuple[Tensor, Tensor | None]]) -> str:
     """
     for weight, bias in layers:
         h, d = weight.shape
-        full = min(h, d)
-        if bias is None or not bool(bias.any()) or full < 4 or weight.numel() > MAX_MEASURED:
+        full_rank = min(h, d)
+        if bias is None or not bool(bias.any()) or full_rank < 4 or weight.numel() > MAX_MEASURED:
             continue
         with_bias = torch.cat([weight, bias[:, None]], 1)
         ranks = [_sharp_rank(matrix, d) for matrix in (weight, with_bias)]
-        if 0 < ranks[1] <= MAX_RANK_SHARE * full and ranks[0] == ranks[1]:
+        if 0 < ranks[1] <= MAX_RANK_SHARE * full_rank and ranks[0] == ranks[1]:
             return (
                 f"a layer of {h} x {d} values has rank {ranks[1]} together with its bias, as a sum of "
                 f"gradients at {ranks[1]} samples has"
@@ -282,11 +285,16 @@ def _sharp_rank(matrix: Tensor, d: int) -> int:
     matrix = matrix[matrix.abs().amax(1) > 0][:, matrix.abs().amax(0) > 0]
     if min(matrix.shape) < 4:
         return 0
-    s = torch.linalg.svdvals(matrix)
-    s = s.clamp(min=float(1e-9 * s[0]))
-    ratios = s[:-1] / s[1:]
-    r = int(ratios.argmax()) + 1
-    return r if float(ratios[r - 1]) > RANK_DROP and float(s[r]) < 1e-5 * float(s[0]) else 0
+    singular_values = torch.linalg.svdvals(matrix)
+    singular_values = singular_values.clamp(min=float(1e-9 * singular_values[0]))
+    ratios = singular_values[:-1] / singular_values[1:]
+    rank = int(ratios.argmax()) + 1
+    return (
+        rank
+        if float(ratios[rank - 1]) > RANK_DROP
+        and float(singular_values[rank]) < 1e-5 * float(singular_values[0])
+        else 0
+    )
 
 
 def _adds_up_to_zero(weight: Tensor, bias: Tensor | None) -> bool:
@@ -316,17 +324,17 @@ def _choose_kind(source: Any, tensors: Mapping[str, Tensor]) -> str:
         "gradient" or "difference".
     """
     if isinstance(source, Release):
-        names = [source.path.stem, *_block_names(source)]
-        if any(GRADIENT_WORDS.search(name) for name in names):
+        names_in_file = [source.path.stem, *_block_names(source)]
+        if any(GRADIENT_WORDS.search(name) for name in names_in_file):
             return GRADIENT
-        if any(UPDATE_WORDS.search(name) for name in names):
+        if any(UPDATE_WORDS.search(name) for name in names_in_file):
             return DIFFERENCE
     matrices = [t for t in tensors.values() if t.ndim == 2 and len(t) >= MIN_CLASSES]
     if matrices:
-        rows = matrices[-1].double()
+        last_layer_rows = matrices[-1].double()
         # Sums in float64 are rounded, so that the comparison is not exact.
-        is_one_sign = rows.sum(1).abs() >= (1 - 1e-9) * rows.abs().sum(1)
-        signs = rows[is_one_sign].sum(1).sign().sum()
+        is_one_sign = last_layer_rows.sum(1).abs() >= (1 - 1e-9) * last_layer_rows.abs().sum(1)
+        signs = last_layer_rows[is_one_sign].sum(1).sign().sum()
         if float(signs) != 0:
             return GRADIENT if float(signs) > 0 else DIFFERENCE
     vectors = [t for t in tensors.values() if t.ndim == 1 and len(t) >= MIN_CLASSES]

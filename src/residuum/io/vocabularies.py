@@ -193,8 +193,8 @@ def _collect_texts(content: dict[str, Any]) -> Iterator[Any]:
 
 
 def _is_byte_level(content: dict[str, Any]) -> bool:
-    settings = (content.get("decoder"), content.get("pre_tokenizer"))
-    return any("ByteLevel" in str(setting)[:2000] for setting in settings)
+    decoder_and_pre_tokenizer = (content.get("decoder"), content.get("pre_tokenizer"))
+    return any("ByteLevel" in str(setting)[:2000] for setting in decoder_and_pre_tokenizer)
 
 
 def _clean(entries: Iterable[tuple[Any, Any]], *, is_byte_level: bool = False) -> dict[int, str]:
@@ -203,10 +203,10 @@ def _clean(entries: Iterable[tuple[Any, Any]], *, is_byte_level: bool = False) -
     for i, token in entries:
         if type(i) is not int or not isinstance(token, str) or not 0 <= i < MAX_TOKENS:
             continue
-        text = token[:MAX_TOKEN_LENGTH]
+        readable_token = token[:MAX_TOKEN_LENGTH]
         if is_byte_level:
-            text = decode_bytes(text)
-        tokens[i] = text.replace("▁", " ").strip() or token[:MAX_TOKEN_LENGTH]
+            readable_token = decode_bytes(readable_token)
+        tokens[i] = readable_token.replace("▁", " ").strip() or token[:MAX_TOKEN_LENGTH]
     return tokens
 
 
@@ -262,13 +262,13 @@ def _read_fields(raw: bytes) -> Iterator[tuple[int, bytes | int]]:
             value, position = _read_varint(raw, position)
             yield number, value
             continue
-        size = {1: 8, 5: 4}.get(wire_type)
+        byte_count = {1: 8, 5: 4}.get(wire_type)
         if wire_type == 2:
-            size, position = _read_varint(raw, position)
-        if size is None or position + size > len(raw):
+            byte_count, position = _read_varint(raw, position)
+        if byte_count is None or position + byte_count > len(raw):
             raise ValueError("the message ends too early")
-        yield number, raw[position : position + size]
-        position += size
+        yield number, raw[position : position + byte_count]
+        position += byte_count
 
 
 def _read_varint(raw: bytes, position: int) -> tuple[int, int]:

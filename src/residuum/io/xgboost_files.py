@@ -120,9 +120,11 @@ def read_xgboost(raw: bytes | bytearray) -> Forest:
 
 def _read_learner(learner: Any, config: Any) -> Forest:
     booster = get_member(learner, "gradient_booster", library=LIBRARY)
-    kind = booster.get("name") if isinstance(booster, dict) else None
-    if kind in ("dart", "gblinear"):
-        raise CheckpointError(*describe_unsupported(LIBRARY, f"a booster of the kind {kind}"))
+    booster_kind = booster.get("name") if isinstance(booster, dict) else None
+    if booster_kind in ("dart", "gblinear"):
+        raise CheckpointError(
+            *describe_unsupported(LIBRARY, f"a booster of the kind {booster_kind}")
+        )
     model = get_member(booster, "model", library=LIBRARY)
     model_parameters = get_member(learner, "learner_model_param", library=LIBRARY)
     model_sizes = {

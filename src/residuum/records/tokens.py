@@ -53,9 +53,9 @@ def pack_tokens(rows: list[list[int]], name: str, remedy: str) -> Tensor:
     """
     empty_rows = [i for i, row in enumerate(rows) if not row]
     if not rows or empty_rows:
-        got = f"row {empty_rows[0]} has none" if rows else "there is no text"
+        defect = f"row {empty_rows[0]} has none" if rows else "there is no text"
         raise DataError(
-            f"Every text must have at least one token; the texts {name!r} do not: {got}.", remedy
+            f"Every text must have at least one token; the texts {name!r} do not: {defect}.", remedy
         )
     if min(min(row) for row in rows) < 0:
         raise DataError(

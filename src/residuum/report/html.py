@@ -300,10 +300,10 @@ def render_comparison(
     Returns:
         One HTML file that needs no network.
     """
-    names = ("Before", comparison.before), ("After", comparison.after)
+    titles_and_audits = ("Before", comparison.before), ("After", comparison.after)
     titles_names_and_cards = [
         (title, name, [] if redact else cards_of(items_of(result)[:MAX_BEST], result.shape))
-        for (title, name), result in zip(names, results, strict=True)
+        for (title, name), result in zip(titles_and_audits, results, strict=True)
     ]
     return render_page(
         "comparison.html",
@@ -873,15 +873,17 @@ def _embedding_row(
     matches = evidence.embeddings
     if matches is None:
         return None
-    value = float(matches.cosine[position])
+    reconstruction_cosine = float(matches.cosine[position])
     holdout_value = _finite(float(matches.holdout_cosine[position]))
     text = matches.texts[position] if matches.texts else ""
     holdout_text = matches.holdout_texts[position] if matches.holdout_texts else ""
     if reconstruction is not None:
         flat_reconstruction = reconstruction.reshape(1, -1).double()
-        value = float(cosine(flat_reconstruction, evidence.x[position].reshape(1, -1).double()))
+        reconstruction_cosine = float(
+            cosine(flat_reconstruction, evidence.x[position].reshape(1, -1).double())
+        )
         holdout_value, holdout_text = None, ""
-    return EmbeddingRow(value, holdout_value, matches.chance, text, holdout_text)
+    return EmbeddingRow(reconstruction_cosine, holdout_value, matches.chance, text, holdout_text)
 
 
 def _format_cell(value: float) -> str:
@@ -891,7 +893,7 @@ def _format_cell(value: float) -> str:
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
     """Yield a report item for each selected candidate (likely training sample), highest confidence first."""
-    items = [
+    ranked_items = [
         Item(
             number=number,
             reconstruction=add_mean(selection.x[i].double(), reconstruction.knowledge.mean).numpy(),
@@ -902,7 +904,7 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
         )
         for number, (reconstruction, selection, i) in enumerate(result.ranked[:MAX_CANDIDATES])
     ]
-    yield from sorted(items, key=lambda item: -(item.confidence or 0.0))
+    yield from sorted(ranked_items, key=lambda item: -(item.confidence or 0.0))
 
 
 def _describe_nearest_selected(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
@@ -1009,8 +1011,8 @@ def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Pictur
         ]
     if item.ambiguity is not None:
         free_share = np.clip(_shaped(item.ambiguity, shape), 0, 1)
-        alt = f"Pixels that other training sets may change, {what}"
-        pictures.append(Picture("left free", alt, *drawing.draw_freedom(free_share)))
+        alternative_text = f"Pixels that other training sets may change, {what}"
+        pictures.append(Picture("left free", alternative_text, *drawing.draw_freedom(free_share)))
     return tuple(pictures)
 
 

@@ -359,8 +359,8 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
     """
     outputs = evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
     task = choose_task(network.task, outputs.shape[1])
-    y = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
-    score = -margins_and_losses(outputs, y, task)[1].numpy()
+    normalized_labels = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
+    score = -margins_and_losses(outputs, normalized_labels, task)[1].numpy()
     return separate_by_scores(score, np.arange(len(score)) < len(train))
 
 

@@ -179,21 +179,21 @@ def _find_touched_rows(
         touched_rows = find_touched_rows(table, other.tensor())
         rows = touched_rows.rows
         if touched_rows.rule == NONE:
-            what = f"every row of {name[:60]} changed"
-            yield Finding(TOUCHED, "low", what, where, touched_rows.sentence, NOTHING)
+            finding_title = f"every row of {name[:60]} changed"
+            yield Finding(TOUCHED, "low", finding_title, where, touched_rows.sentence, NOTHING)
         elif rows:
             is_named = vocabulary is not None and vocabulary.fits(len(table))
             is_named = is_named and not POSITIONS.search(name)
             words = vocabulary.words(rows) if vocabulary is not None and is_named else ()
-            entries = words or tuple(map(str, rows))
-            examples = list_examples(entries, MAX_LISTED)
-            what = f"rows of {name[:60]} that training changed"
+            row_examples = words or tuple(map(str, rows))
+            examples = list_examples(row_examples, MAX_LISTED)
+            finding_title = f"rows of {name[:60]} that training changed"
             reason = f"{touched_rows.sentence}: tokens, users or items {examples} were in the training data"
             if words:
                 reason = f"{touched_rows.sentence}. Words seen in training: {examples}"
             remedy = "Freeze the table, or train it with differential privacy."
             yield Finding(
-                *(TOUCHED, "high", what, where, printable(reason), remedy),
+                *(TOUCHED, "high", finding_title, where, printable(reason), remedy),
                 count=len(rows),
                 rows=rows,
                 words=tuple(map(printable, words)),
@@ -241,9 +241,9 @@ def _measure_change(w: Tensor, w0: Tensor) -> float:
     if w.dtype == w0.dtype and torch.equal(w, w0):
         return 0.0
     # A part of the entries is converted at a time, because a table of words can have a gigabyte.
-    pairs = zip(w.flatten().split(CHUNK), w0.flatten().split(CHUNK), strict=True)
+    chunk_pairs = zip(w.flatten().split(CHUNK), w0.flatten().split(CHUNK), strict=True)
     change_square = base_square = 0.0
-    for w_chunk, w0_chunk in pairs:
+    for w_chunk, w0_chunk in chunk_pairs:
         base_chunk = w0_chunk.double()
         base_square += float(base_chunk.square().sum())
         change_square += float((w_chunk.double() - base_chunk).square().sum())
@@ -386,9 +386,9 @@ def _is_unequal(table: Tensor, base: Tensor) -> Tensor:
     """Return for each row of a table whether it changed, in the less precise dtype of the two tables."""
     less_precise_dtype = max(table.dtype, base.dtype, key=lambda kind: torch.finfo(kind).eps)
     rows_at_once = max(1, CHUNK // max(table.shape[1], 1))
-    pairs = zip(table.split(rows_at_once), base.split(rows_at_once), strict=True)
+    chunk_pairs = zip(table.split(rows_at_once), base.split(rows_at_once), strict=True)
     return torch.cat(
-        [(t.to(less_precise_dtype) != t0.to(less_precise_dtype)).any(1) for t, t0 in pairs]
+        [(t.to(less_precise_dtype) != t0.to(less_precise_dtype)).any(1) for t, t0 in chunk_pairs]
     )
 
 
@@ -443,13 +443,18 @@ def _is_off_curve(w: Tensor, w0: Tensor) -> Tensor | None:
         bin_entries = sorted_entries[: len(sorted_entries) // BIN * BIN].reshape(-1, BIN)
         if len(bin_entries) < 2:
             return None
-        knots, values = x[bin_entries].mean(1), y[bin_entries].median(1).values
-        values = _shift_to_mean(x[bin_entries], values)
+        knots, curve_values = x[bin_entries].mean(1), y[bin_entries].median(1).values
+        curve_values = _shift_to_mean(x[bin_entries], curve_values)
         spread = (
-            (y[bin_entries] - _interpolate(x[bin_entries], knots, values)).abs().median(1).values
+            (y[bin_entries] - _interpolate(x[bin_entries], knots, curve_values))
+            .abs()
+            .median(1)
+            .values
         )
         typical_deviation = _interpolate(x, knots, spread).clamp(min=1e-12)
-        deviation = ((y - _interpolate(x, knots, values)).abs() / typical_deviation).reshape(V, d)
+        deviation = ((y - _interpolate(x, knots, curve_values)).abs() / typical_deviation).reshape(
+            V, d
+        )
         upper_quartile = deviation.quantile(0.75, dim=1)
         is_near_curve = upper_quartile <= upper_quartile.median()
     typical_change = (y - x).abs().median()

@@ -58,14 +58,14 @@ def find_single_records(place: Place, survey: Survey) -> Iterator[StoredArray]:
     if not isinstance(centers, Block) or len(centers.shape) != 2:
         return
     try:
-        rows = find_singles(model.attributes)
+        single_record_rows = find_singles(model.attributes)
     except (CheckpointError, RuntimeError, ValueError, IndexError):  # the attributes are damaged
         return
-    rows = rows[rows < centers.shape[0]]
-    if not len(rows):
+    single_record_rows = single_record_rows[single_record_rows < centers.shape[0]]
+    if not len(single_record_rows):
         return
     is_certain = model.class_name not in NEAR_MEANS
-    what = f"single records as centers in {model.class_name}.{name}"
+    finding_title = f"single records as centers in {model.class_name}.{name}"
     reason = (
         "each of these clusters or classes has one training record, and its center is this record"
         if is_certain
@@ -74,13 +74,13 @@ def find_single_records(place: Place, survey: Survey) -> Iterator[StoredArray]:
     finding = Finding(
         STORED,
         "high" if is_certain else "medium",
-        what,
+        finding_title,
         join_path(place.path, name),
         reason,
         REMEDY,
-        count=len(rows),
+        count=len(single_record_rows),
     )
-    yield StoredArray(finding, _select_rows(centers, rows), is_certain)
+    yield StoredArray(finding, _select_rows(centers, single_record_rows), is_certain)
 
 
 def _select_rows(block: Block, rows: Tensor) -> Block:

@@ -308,7 +308,7 @@ class ContentSearch:
 
     def _describe_values(self, place: ValuePlace) -> Finding:
         found_count = sum(match.found_count for match in place.columns)
-        total = sum(len(match.column.values) for match in place.columns)
+        value_count = sum(len(match.column.values) for match in place.columns)
         by_chance = sum(match.by_chance for match in place.columns)
         names = [match.column.name for match in place.columns]
         listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -320,10 +320,12 @@ class ContentSearch:
             f"the array holds single values of the given samples{f' {form}' if form else ''}, "
             f"{by_chance:.2g} expected by chance"
         )
-        severity = "high" if found_count >= NEARLY_ALL * total else "medium"
-        what = f"{found_count} of {total} values of {columns_text}"
+        severity = "high" if found_count >= NEARLY_ALL * value_count else "medium"
+        finding_title = f"{found_count} of {value_count} values of {columns_text}"
         where, remedy = printable(place.where), REMOVE_VALUES
-        return Finding(STORED, severity, printable(what), where, reason, remedy, count=found_count)
+        return Finding(
+            STORED, severity, printable(finding_title), where, reason, remedy, count=found_count
+        )
 
     def _describe_texts(self, place: TextPlace) -> Finding:
         numbers = sorted({*place.long, *place.short})
@@ -363,24 +365,24 @@ def search_content(
     """
     sources = list(list_numbers(release, rows_only=not include_values))
     notes = list(queries.notes)
-    rows: list[RowPlace] = []
-    values: list[ValuePlace] = []
+    row_places: list[RowPlace] = []
+    value_places: list[ValuePlace] = []
     shuffled_count = 0
     if queries.samples is not None:
         row_search = _RowSearch(queries.samples, queries.holdout, release)
-        rows = row_search.run(sources)
+        row_places = row_search.run(sources)
         shuffled_count = len(row_search.shuffled)
         notes += row_search.notes
         if include_values:
             value_search = _ValueSearch(queries.samples, row_search.forms)
-            values = value_search.run(sources, {place.where for place in rows})
+            value_places = value_search.run(sources, {place.where for place in row_places})
             notes += value_search.notes
     texts, string_count, text_notes = _search_texts(release, queries)
-    rows.sort(key=lambda place: -len(place.samples))
+    row_places.sort(key=lambda place: -len(place.samples))
     return ContentSearch(
         queries,
-        tuple(rows),
-        tuple(values),
+        tuple(row_places),
+        tuple(value_places),
         tuple(texts),
         shuffled_count,
         len(sources),
@@ -442,12 +444,12 @@ class _RowSearch:
             if not source.has_rows or not self.forms:
                 continue
             try:
-                place = self._search(source)
+                place_with_matches = self._search(source)
             except (CheckpointError, *UNREADABLE):
                 unread += 1
                 continue
-            if place is not None and place.is_beyond_chance:
-                places.append(place)
+            if place_with_matches is not None and place_with_matches.is_beyond_chance:
+                places.append(place_with_matches)
         if unread:
             self.notes.append(f"{unread} damaged arrays were not searched")
         return places
@@ -507,11 +509,13 @@ class _RowSearch:
         """Return the samples that equal a shuffled or held-out sample, so that a match proves nothing."""
         if not matched:
             return set()
-        numbers = torch.tensor(sorted(matched))
-        samples = self._distinct.take(numbers)
-        line = torch.randn(self._d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        keys, order = (samples @ line).sort()
-        slack = 1e-9 * float((samples.abs() @ line.abs()).max())
+        matched_numbers = torch.tensor(sorted(matched))
+        samples = self._distinct.take(matched_numbers)
+        random_direction = torch.randn(
+            self._d, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        )
+        keys, order = (samples @ random_direction).sort()
+        slack = 1e-9 * float((samples.abs() @ random_direction.abs()).max())
         common: set[int] = set()
         all_controls: list[Rows] = [
             self.shuffled,
@@ -519,14 +523,14 @@ class _RowSearch:
         ]
         for controls in all_controls:
             for chunk in split_rows(len(controls), self._d):
-                rows = controls.take(chunk)
-                projections = rows @ line
-                first = torch.searchsorted(keys, projections - slack)
-                last = torch.searchsorted(keys, projections + slack)
-                for i in (first < last).nonzero().flatten().tolist():
-                    candidates = order[first[i] : last[i]]
-                    is_same = (samples[candidates] == rows[i]).all(1)
-                    common.update(numbers[candidates[is_same]].tolist())
+                control_rows = controls.take(chunk)
+                projections = control_rows @ random_direction
+                first_candidates = torch.searchsorted(keys, projections - slack)
+                last_candidates = torch.searchsorted(keys, projections + slack)
+                for i in (first_candidates < last_candidates).nonzero().flatten().tolist():
+                    candidates = order[first_candidates[i] : last_candidates[i]]
+                    is_same = (samples[candidates] == control_rows[i]).all(1)
+                    common.update(matched_numbers[candidates[is_same]].tolist())
         return common
 
 
@@ -534,8 +538,8 @@ def _drop(window: RowMatches, excluded: set[int]) -> None:
     """Remove the matches of some samples, such as samples that also occur in the held-out set."""
     chosen = [i for i, sample in enumerate(window.samples) if sample not in excluded]
     for name in ("rows", "samples", "forms", "equal", "factors", "shifts"):
-        values = getattr(window, name)
-        setattr(window, name, [values[i] for i in chosen])
+        old_values = getattr(window, name)
+        setattr(window, name, [old_values[i] for i in chosen])
 
 
 def _p_value(matched: int, n: int, controls_matched: int, controls: int) -> float:
@@ -645,10 +649,10 @@ class _ValueSearch:
             if not len(array):
                 continue
             matches = match_columns(self._columns, array, precision.relative)
-            limit = SIGNIFICANCE / (len(self._columns) * len(small))
+            p_value_limit = SIGNIFICANCE / (len(self._columns) * len(small))
             best: dict[str, ColumnMatches] = {}
             for match in matches:
-                if match.p_value > limit:
+                if match.p_value > p_value_limit:
                     continue
                 if (
                     match.column.name not in best
@@ -684,18 +688,18 @@ def _search_texts(release: Release, queries: Queries) -> tuple[list[TextPlace], 
         return [], 0, []
     index, holdout_index = TextIndex(queries.texts), TextIndex(queries.holdout_texts)
     places: dict[str, _Strings] = {}
-    count = 0
+    string_count = 0
     tree = {"": release.content, "metadata": dict(release.metadata), "config": dict(release.config)}
     for place in walk(tree):
-        path = place.path or name_of(release)
+        path_of_strings = place.path or name_of(release)
         for string in _strings_at(place.value):
-            count += 1
+            string_count += 1
             matches = TextMatches()
             index.match(string, matches)
             if not (matches.long or matches.short):
                 continue
-            parent = path.partition("[")[0]
-            strings = places.setdefault(parent, _Strings(path))
+            parent = path_of_strings.partition("[")[0]
+            strings = places.setdefault(parent, _Strings(path_of_strings))
             strings.strings += 1
             strings.queries.long |= matches.long
             strings.queries.short |= matches.short
@@ -714,7 +718,7 @@ def _search_texts(release: Release, queries: Queries) -> tuple[list[TextPlace], 
             )
             for strings in places.values()
         ],
-        count,
+        string_count,
         notes,
     )
 

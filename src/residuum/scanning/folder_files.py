@@ -128,8 +128,8 @@ def plan_folder(listing: FolderListing) -> tuple[list[FolderItem], list[str]]:
         if role:
             is_groupable = role == DATA or path.suffix.lower() in UNREAD_DATA
             is_groupable = is_groupable and path.name not in SINGLE_FILES
-            key = path.suffix.lower() if is_groupable else path.name
-            groups[role, key, path.parent].append(path)
+            name_or_suffix = path.suffix.lower() if is_groupable else path.name
+            groups[role, name_or_suffix, path.parent].append(path)
         else:
             skipped.append(path)
     items: list[FolderItem] = []
@@ -162,8 +162,8 @@ def open_item(item: FolderItem) -> Release:
     if item.role == VOCABULARY:
         return _open_vocabulary(item.path)
     if item.role == NAMED:
-        size = sum(path.lstat().st_size for path in item.paths if not path.is_dir())
-        return Release(item.path, OTHER, {}, size)
+        total_size = sum(path.lstat().st_size for path in item.paths if not path.is_dir())
+        return Release(item.path, OTHER, {}, total_size)
     if not item.is_group:
         return read_data_file(item.path)
     if find_data_kind(item.path.name) == IMAGES:
@@ -182,11 +182,11 @@ def read_tokens(path: Path) -> Vocabulary:
     """
     if path.name not in ("merges.txt", "bpe.codes"):
         return read_vocabulary(path)
-    lines = read_vocabulary(path).tokens
-    is_byte_level = any("Ġ" in line for line in lines.values())
+    merge_lines = read_vocabulary(path).tokens
+    is_byte_level = any("Ġ" in line for line in merge_lines.values())
     tokens = {
         i: _join_merge(line, is_byte_level)
-        for i, line in lines.items()
+        for i, line in merge_lines.items()
         if not line.startswith("#version")
     }
     return Vocabulary(path.name, tokens)
@@ -267,6 +267,8 @@ def _open_group(item: FolderItem) -> Release:
         notes.append(f"{unread_count} files could not be read")
     if len(item.paths) > MAX_GROUP_READ:
         notes.append(f"only {MAX_GROUP_READ} of {len(item.paths)} files were read")
-    size = sum(path.lstat().st_size for path in item.paths)
+    total_size = sum(path.lstat().st_size for path in item.paths)
     kind = find_data_kind(item.path.name)
-    return Release(item.path.parent, kind, content, size, notes=tuple(notes[:MAX_NAMED_FILES]))
+    return Release(
+        item.path.parent, kind, content, total_size, notes=tuple(notes[:MAX_NAMED_FILES])
+    )

@@ -81,8 +81,8 @@ def describe_trees(name: str, forest: Forest) -> Iterator[TreeFinding]:
 
 
 def _describe_regressor(name: str, forest: Forest) -> TreeFinding:
-    table = recover_table(forest)
-    target_count = int((~np.isnan(table.y)).sum())
+    recovered_table = recover_table(forest)
+    target_count = int((~np.isnan(recovered_table.y)).sum())
     if not target_count:
         return TreeFinding(
             False,
@@ -90,10 +90,12 @@ def _describe_regressor(name: str, forest: Forest) -> TreeFinding:
             "Thresholds lie between two values of training records. The targets of single records could not "
             "be recovered",
         )
-    is_cell_known = table.is_exact | table.is_likely | table.is_missing
-    certainty = "likely" if table.is_likely.any() else "exact"
-    record_count = forest.records or len(table.y)
-    order_note = " in the order of the training table" if table.has_row_order else ""
+    is_cell_known = (
+        recovered_table.is_exact | recovered_table.is_likely | recovered_table.is_missing
+    )
+    certainty = "likely" if recovered_table.is_likely.any() else "exact"
+    record_count = forest.records or len(recovered_table.y)
+    order_note = " in the order of the training table" if recovered_table.has_row_order else ""
     reason = (
         f"The file determines the targets of {target_count} of {record_count} training records"
         f"{order_note}"

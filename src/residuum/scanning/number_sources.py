@@ -42,8 +42,8 @@ class NumberSource:
 
 def read_tensor(tensor: Tensor) -> NumberReader:
     """Return a reader of a tensor in memory."""
-    flat = tensor.detach().reshape(-1).cpu()
-    return NumberReader(tuple(tensor.shape), lambda first, last: flat[first:last])
+    flat_tensor = tensor.detach().reshape(-1).cpu()
+    return NumberReader(tuple(tensor.shape), lambda first, last: flat_tensor[first:last])
 
 
 def list_numbers(release: Release, *, rows_only: bool = False) -> Iterator[NumberSource]:
@@ -147,11 +147,13 @@ def _list_trees(release: Release) -> Iterator[NumberSource]:
         return
     for named in forests:
         is_leaf = [tree.left == NO_CHILD for tree in named.forest.trees]
-        pairs = list(zip(named.forest.trees, is_leaf, strict=True))
-        thresholds = np.concatenate([tree.threshold[~leaf] for tree, leaf in pairs])
-        leaf_values = np.concatenate([tree.value[leaf].ravel() for tree, leaf in pairs])
+        trees_with_leaf_masks = list(zip(named.forest.trees, is_leaf, strict=True))
+        thresholds = np.concatenate([tree.threshold[~leaf] for tree, leaf in trees_with_leaf_masks])
+        leaf_values = np.concatenate(
+            [tree.value[leaf].ravel() for tree, leaf in trees_with_leaf_masks]
+        )
         for what, array in (("thresholds", thresholds), ("leaf values", leaf_values)):
             numbers = torch.from_numpy(np.asarray(array, dtype=np.float64))
             if len(numbers):
-                path = f"{what} of {named.name}"
-                yield NumberSource(path, "trees", read_tensor(numbers), has_rows=False)
+                path_of_numbers = f"{what} of {named.name}"
+                yield NumberSource(path_of_numbers, "trees", read_tensor(numbers), has_rows=False)

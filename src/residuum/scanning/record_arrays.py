@@ -21,9 +21,9 @@ def rows_of(value: Any) -> int | None:
     if isinstance(value, Block):
         return value.shape[0] if len(value.shape) > 1 and value.shape[0] > 1 else None
     if isinstance(value, InertObject):
-        shape = value.attributes.get("_shape")
-        if isinstance(shape, tuple) and shape and isinstance(shape[0], int):
-            return shape[0]
+        sparse_shape = value.attributes.get("_shape")
+        if isinstance(sparse_shape, tuple) and sparse_shape and isinstance(sparse_shape[0], int):
+            return sparse_shape[0]
         return rows_of(_tree_data(value))
     return None
 

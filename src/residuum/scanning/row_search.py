@@ -69,11 +69,11 @@ def measure_precision(numbers: Tensor) -> Precision:
     """
     if not numbers.is_floating_point():
         return Precision(0.0, has_integers=True)
-    values = numbers.flatten()[:4096]
-    if bool((values == values.round()).all()) and bool((values.abs() > 1).any()):
+    first_values = numbers.flatten()[:4096]
+    if bool((first_values == first_values.round()).all()) and bool((first_values.abs() > 1).any()):
         return Precision(0.0, has_integers=True)
     for dtype in (torch.bfloat16, torch.float16):
-        if torch.equal(values.to(dtype).to(values.dtype), values):
+        if torch.equal(first_values.to(dtype).to(first_values.dtype), first_values):
             return Precision(torch.finfo(dtype).eps)
     return Precision(torch.finfo(numbers.dtype).eps)
 
@@ -362,10 +362,10 @@ class SampleIndex:
             near_rows = is_near.nonzero().flatten()
             if not len(near_rows):
                 continue
-            count = min(CANDIDATES, len(sample_numbers))
+            candidate_count = min(CANDIDATES, len(sample_numbers))
             distances, neighbors = tree.query(
                 projections[near_rows].numpy(),
-                list(range(1, count + 1)),
+                list(range(1, candidate_count + 1)),
                 p=np.inf,
                 distance_upper_bound=reach,
             )
@@ -376,10 +376,10 @@ class SampleIndex:
             ):
                 if len(batch):
                     numbers = near_rows[torch.from_numpy(batch)]
-                    pairs = np.where(is_candidate[batch], neighbors[batch], -1)
+                    candidate_pairs = np.where(is_candidate[batch], neighbors[batch], -1)
                     self._compare(
-                        keys, rows[numbers].double(), numbers + first_row, pairs, precision, matches,
-                        sample_numbers, form_numbers,
+                        keys, rows[numbers].double(), numbers + first_row, candidate_pairs, precision,
+                        matches, sample_numbers, form_numbers,
                     )  # fmt: skip
 
     def _compare(
@@ -414,14 +414,14 @@ class SampleIndex:
                 is_equal = (
                     (stored == samples).all(1) if form.is_unchanged else torch.zeros_like(agreement)
                 )
-                hits = agreement.nonzero().flatten()
-                is_open[chosen[hits.numpy()]] = False
-                matches.rows += row_numbers[torch.from_numpy(chosen)][hits].tolist()
-                matches.samples += positions[hits].tolist()
-                matches.forms += [form_number] * len(hits)
-                matches.equal += is_equal[hits].tolist()
-                matches.factors += factors[hits].tolist()
-                matches.shifts += shifts[hits].tolist()
+                matching_rows = agreement.nonzero().flatten()
+                is_open[chosen[matching_rows.numpy()]] = False
+                matches.rows += row_numbers[torch.from_numpy(chosen)][matching_rows].tolist()
+                matches.samples += positions[matching_rows].tolist()
+                matches.forms += [form_number] * len(matching_rows)
+                matches.equal += is_equal[matching_rows].tolist()
+                matches.factors += factors[matching_rows].tolist()
+                matches.shifts += shifts[matching_rows].tolist()
 
 
 @dataclass(frozen=True)
@@ -452,20 +452,20 @@ def arrangements(shape: tuple[int, ...], d: int) -> list[Arrangement]:
         The arrangements, () if the array cannot hold such rows.
     """
     sizes = [size for size in shape if size != 1]
-    total = math.prod(sizes)
-    if total < d or d < 2:
+    number_count = math.prod(sizes)
+    if number_count < d or d < 2:
         return []
     ways = []
     for i in range(len(sizes)):
         width = math.prod(sizes[i:])
         if d <= width <= d + MAX_EXTRA:
-            ways.append(Arrangement("", width, total // width))
-    if len(sizes) == 1 and total > d and total % d == 0:
-        ways.append(Arrangement("flattened", d, total // d))
+            ways.append(Arrangement("", width, number_count // width))
+    if len(sizes) == 1 and number_count > d and number_count % d == 0:
+        ways.append(Arrangement("flattened", d, number_count // d))
     for i in range(1, len(sizes)):
         width = math.prod(sizes[:i])
         if d <= width <= d + MAX_EXTRA:
-            ways.append(Arrangement("transposed", width, total // width, is_transposed=True))
+            ways.append(Arrangement("transposed", width, number_count // width, is_transposed=True))
     return ways
 
 
@@ -479,16 +479,16 @@ def read_rows(reader: NumberReader, way: Arrangement) -> Iterator[tuple[int, Ten
     Yields:
         Number of the first row, and the rows (m, width).
     """
-    step = max(1, CHUNK // way.width)
-    for first in range(0, way.count, step):
-        last = min(first + step, way.count)
+    rows_per_chunk = max(1, CHUNK // way.width)
+    for first in range(0, way.count, rows_per_chunk):
+        chunk_end = min(first + rows_per_chunk, way.count)
         if not way.is_transposed:
-            yield first, reader.read(first * way.width, last * way.width).view(-1, way.width)
-        elif step >= way.count:
+            yield first, reader.read(first * way.width, chunk_end * way.width).view(-1, way.width)
+        elif rows_per_chunk >= way.count:
             yield first, reader.read(0, way.count * way.width).view(way.width, -1).T
         else:
             starts = range(0, way.count * way.width, way.count)
-            yield first, torch.stack([reader.read(s + first, s + last) for s in starts]).T
+            yield first, torch.stack([reader.read(s + first, s + chunk_end) for s in starts]).T
 
 
 def match_array(
@@ -532,9 +532,9 @@ def _fit(rows: Tensor, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _count_reaches(samples: Tensor, limit: int) -> Tensor:
     """Return for each of n samples with d values whether it has at least ``limit`` distinct values."""
     # Most samples have enough distinct values in a few dozen columns, and sorting all columns is slow.
-    step = max(1, samples.shape[1] // 64)
-    is_enough = _count_distinct(samples[:, ::step]) >= limit
-    if step > 1 and not is_enough.all():
+    column_step = max(1, samples.shape[1] // 64)
+    is_enough = _count_distinct(samples[:, ::column_step]) >= limit
+    if column_step > 1 and not is_enough.all():
         is_enough[~is_enough] = _count_distinct(samples[~is_enough]) >= limit
     return is_enough
 

@@ -168,9 +168,9 @@ def list_scalings(
     Returns:
         The changes.
     """
-    flat = samples.flatten(1)
-    d = flat.shape[1]
-    columns = _measure_columns(flat)
+    flat_samples = samples.flatten(1)
+    d = flat_samples.shape[1]
+    columns = _measure_columns(flat_samples)
     is_image = samples.ndim > 2
     scalings: list[Scaling] = []
 
@@ -206,7 +206,7 @@ def list_scalings(
     add(f"multiplied by {BYTES:g}", BYTES, 0.0)
     add("scaled to [-1, 1]", 2.0, -1.0)
     add("scaled from 0 ... 255 to [-1, 1]", 2 / BYTES, -1.0)
-    if len(flat) < 2:
+    if len(flat_samples) < 2:
         return scalings
     overall_mean, overall_deviation = columns.overall
     if overall_deviation > 0:
@@ -215,7 +215,7 @@ def list_scalings(
     deviation = torch.where(columns.deviation > 0, columns.deviation, 1.0)
     span = torch.where(columns.high > columns.low, columns.high - columns.low, 1.0)
     add("standardized by column", 1 / deviation, -columns.mean / deviation)
-    sample_deviation = deviation * math.sqrt(len(flat) / (len(flat) - 1))
+    sample_deviation = deviation * math.sqrt(len(flat_samples) / (len(flat_samples) - 1))
     add("standardized by column (n - 1)", 1 / sample_deviation, -columns.mean / sample_deviation)
     add("scaled to [0, 1] by column", 1 / span, -columns.low / span)
     add("scaled to [-1, 1] by column", 2 / span, -2 * columns.low / span - 1)

@@ -65,8 +65,10 @@ def find_samples(place: Place, survey: Survey) -> Iterator[StoredArray]:
         return
     if place.section or place.owner in survey.known_classes or place.owner == FRAME_PART:
         return
-    path = place.path[-60:]
-    if RECORD_NAMES.search(path) or MEMORIES.search(path):  # ``stored_rules`` reports the array
+    shortened_path = place.path[-60:]
+    if RECORD_NAMES.search(shortened_path) or MEMORIES.search(
+        shortened_path
+    ):  # ``stored_rules`` reports the array
         return
     name = place.leaf
     has_name = bool(SAMPLE_NAMES.search(name))
@@ -84,9 +86,15 @@ def find_samples(place: Place, survey: Survey) -> Iterator[StoredArray]:
         *(["the name of the array says that it holds samples"] if has_name else []),
         *([shape_note] if shape_note else []),
     ]
-    what = f"an array that looks like samples, named {name[:40]}"
+    finding_title = f"an array that looks like samples, named {name[:40]}"
     finding = Finding(
-        STORED, severity, what, place.path, ". ".join(reasons), DELETE_ARRAY, count=block.shape[0]
+        STORED,
+        severity,
+        finding_title,
+        place.path,
+        ". ".join(reasons),
+        DELETE_ARRAY,
+        count=block.shape[0],
     )
     yield StoredArray(finding, block, is_certain=False)
 
@@ -129,10 +137,10 @@ def _is_weight_copy(block: Block, survey: Survey) -> bool:
         return False
     try:
         for weight in survey.weights.get(block.shape, ())[:8]:
-            pair = torch.stack(
+            array_and_weight = torch.stack(
                 [block.tensor().double().flatten(), weight.tensor().double().flatten()]
             )
-            if torch.corrcoef(pair)[0, 1].abs() > MIN_CORRELATION:
+            if torch.corrcoef(array_and_weight)[0, 1].abs() > MIN_CORRELATION:
                 return True
     except CheckpointError:  # the numbers are damaged, so nothing shows a copy
         return False

@@ -248,12 +248,12 @@ def scan(
     if path.is_dir():
         return _scan_folder(path, known_base, queries, limits, watch)
     release = read_release(path)
-    file = _describe_model(release, str(path), MAX_MEASURED_WEIGHTS)
+    scanned_file = _describe_model(release, str(path), MAX_MEASURED_WEIGHTS)
     changes = _find_updates(release, known_base)
     if not changes and known_base is not None:
         changes = known_base.compare(release, path)
-    file = _add_findings(file, changes)
-    return Scan(str(path), (_search_file(file, release, queries),), fail_on=limits)
+    scanned_file = _add_findings(scanned_file, changes)
+    return Scan(str(path), (_search_file(scanned_file, release, queries),), fail_on=limits)
 
 
 def _search_file(file: ScannedFile, release: Release, queries: Queries | None) -> ScannedFile:
@@ -333,13 +333,15 @@ def _scan_folder(
         try:
             release = open_item(item)
             if item.role == MODEL:
-                file = _describe_model(release, item.name, weight_budget)
-                file = comparison.add_changes(file, release, item)
+                scanned_file = _describe_model(release, item.name, weight_budget)
+                scanned_file = comparison.add_changes(scanned_file, release, item)
             else:
                 base_folder = BaseFolder() if base is None else base.files
                 file_findings = examine_file(item, release, base_folder)
-                file = ScannedFile(item.name, release.kind, release.size, tuple(file_findings))
-            file = _search_file(file, release, queries)
+                scanned_file = ScannedFile(
+                    item.name, release.kind, release.size, tuple(file_findings)
+                )
+            scanned_file = _search_file(scanned_file, release, queries)
         except ResiduumError as problem:
             is_damaged = item.role in (DATA, VOCABULARY) and isinstance(problem, InputError)
             if is_damaged:
@@ -349,9 +351,9 @@ def _scan_folder(
             else:
                 unread.append(UnreadFile(item.name, printable(str(problem)), problem.exit_code))
             continue
-        scanned.append(file)
-        if file.network is not None:
-            weight_budget -= file.network.parameters
+        scanned.append(scanned_file)
+        if scanned_file.network is not None:
+            weight_budget -= scanned_file.network.parameters
     comparison.check()
     return Scan(str(folder), tuple(scanned), tuple(unread), tuple(notes), limits)
 
@@ -388,8 +390,8 @@ class _FolderComparison:
 def _describe_model(release: Release, name: str, weight_budget: int) -> ScannedFile:
     """Return the findings of a model, and measure its network if it has at most ``weight_budget`` weights."""
     network, reason = _measure_network(release, weight_budget)
-    size = release.size
-    return ScannedFile(name, release.kind, size, tuple(findings(release)), network, reason)
+    weight_count = release.size
+    return ScannedFile(name, release.kind, weight_count, tuple(findings(release)), network, reason)
 
 
 def _measure_network(release: Release, weight_budget: int) -> tuple[Inspection | None, str]:

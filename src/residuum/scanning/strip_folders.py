@@ -133,8 +133,8 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
         )
     listing = list_folder(folder)
     new_folder = _NewFolder(folder, out.with_name(f".{out.name}.unchecked"))
-    names = [file.relative_to(folder).as_posix() for file in listing.files]
-    names_to_keep = _find_names_to_keep(names, keep)
+    relative_names = [file.relative_to(folder).as_posix() for file in listing.files]
+    names_to_keep = _find_names_to_keep(relative_names, keep)
     shards = _find_shards(listing)
     try:
         new_folder.path.mkdir(parents=True)
@@ -144,7 +144,7 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
             "Choose another --out.",
         ) from problem
     try:
-        for name in names:
+        for name in relative_names:
             if name in names_to_keep:
                 new_folder.copy(name)
             else:
@@ -157,7 +157,7 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
                 "Pass the folder with the weights, such as model.safetensors.",
             )
         new_scan = scan(new_folder.path)
-        size = sum(file.stat().st_size for file in new_folder.path.rglob("*") if file.is_file())
+        new_size = sum(file.stat().st_size for file in new_folder.path.rglob("*") if file.is_file())
         new_folder.path.rename(out)
     finally:
         shutil.rmtree(new_folder.path, ignore_errors=True)
@@ -166,7 +166,7 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
         file=str(folder),
         out=str(out),
         tensors=new_folder.tensors,
-        bytes=size,
+        bytes=new_size,
         dropped=removed_findings(_findings_with_files(_scan_or_empty(folder)), remaining),
         remaining=tuple(remaining),
         copied=tuple(new_folder.copied),
@@ -179,13 +179,13 @@ def _find_names_to_keep(names: list[str], keep: Iterable[str]) -> set[str]:
     """Return the paths in the folder that the user keeps by path or by file name."""
     names_to_keep: set[str] = set()
     for text in keep:
-        matches = {name for name in names if text in (name, Path(name).name)}
-        if not matches:
+        matching_names = {name for name in names if text in (name, Path(name).name)}
+        if not matching_names:
             raise InputError(
                 f"A file that you keep must be in the folder; the folder has no file {text!r}.",
                 "Pass the name of a file from the list of omitted files that strip prints.",
             )
-        names_to_keep |= matches
+        names_to_keep |= matching_names
     return names_to_keep
 
 

@@ -51,10 +51,10 @@ def strip_weights(
     state_dict = find_weights(release, weights)
     for name in drop:
         state_dict = _without(state_dict, _find_name(flatten_blocks(state_dict), name))
-    content = _encode(state_dict, release, out)
+    file_bytes = _encode(state_dict, release, out)
     unchecked_path = out.with_name(f".{out.name}.unchecked")
     try:
-        new_release = open_release(write_atomic(unchecked_path, content))
+        new_release = open_release(write_atomic(unchecked_path, file_bytes))
         _compare(state_dict, new_release.content)
         remaining = [_advise(finding) for finding in findings(new_release)]
         unchecked_path.rename(out)
@@ -64,7 +64,7 @@ def strip_weights(
         file=str(release.path),
         out=str(out),
         tensors=len(flatten_blocks(state_dict)),
-        bytes=len(content),
+        bytes=len(file_bytes),
         dropped=removed_findings(findings(release), remaining),
         remaining=tuple(remaining),
     )
@@ -107,19 +107,19 @@ def _find_name(blocks: dict[str, Block], name: str) -> str:
     Raises:
         InputError: If there is no such tensor.
     """
-    matches = [
+    matching_paths = [
         path
         for path in blocks
         if f".{name.replace('/', '.')}".endswith(f".{path.replace('/', '.')}")
     ]
-    if not matches:
+    if not matching_paths:
         raise InputError(
             "A tensor that you drop must be in the state dict of the file; the state dict has no tensor "
             f"{name!r}.",
             "Pass a place that `residuum scan` prints, or the name of a tensor, such as "
             f"{next(iter(blocks), '')!r}.",
         )
-    return max(matches, key=len)
+    return max(matching_paths, key=len)
 
 
 def _without(weights: dict[str, Any], path: str) -> dict[str, Any]:

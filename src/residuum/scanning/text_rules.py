@@ -76,22 +76,22 @@ def find_text_arrays(place: Place) -> Iterator[Finding]:
         f"the list holds {len(names)} different short texts such as {_excerpt(example)!r}. They can be "
         "names, addresses or other values of training records"
     )
-    what = f"a list of texts named {place.name[:40]}" if place.name else "a list of texts"
-    yield Finding(STORED, "medium", what, place.path, reason, REMEDY, count=len(names))
+    finding_title = f"a list of texts named {place.name[:40]}" if place.name else "a list of texts"
+    yield Finding(STORED, "medium", finding_title, place.path, reason, REMEDY, count=len(names))
 
 
 def is_prose(text: str) -> bool:
     """Return True if a text consists of ordinary words, and is neither code, a template nor a license."""
     if len(text) < MIN_IDEOGRAPHS:
         return False
-    start = text[:MAX_READ]
-    if NO_PROSE.search(start):
+    beginning = text[:MAX_READ]
+    if NO_PROSE.search(beginning):
         return False
-    words = start.split()
+    words = beginning.split()
     ordinary = sum(1 for word in words if WORD.fullmatch(word))
     if ordinary >= MIN_WORDS and ordinary >= MIN_SHARE * len(words):
         return True
-    return len(IDEOGRAPH.findall(start)) >= max(MIN_IDEOGRAPHS, len(start) // 2)
+    return len(IDEOGRAPH.findall(beginning)) >= max(MIN_IDEOGRAPHS, len(beginning) // 2)
 
 
 def _report_prose(texts: list[str], where: str) -> Finding:

@@ -75,8 +75,10 @@ def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
             f"{model.single_leaves} of {model.leaves} leaves hold a single training record. Each stores "
             "the target of that record exactly, and its bounds enclose the record's columns"
         )
-        what = f"training targets in the leaves of {model.name}"
-        yield Finding(STORED, "high", what, where, reason, ADVICE, count=model.single_leaves)
+        finding_title = f"training targets in the leaves of {model.name}"
+        yield Finding(
+            STORED, "high", finding_title, where, reason, ADVICE, count=model.single_leaves
+        )
     if model.determines_targets:
         reason = (
             f"{model.trees} trees store the seeds of their bootstrap samples of {model.records} records. "
@@ -84,8 +86,8 @@ def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
             "are at least as many trees as records, so these equations determine all targets or labels. "
             "The depth of the trees does not matter"
         )
-        what = f"targets that follow from the seeds of {model.name}"
-        yield Finding(STORED, "high", what, where, reason, ADVICE, count=model.records)
+        finding_title = f"targets that follow from the seeds of {model.name}"
+        yield Finding(STORED, "high", finding_title, where, reason, ADVICE, count=model.records)
     if not (model.stores_targets or model.determines_targets):
         reason = (
             "thresholds lie between two values of training records, and leaves count their records"
@@ -93,8 +95,8 @@ def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
             else "thresholds lie between two values of training records. Leaves store residuals, "
             "gradients or depths, and no targets"
         )
-        what = f"decision trees of {model.name}"
-        yield Finding(STATISTICS, "medium", what, where, reason, LIMIT_LEAVES)
+        finding_title = f"decision trees of {model.name}"
+        yield Finding(STATISTICS, "medium", finding_title, where, reason, LIMIT_LEAVES)
 
 
 def _uninitialized_memory(model: TreeModel, where: str) -> Finding:
@@ -108,9 +110,9 @@ def _uninitialized_memory(model: TreeModel, where: str) -> Finding:
         f"contain uninitialized memory, which may include training data; {memory}"
     )
     severity = "high" if model.memory else "low"
-    what = f"uninitialized memory in {model.name}"
+    finding_title = f"uninitialized memory in {model.name}"
     return Finding(
-        STATISTICS, severity, what, where, reason, SAVE_AGAIN, count=model.memory or None
+        STATISTICS, severity, finding_title, where, reason, SAVE_AGAIN, count=model.memory or None
     )
 
 

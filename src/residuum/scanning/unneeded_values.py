@@ -277,38 +277,40 @@ class _Remover:
         if name in NAMED_ESTIMATORS and isinstance(value, list):
             for i, entry in enumerate(value):
                 if isinstance(entry, tuple | list) and entry and isinstance(entry[0], str):
-                    text = f"the step {entry[0][:40]!r} of {owner.class_name}"
-                    self.removals.labels[f"{path}[{i}]"] = printable(text)
+                    step_description = f"the step {entry[0][:40]!r} of {owner.class_name}"
+                    self.removals.labels[f"{path}[{i}]"] = printable(step_description)
         elif name == "best_estimator_":
             self.removals.labels[path] = f"the best estimator of {owner.class_name}"
 
     def _strip_estimator(self, estimator: InertObject, expression: str) -> None:
-        add = self.removals.statements.append
+        add_statement = self.removals.statements.append
         for name, (classes, what) in UNNEEDED.items():
             attributes = estimator.attributes
             if estimator.class_name in classes and attributes.get(name) is not None:
-                add(f'remove({expression}, "{name}")  # {what}')
+                add_statement(f'remove({expression}, "{name}")  # {what}')
                 _delete_attribute(estimator, name)
         members = [*_tree_members(estimator.attributes.get("estimators_"))]
         has_counts = estimator.class_name in TREES_WITH_COUNTS
         if members and not has_counts:
             is_array = isinstance(estimator.attributes["estimators_"], Block)
             trees = f"{expression}.estimators_{'.flat' if is_array else ''}"
-            add(f"for tree in {trees}:\n    clear_tree(tree)")
+            add_statement(f"for tree in {trees}:\n    clear_tree(tree)")
             for member in members:
                 self._visited_ids.add(id(member))
                 _clear_tree(member)
         elif members:
-            add(f"for tree in {expression}.estimators_:\n    tree.random_state = None  # a seed")
+            add_statement(
+                f"for tree in {expression}.estimators_:\n    tree.random_state = None  # a seed"
+            )
             for member in members:
                 self._visited_ids.add(id(member))
                 _set_attribute(member, "random_state", None)
         elif _is_tree(estimator):
-            add(f"clear_tree({expression})")
+            add_statement(f"clear_tree({expression})")
             _clear_tree(estimator)
         has_predictors = {"_predictors", "_bin_mapper"} <= {*estimator.attributes}
         if estimator.class_name in HISTOGRAM_BOOSTING and has_predictors:
-            add(f"clear_histogram_trees({expression})")
+            add_statement(f"clear_histogram_trees({expression})")
 
     def _strip_seed(self, estimator: InertObject, expression: str) -> None:
         has_seed = estimator.attributes.get("random_state") is not None
@@ -331,9 +333,9 @@ def _is_tree(value: Any) -> bool:
 
 def _tree_members(members: Any) -> Iterator[InertObject]:
     """Yield the trees of an ensemble, or nothing if one of its members is not a tree."""
-    values = members.objects if isinstance(members, Block) else members
-    if isinstance(values, list) and all(map(_is_tree, values)):
-        yield from values
+    member_trees = members.objects if isinstance(members, Block) else members
+    if isinstance(member_trees, list) and all(map(_is_tree, member_trees)):
+        yield from member_trees
 
 
 def _states(inert_object: InertObject) -> Iterator[dict[Any, Any]]:

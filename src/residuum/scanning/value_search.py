@@ -88,18 +88,18 @@ def make_column(name: str, numbers: Floats, relative: float) -> Column | None:
     Returns:
         The column.
     """
-    values = np.unique(numbers[np.isfinite(numbers)])
-    if len(values) < MIN_VALUES:
+    distinct_values = np.unique(numbers[np.isfinite(numbers)])
+    if len(distinct_values) < MIN_VALUES:
         return None
-    gaps = np.diff(values)
-    between = np.concatenate([values[:-1] + share * gaps for share in BETWEEN])
-    decimals = _count_decimals(values, relative)
+    gaps = np.diff(distinct_values)
+    between = np.concatenate([distinct_values[:-1] + share * gaps for share in BETWEEN])
+    decimals = _count_decimals(distinct_values, relative)
     if decimals is not None:
         between = np.round(between, decimals)
     between = np.unique(between)
-    slack = float(relative * np.abs(values).max())
-    between = between[~_is_in(between, values, np.full(len(between), slack))]
-    return Column(name, "", values, between, slack) if len(between) >= MIN_VALUES else None
+    slack = float(relative * np.abs(distinct_values).max())
+    between = between[~_is_in(between, distinct_values, np.full(len(between), slack))]
+    return Column(name, "", distinct_values, between, slack) if len(between) >= MIN_VALUES else None
 
 
 def _count_decimals(values: Floats, relative: float) -> int | None:

@@ -91,8 +91,10 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
         exact = rows, bias
     if theta0 is not None and surface.name == WEIGHTS:
         if bias is not None:
-            names = f"{name}.weight", f"{name}.bias"
-            weight_change, bias_change = (theta[n].double() - theta0[n].double() for n in names)
+            parameter_names = f"{name}.weight", f"{name}.bias"
+            weight_change, bias_change = (
+                theta[n].double() - theta0[n].double() for n in parameter_names
+            )
             exact = weight_change.flatten(1), bias_change
         initial_weights = theta0[f"{name}.weight"].to(rows).flatten(1)
         initial_share, size = estimate_initial_share(rows, initial_weights), rows.norm()
