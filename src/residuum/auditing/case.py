@@ -82,11 +82,12 @@ from residuum.surfaces.surface import resolve_surface
 
 T = TypeVar("T")
 P = ParamSpec("P")
-# Facts of the attacker's knowledge that the command line passes as text. All other facts are Python values.
+# Options about attacker knowledge whose values are texts that must be parsed. Others are Python values.
 TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
 FILE_FACTS = ("init", "mean_provenance")
-MAX_SHOWN = 3  # largest number of findings of a scan that an answer names
-# Why the weights of the network say nothing about the samples, by the kind of an update.
+MAX_SHOWN = 3  # largest number of findings of a scan that one sentence names
+# Reasons why the samples did not train the known weights, by the kind of update (a gradient or weight
+# difference).
 WHY_NO_WEIGHTS = {
     ALONE: "the file holds an update, and the weights are not known",
     GRADIENT: "the file holds a gradient, and the samples did not train the base",
@@ -253,7 +254,8 @@ class Case:
         if self.forest is not None:
             sentences.append("Its trees hold values of the training table, see the next question.")
         elif self.release is not None:
-            # A vocabulary or a list of categories reveals values of records, but no whole records.
+            # A stored vocabulary or list of categories reveals single values of records, but no complete
+            # records.
             stored_values = [f.what for f in findings(self.release) if f.kind == STORED]
             if stored_values:
                 finding_list = "; ".join(stored_values[:MAX_SHOWN])

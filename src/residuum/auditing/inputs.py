@@ -30,9 +30,8 @@ from residuum.records.inputs import add_mean
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-# Samples may exceed the known value range by rounding errors, at most by MAX_ROUNDING times the width of the
-# range. If samples exceed the range by more than MAX_EXCESS times its width, the range was meant for other
-# data.
+# Both limits are multiples of the width of the known value range. Samples may exceed the range by
+# MAX_ROUNDING because of rounding. If they exceed it by MAX_EXCESS, the range belongs to other data.
 MAX_ROUNDING, MAX_EXCESS = 0.01, 1.0
 # Training and held-out samples are on one scale if two conditions hold: The ratio of their standard
 # deviations is at most 2. The difference of their means is at most half of the larger standard deviation.

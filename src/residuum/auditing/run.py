@@ -320,7 +320,7 @@ def audit(
         if (finished := store.finished()) is not None:
             return finished
         opening_lines = () if case.network is None else opening(case.network, case.fit)
-        # The fit of weights says nothing about samples that did not train them.
+        # Leave out the accuracy (the first line) if the samples did not train these weights.
         for line in opening_lines[bool(case.why_no_weights) :]:
             listener.message(line)
         stage_list = PREDICTOR_STAGES if case.network is None else STAGES

@@ -119,8 +119,8 @@ def run_negative_controls(audit: Audit) -> Audit:
     samples.
     """
     case = audit.case
-    # Import this slow module before the controls are timed. The duration of a control decides whether there
-    # is time for the next control.
+    # Import this slow module before the controls are timed, because the duration of one control decides
+    # whether there is time for another.
     import_classifier()
     assert case.balanced_sets is not None
     controls = run_controls(

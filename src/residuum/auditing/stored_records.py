@@ -26,7 +26,7 @@ from residuum.scanning.content import REMOVE_ROWS, ContentSearch, Queries, RowPl
 from residuum.scanning.findings import RecordArray, records_in
 from residuum.scanning.number_sources import read_tensor
 
-# Start of the note that says why the other tests did not run.
+# First words of the note that says why an audit ran no other tests.
 ONLY_STORED = "only stored records were searched, because the model cannot receive the samples"
 NAME = "stored outright"  # name of this search in the table of attacks
 

@@ -79,9 +79,9 @@ WITHOUT_BASE = (
 NO_SAMPLES = "there are no training samples to compare with"
 NO_FOLDER = "a live model has no files to search"
 NOT_SEARCHED = "Not tested: there is no folder or no text to search for."
-MAX_FEATURES = 2000  # tokens whose counts the classifier of the negative controls receives
-MAX_FINDINGS = 8  # findings of a scan of the folder that an audit lists
-SECONDS_BETWEEN_MESSAGES = 5.0  # time between two messages about the progress of losses
+MAX_FEATURES = 2000  # number of frequent tokens that the classifier of the negative control counts
+MAX_FINDINGS = 8  # largest number of scan findings that an audit lists
+SECONDS_BETWEEN_MESSAGES = 5.0  # time between two messages about the progress
 
 
 @dataclass(frozen=True)
@@ -291,7 +291,7 @@ def add_adapter(module: nn.Module, adapter: str | Path) -> None:
     }
     for name, update_values in {**updates, **whole_tensors}.items():
         target = None if name not in names else state[names[name]]
-        # Conv1D of GPT-2 stores its weights as (inputs, outputs).
+        # The class Conv1D of GPT-2 stores its weights transposed, as (inputs, outputs).
         if name in updates and release.config.get("fan_in_fan_out") is True:
             update_values = update_values.T
         if target is None or update_values.shape != target.shape:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from residuum.auditing.listener import AuditListener
     from residuum.auditing.result import AuditResult
 
-# Names of the lines of the summary that are printed before the attacks begin. They are not printed again.
+# Lines of the summary that an audit prints before the attacks begin, and not again at the end.
 ALREADY_PRINTED = ("network",)
 INPUTS = (
     "data",
@@ -178,7 +178,7 @@ def _command(
         ),
     ] = None,
     trust_code: options.TrustCode = False,
-    # This function ignores the option. ``main`` reads it earlier. It is listed here only for the help text.
+    # ``main`` reads the option --no-plugins before this function runs. The parameter is only for the help.
     no_plugins: options.NoPlugins = False,
 ) -> int:
     """Attack a checkpoint, count the recovered training samples, and give a verdict on a leak."""
@@ -240,7 +240,7 @@ def _command(
             "Pass --out runs/a.",
         )
     options.check_device(audit_request.device)
-    # The hub of Hugging Face reads this variable when it is imported. An audit needs no network.
+    # An audit needs no internet. This variable stops the library of Hugging Face from downloading files.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with listener_for(output.visible) as listener:
         audit_result = audit(

@@ -101,7 +101,8 @@ def fit_columns(
         return train, holdout
     table = samples.table
     inputs = _choose_inputs(table, input_count, input_names)
-    # Numbers that stand for texts spread as widely as the widest column of numbers.
+    # Texts are replaced by numbers from 0 to ``scale``, the largest standard deviation of a column of
+    # numbers.
     deviations = [float(v.nan_to_num().std()) for c, v in table.numbers.items() if c in inputs]
     scale = max((d for d in deviations if d > 0), default=1.0)
     if train is not None:

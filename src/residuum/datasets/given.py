@@ -198,7 +198,7 @@ def as_dataset(
     if isinstance(samples, str | Path):
         return read_samples(samples, label, drop, is_holdout)[0]
     x, y = samples if isinstance(samples, tuple) and len(samples) == 2 else (samples, None)
-    if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a DataFrame of any library
+    if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a DataFrame of pandas or another library
         return _read_frame(x, y, name, label=label, drop=drop, is_holdout=is_holdout)
     if (label or drop) and not is_holdout:
         raise InputError(
@@ -239,7 +239,7 @@ def _read_npy(path: Path) -> Dataset:
             "Save fewer samples.",
         )
     try:
-        # A memory map of more bytes than the file has is an error, whatever size the header claims.
+        # A header can claim any size. Mapping the file fails if the claimed size exceeds the file.
         array = np.lib.format.open_memmap(path, mode="r", max_header_size=MAX_HEADER)
     except (
         ValueError,

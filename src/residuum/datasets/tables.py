@@ -261,7 +261,8 @@ def _read_parquet(path: Path) -> dict[str, Column]:
         ) from None
     try:
         names = parquet.read_schema(path).names
-        # A short file can repeat a long text often. With ``read_dictionary``, the text is read once.
+        # A small file can state a long text once and use it in many rows. This option keeps one copy in
+        # memory.
         file = parquet.ParquetFile(path, read_dictionary=names)
         metadata = file.metadata
         row_groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))

@@ -121,7 +121,7 @@ def _rescale(
         """Return True if the network fits the samples, None if the network cannot process the samples."""
         try:
             fit = measure_fit(network, dataset, None, task)
-        except (ResiduumError, RuntimeError, ValueError):  # ``check_inputs`` reports the error
+        except (ResiduumError, RuntimeError, ValueError):  # a later check reports the error
             return None
         return fit is not None and not fit.is_doubtful
 

@@ -21,7 +21,7 @@ from residuum.io.xgboost_files import is_xgboost_json, is_xgboost_ubjson, read_x
 from residuum.trees.forest import Forest
 
 MAX_BYTES = 512 << 20  # largest model file of boosted trees, which is read completely into memory
-HEAD = 64  # number of first bytes of a file that show which library wrote the file
+HEAD = 64  # number of bytes at the start of a file that show which library wrote it
 XGBOOST, LIGHTGBM, CATBOOST = "xgboost", "lightgbm", "catboost"
 # For each library, the name of the class that represents a model file.
 CLASSES = {
@@ -29,7 +29,7 @@ CLASSES = {
     LIGHTGBM: "lightgbm.basic.Booster",
     CATBOOST: "catboost.core.CatBoost",
 }
-FOREST = "forest"  # attribute of a stand-in (the object for a model file) that holds the trees
+FOREST = "forest"  # attribute that holds the trees of a model that was read from a file
 # For each library, the attribute of a pickled model that holds the text or the bytes of the model.
 XGBOOST_MODEL, LIGHTGBM_MODEL, CATBOOST_MODEL = "handle", "_handle", "__model"
 OLD_LIGHTGBM_MODEL = "handle"  # attribute with the text of a pickled model before LightGBM 4

@@ -43,8 +43,8 @@ from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Integers
 LIBRARY = "catboost"
 MAGIC = b"CBM1"
 MAX_DEPTH = 16  # largest depth of symmetric trees in CatBoost
-MAX_BORDERS = 10_000_000  # largest number of borders of all columns
-# Largest number of properties of a model that are searched for its training settings.
+MAX_BORDERS = 10_000_000  # largest number of borders (thresholds) of all columns
+# Largest number of metadata entries of a model that are searched for the training settings.
 MAX_INFO = 1000
 NUMERIC_SPLIT = "FloatFeature"
 NOT_NUMERIC = "splits of categorical columns, texts or embeddings"
@@ -343,7 +343,7 @@ def _read_binary_trees(
     splits = model.array(SPLITS, "<i4").astype(np.int64)
     tree_sizes = model.array(SIZES, "<i4").astype(np.int64)
     tree_starts = model.array(STARTS, "<i4").astype(np.int64)
-    if not len(tree_sizes):  # for example, if no tree has a split
+    if not len(tree_sizes):  # the file lists no trees
         raise ValueError("the trees are missing")
     is_tree_inside = (
         (tree_sizes >= 0) & (tree_starts >= 0) & (tree_starts + tree_sizes <= len(splits))

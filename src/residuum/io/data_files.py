@@ -450,7 +450,7 @@ class _ArrayTexts:
         return (str(text) for text in self.read().flat)
 
 
-# Texts, JSON and images
+# Readers of texts, JSON files and images follow.
 
 
 @dataclass(eq=False)
@@ -490,7 +490,7 @@ def _read_text(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _read_json_file(path: Path) -> tuple[Any, list[str]]:
     try:
         value = read_json(path)
-    except UnsafeFileError:  # a data set can be so large; we do not need its values
+    except UnsafeFileError:  # the JSON file is too large to read, and its values are not needed
         return {}, ["a JSON file that is too large to be read"]
     is_table = isinstance(value, list) and all(isinstance(row, dict) for row in value)
     if is_table and len(value) > 1:

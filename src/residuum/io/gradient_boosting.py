@@ -209,7 +209,7 @@ def _offset(attributes: dict[str, Any], outputs: int, is_classifier: bool) -> Fl
     if initial_model == "zero":
         return np.zeros(outputs)
     if not isinstance(initial_model, InertObject) or not isinstance(loss, InertObject):
-        return None  # before version 1.4, scikit-learn computes the offset in another way
+        return None  # in scikit-learn before 1.4, the offset was computed in another way
     if initial_model.class_name == "DummyRegressor" and not is_classifier:
         constant = read_numbers(
             initial_model.attributes.get("constant_"), "its first prediction"

@@ -25,7 +25,7 @@ from residuum.records import Dataset
 
 Array = NDArray[np.float64]
 SEARCHES = ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "HalvingRandomSearchCV")
-MAX_WRAPPERS = 8  # largest number of searches and pipelines around a model
+MAX_WRAPPERS = 8  # largest nesting depth of grid searches and pipelines around a model
 REGRESSORS = {
     "LinearRegression", "Ridge", "RidgeCV", "Lasso", "LassoCV", "ElasticNet", "ElasticNetCV", "Lars",
     "LarsCV", "LassoLars", "LassoLarsCV", "LassoLarsIC", "OrthogonalMatchingPursuit",

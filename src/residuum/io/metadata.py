@@ -33,7 +33,7 @@ def encode_metadata(checkpoint: Network) -> dict[str, str]:
     sentences = [text.removeprefix(METADATA_SAYS) for text in checkpoint.assumptions]
     metadata |= {"assumptions": json.dumps(sentences)}
     metadata |= {"task": checkpoint.task}
-    decode_metadata(metadata)  # check that the metadata can be read back
+    decode_metadata(metadata)  # raises an error if the written metadata could not be read again
     return metadata
 
 

@@ -56,7 +56,7 @@ def checkpoint_from_module(
     model, sample_shape = unwrap(model), tuple(input_shape or fallback_shape or ())
     try:
         description = _describe(model, sample_shape)
-    except (ArchitectureError, CheckpointError):  # no architecture string describes this module
+    except (ArchitectureError, CheckpointError):  # an architecture that residuum does not know
         description = None
     if description is None:
         wrapped = wrap_module(model, sample_shape)

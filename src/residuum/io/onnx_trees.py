@@ -36,8 +36,8 @@ REGRESSOR, CLASSIFIER, ENSEMBLE = (
     "TreeEnsemble",
 )
 DOMAINS = ("ai.onnx.ml", "com.microsoft", "")
-# Operators that may follow the trees. Other operators change the meaning of leaf values, as in isolation
-# forests.
+# ONNX operators that may use the outputs of trees. After other operators, leaf values are no predictions, as
+# in isolation forests.
 HARMLESS = (
     "Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "ReduceMean", "ZipMap",
     "ArgMax", "ArrayFeatureExtractor", "Normalizer",
@@ -618,7 +618,7 @@ def _class_shares(forest: Forest, attributes: dict[str, Any], factor: int) -> Fo
 
 def _is_fitted_to_targets(trees: list[Tree], producer: str) -> bool:
     """Return True if all trees seem to be fitted to the same targets, as in a random forest."""
-    # Such trees share many leaf values, or their leaf values have similar ranges.
+    # Trees of a random forest share many leaf values, or their leaf values have similar ranges.
     leaf_values = [tree.value[tree.left == NO_CHILD] for tree in trees]
     if len(trees) == 1:
         return True

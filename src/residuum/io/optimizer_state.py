@@ -67,7 +67,7 @@ def _read_torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str
     try:
         checkpoint = checkpoint_from_module(model)
         source_names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
-    except ArchitectureError:  # no architecture string describes the module, so it keeps its names
+    except ArchitectureError:  # an unknown architecture, so its parameters keep their names
         source_names = {name: name for name in parameters}
     group_by_parameter = {
         parameter: parameter_group

@@ -190,7 +190,7 @@ def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storag
 
     def read_cached(storage: Storage) -> bytearray:
         if not last or last[0][0] != storage:
-            last.clear()  # free the memory before the next storage is read
+            last.clear()  # free the memory of the previous storage before the next storage is read
             last.append((storage, read(storage)))
         return last[0][1]
 
@@ -283,8 +283,8 @@ def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
 
 def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> bytearray:
     """Return the bytes of an uncompressed file in an archive after checking its checksum."""
-    # ``member`` states the position of the file in the archive. So we do not open the archive with zipfile,
-    # which would parse the list of files again for each tensor.
+    # Read the bytes at the position that the archive states for this member. Opening the archive with zipfile
+    # would parse its whole list of files again for each tensor.
     if member is None or member.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(
             "A torch archive must store its files uncompressed; one of its files is missing or compressed.",

@@ -292,7 +292,7 @@ class PickleReader:
         """Add an action that loading the file would run, such as "call os.system", to ``unsafe``."""
         self.charge(0, NAME_BYTES)
         self.unsafe[action[:200]] = None
-        # If a function is called, we report only "call os.system" and not also "use os.system".
+        # A name is recorded as used before it is called. Replace "use os.system" by "call os.system".
         if action.startswith("call "):
             self.unsafe.pop(f"use {action.removeprefix('call ')}", None)
 
@@ -553,7 +553,7 @@ class PickleReader:
         if isinstance(target, NumpyDtype):
             dtype_state = expect_type(state, tuple)
             if len(dtype_state) > 3 and dtype_state[3] is not None:
-                # For a dtype with fields, we read only the size of an entry.
+                # For a structured dtype (with fields), we read only the number of bytes of an entry.
                 self.stack[-1] = target
                 target.code = f"V{dtype_state[5]}" if is_size(dtype_state[5]) else target.code
             target.order = dtype_state[1] if dtype_state[1] in ("<", ">") else "<"

@@ -36,7 +36,9 @@ from residuum.trees.forest import BOOSTING, ISOLATION, Forest
 from residuum.trees.predict import predict
 
 SHARES, SCORES, NUMBERS = "class shares", "class scores", "numbers"
-NEXT_TOKENS = "the next token"  # a causal language model, whose outputs are the losses of texts
+NEXT_TOKENS = (
+    "the next token"  # of a causal language model, whose predictor returns losses of texts
+)
 # Largest difference between 1 and the sum of the shares of all classes, as with float16.
 ROUNDING = 1e-3
 PASS_AS_TRAINED = (

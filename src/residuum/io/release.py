@@ -47,7 +47,8 @@ from residuum.records.rundir import digest, sha256
 # Largest size of a file in bytes. This can exceed the memory, because at first only headers and pickles are
 # read.
 DEFAULT_MAX_BYTES = 64 << 30
-MAX_CONFIG = 1 << 20  # largest size of adapter_config.json in bytes
+# Largest size in bytes of adapter_config.json, which holds the settings of an adapter (LoRA).
+MAX_CONFIG = 1 << 20
 PICKLE_MAGIC = b"\x80"
 # Pickles of the protocols 0 and 1 have no magic number. Each of them begins with one of these bytes.
 FIRST_BYTES = b"(]}cKIVSF"
@@ -74,7 +75,7 @@ UNSUPPORTED_FORMATS = {
 
 # Kinds of data files in the folder of a release (:mod:`.data_files`).
 TABLE, ARRAYS, TEXT, JSON, IMAGES = "table", "arrays", "text", "json", "images"
-OTHER = "other"  # a file or folder that a scan names and does not read
+OTHER = "other"  # kind of a file or folder that a scan lists without reading it
 DATA_KINDS = (TABLE, ARRAYS, TEXT, JSON, IMAGES, OTHER)
 RELEASE_KINDS = (  # formats of files
     *("torch", "torchscript", "pickle", "skops", "safetensors", "onnx"),

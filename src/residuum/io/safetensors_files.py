@@ -20,7 +20,7 @@ from residuum.io.inert import MAX_DIMENSIONS, Block, NumberReader
 from residuum.io.streams import read_range
 from residuum.records.inputs import is_size
 
-MAX_CLAIMED = 64 << 30  # largest size of all tensors of a file in bytes
+MAX_CLAIMED = 64 << 30  # largest size in bytes of all tensors of a file together
 # Largest size of the header of a file. It is enough for 40 000 tensors. A hostile header of this size, which
 # consists of empty JSON lists, takes 90 MB of memory.
 MAX_HEADER_BYTES = 4 << 20

@@ -151,7 +151,7 @@ def _describe_tensor(value: Tensor | Block) -> Tensor:
         return value
     dtype = getattr(torch, value.kind, None)
     if not isinstance(dtype, torch.dtype):
-        # The block holds objects or texts. ``_check_value`` later raises an error for the block.
+        # The array holds objects or texts. A later check raises an error for such an array.
         dtype = torch.uint8
     return torch.empty(value.shape, dtype=dtype, device="meta")
 

@@ -36,7 +36,7 @@ MAX_BATCH_TOKENS = (
 )
 # Largest number of logits of a batch (256 MB in float32). A text of GPT-2 with 1024 tokens has 51 million.
 MAX_BATCH_LOGITS = 64_000_000
-PROBE_LENGTH = 8  # number of tokens of the input that shows whether a module takes token ids
+PROBE_LENGTH = 8  # number of tokens of the test input that shows whether a module takes token ids
 # Largest change of a logit of a causal model if a later token changes, relative to the largest logit. The
 # change is not zero, because kernels round differently.
 MAX_CAUSAL_CHANGE = 1e-3
@@ -253,7 +253,7 @@ class TokenRunner:
         logits_per_token = 1
         for length in texts.lengths.unique().tolist():
             positions = (texts.lengths == length).nonzero().flatten()
-            # The first text of a length shows how many logits the model has for each text.
+            # Run one text first, to learn how many logits the model returns for a text of this length.
             batch_size = 1
             while len(positions):
                 batch, positions = positions[:batch_size], positions[batch_size:]

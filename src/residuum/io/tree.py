@@ -13,7 +13,7 @@ MAX_DEPTH = 5000  # largest nesting depth of values, which is deeper than in any
 MAX_PATH_LENGTH = 120  # largest length of the path of a value in messages, in characters
 # For each optimizer class of scikit-learn, the attributes that hold its state.
 OPTIMIZERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
-# Names of dict entries and tensors that hold averaged weights instead of the weights.
+# Names of dict entries and tensors that hold averaged weights, such as an EMA.
 AVERAGES = re.compile(
     r"^(model_?)?(ema|swa|shadow|averaged)(_?(model|state_dict|params|weights|shadow))?$|"
     r"^(state_dict_ema|shadow_params)$",

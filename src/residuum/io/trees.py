@@ -31,7 +31,7 @@ INDIRECT = re.compile(
     r"(Hist)?GradientBoosting|AdaBoostClassifier|IsolationForest|RandomTreesEmbedding|"
     r"XGB|LGBM|Booster$|CatBoost"
 )
-LEAF_CHILD = -1  # number that scikit-learn stores as the left child of a leaf
+LEAF_CHILD = -1  # scikit-learn stores this number in place of the children of a leaf
 PADDING_START = 57  # position of the first padding (unused) byte in a node, counted from 0
 SAFE_SINCE = (1, 3, 2)  # first version of scikit-learn that clears the padding of nodes
 

@@ -148,7 +148,7 @@ class _Reader:
         if letter:
             dtype = np.dtype(NUMBERS[letter])
             assert count is not None
-            # This check limits ``count`` before the multiplication.
+            # Check the count itself first, because a damaged file can state any number.
             self.check_room(count)
             self.check_room(count * dtype.itemsize)
             numbers = np.frombuffer(self.raw, dtype, count, self.position)

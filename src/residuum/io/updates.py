@@ -43,21 +43,21 @@ AFFIXES = re.compile(
     r"^((grads?|gradients?|deltas?|updates?|diffs?)[._/])+|([._](grads?|gradients?|deltas?|updates?|diffs?))+$",
     re.IGNORECASE,
 )
-# The singular value after the last sample is rounding. It is smaller than the one before by this factor.
+# A sum over r samples has r large singular values. The next one must be smaller by at least this factor.
 RANK_DROP = 1e3
 MAX_RANK_SHARE = 0.75  # largest rank of a sum of few gradients, as a share of the full rank
 SUM_TO_ZERO = (
     1e-4  # largest sum over classes, as a share of the sum of absolute values, that is rounding
 )
-# Weights of a layer with k inputs have a root mean square of about 1 / sqrt(k). If it is smaller than this
-# share of it in every layer, then each layer shrinks its input by this factor, and the outputs do not depend
-# on the input.
+# Trained weights of a layer with k inputs have a root mean square of about 1 / sqrt(k). If the root mean
+# square in every layer is below MAX_GAIN / sqrt(k), the outputs hardly depend on the input. So the file holds
+# an update.
 MAX_GAIN = 0.05
 MIN_CLASSES = 3  # the two outputs of a binary classifier can add up to zero for other reasons
 # Weights before and after fine-tuning correlate, and their norms are similar. If the correlation and the
 # ratio of norms are both below these limits, the file holds an update.
 MIN_CORRELATION, MIN_RELATIVE_SIZE = 0.1, 0.5
-MAX_MEASURED = 1 << 25  # largest number of values of a layer whose rank is measured
+MAX_MEASURED = 1 << 25  # largest number of weights of a layer whose rank is computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,7 +187,7 @@ def recognize_update(
         return (sign,)
     layers = _dense_layers(theta)
     if len(layers) < 2:
-        # Weights of a linear model that began at zero are a sum of gradients too, and no sign differs.
+        # A linear model whose weights began at zero looks exactly like an update, so there is no evidence.
         return ()
     low_rank = _find_low_rank(layers[:-1])
     sums_to_zero = _adds_up_to_zero(*layers[-1])
@@ -203,7 +203,8 @@ def recognize_update(
         "name": f"the file is called {file_name[:80]!r}" if is_named else "",
     }
     present = {name: text for name, text in signs.items() if text}
-    # A head that began at zero also adds up to zero, so a name and this sign are not enough.
+    # The last layer of a model may have begun at zero. Then its rows add up to zero even after training, so
+    # this sign and a name are not enough evidence.
     is_update = len(present) >= 2 and set(present) != {"sum", "name"}
     return tuple(present.values()) if is_update else ()
 
@@ -332,7 +333,7 @@ def _choose_kind(source: Any, tensors: Mapping[str, Tensor]) -> str:
     matrices = [t for t in tensors.values() if t.ndim == 2 and len(t) >= MIN_CLASSES]
     if matrices:
         last_layer_rows = matrices[-1].double()
-        # Sums in float64 are rounded, so that the comparison is not exact.
+        # The factor allows for rounding errors of the sums.
         is_one_sign = last_layer_rows.sum(1).abs() >= (1 - 1e-9) * last_layer_rows.abs().sum(1)
         signs = last_layer_rows[is_one_sign].sum(1).sign().sum()
         if float(signs) != 0:
@@ -384,7 +385,7 @@ def _match_names(tensors: Mapping[str, Tensor], base: Network) -> dict[str, Tens
             "Save the update with the tensor names of the state dict. Or pass the network to which the "
             "update belongs with --base.",
         )
-    # A difference may have a finer dtype than the base, so it keeps its own.
+    # An update keeps its own dtype, which may be more precise than the dtype of the base.
     return {name: t.detach().cpu() for name, t in matched.items()}
 
 

@@ -105,7 +105,7 @@ def find_vocabulary(folder: str | Path) -> Vocabulary | None:
         if is_inner_file(folder / name):
             try:
                 vocabulary = read_vocabulary(folder / name)
-            except ResiduumError:  # the scan of the file itself reports the problem
+            except ResiduumError:  # the scan of the file itself reports why it is unreadable
                 continue
             if vocabulary.tokens:
                 return vocabulary
@@ -225,7 +225,7 @@ def decode_bytes(text: str) -> str:
 
 
 def _byte_letters() -> dict[str, int]:
-    # GPT-2 writes printable bytes as themselves, and the others as the letters from code 256 on.
+    # GPT-2 writes printable bytes as the same letters, and other bytes as letters from code point 256 on.
     printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
     unprintable = [byte for byte in range(256) if byte not in printable_bytes]
     letters = {chr(byte): byte for byte in printable_bytes}

@@ -20,8 +20,7 @@ from residuum.records.exposure_tables import tables_of
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
 from residuum.terminal import print_line, print_notes, print_table
 
-# The property ``carry_half`` counts the records that together make up this share of the expected
-# recoveries.
+# Share of all expected recoveries. A summary says how few records together make up this share.
 HALF = 0.5
 SCHEMA_VERSION = "2.0"  # version of the fields of exposure.json
 # A spreadsheet treats a text that starts with one of these characters as a formula.

@@ -35,7 +35,7 @@ SMALL_BYTES = 128 << 20
 # 40 for MNIST, and 170 for MNIST with only black and white pixels.
 MAX_GROWTH = 200
 MAX_ARRAYS = 500  # largest number of arrays in a data file, more than a dataset needs
-MAX_HEADER = 1000  # largest header of an array in characters; 118 are typical
+MAX_HEADER = 1000  # largest header of an .npy array in characters; 118 are typical
 TEXT_BYTES = 64  # bytes that Python needs for a string in addition to its characters
 # Exceptions of zipfile and numpy for damaged files.
 _UNREADABLE = (OSError, ValueError, EOFError, MemoryError, RuntimeError, SyntaxError)
@@ -51,7 +51,7 @@ END_64 = struct.Struct("<4sQ2H2I4Q")
 # Record that stores the position of END_64 in a large (zip64) archive. It lies between END_64 and END.
 LOCATOR = struct.Struct("<4sIQI")
 
-# Error messages for a field of a dataset with a wrong number of entries: the rule, and what to do.
+# Texts of the error for a dataset field with a wrong number of entries: the rule, and the advice.
 ONE_PER_SAMPLE = ("have one entry per sample", "Save one identifier per row of x.")
 ONE_PER_COLUMN = ("name every column", "Save one name per column, in the order of x.")
 ONE_OR_ONE_PER_COLUMN = (

@@ -10,7 +10,8 @@ from torch import Tensor
 from residuum.errors import DataError
 from residuum.records.inputs import Dataset
 
-PADDING = -1  # value of ``TokenDataset.x`` behind the last token of a text. No token has this id
+# Fills the rows of shorter texts up to the length of the longest text. No token has this id.
+PADDING = -1
 
 
 @dataclass(frozen=True, eq=False)

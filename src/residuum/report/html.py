@@ -49,18 +49,19 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
-# Icon and style of each answer.
+# Name of the icon and style for each answer to a question of the report.
 SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}
 MAX_LENGTH = 600  # characters of a name or sentence from a file; the rest is cut off
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a meaning in Markdown
 MAX_COLUMNS = 12  # columns of a table row that a card shows, the most unusual first
 # A value of a table counts as reconstructed if its error is at most this share of the spread of its column.
 TOLERANCE = 0.1
-MAX_BEST = 3  # best matches on the first screen of a report
-MAX_CARDS = 120  # cards on one page
-MAX_CANDIDATES = 60  # cards of an audit without training data
-MAX_CARD_SENTENCE = 24  # words of the evidence for an answer in a model card
-MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160  # characters in a model card
+MAX_BEST = 3  # number of best matches on the first screen of a report
+MAX_CARDS = 120  # largest number of cards (samples with their reconstructions) on a page
+MAX_CANDIDATES = 60  # largest number of cards if an audit has no training data
+MAX_CARD_SENTENCE = 24  # largest number of words of a sentence in a model card
+# Largest number of characters of the subject and of the headline of a model card.
+MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160
 CARD_CAVEAT = "This is evidence about the tests that ran. It is no guarantee of privacy."
 # Largest size of all pictures in a page. Pages must stay small, because they are mailed and opened on phones.
 MAX_BYTES = 2_000_000
@@ -135,7 +136,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
             replace(item, row=None, embedding=None, reconstruction=None) for item in items
         )
     best_cards = [] if redact else cards_of(items[:MAX_BEST], result.shape)
-    # If the matches are compared with chance, only matches beyond chance get a card.
+    # If there is a chance level, show only samples whose match is better than chance.
     if deciding_score is not None:
         items = tuple(item for item in items if item.recovered)
     cards = cards_of(items, result.shape, redact=redact)

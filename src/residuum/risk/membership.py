@@ -64,7 +64,7 @@ MIN_SHARE = 0.05
 # is no evidence: with 256 neurons per layer, a third of the held-out records lie on one by chance.
 MIN_BOUNDARIES = 2
 MAX_DECOYS = 20_000  # largest number of decoys (noisy copies of training records) in a test
-DECOY_BLOCK = 2000  # number of decoys (noisy copies of training records) that are scored at once
+DECOY_BLOCK = 2000  # number of decoys (noisy copies of training records) per forward pass
 # Decoys are noisy copies of training records. With 20 decoys for each of n records, the smallest p-value is
 # 1 / (20 n + 1). It is below 0.05 / n, so the rule of Benjamini and Hochberg can accept a single record.
 DECOYS_PER_RECORD = 20
@@ -406,7 +406,7 @@ def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[f
 
     def placements(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
         sorted_reference = np.sort(reference)
-        # The number of smaller scores, where an equal score counts as half, times 2.
+        # Twice the number of smaller scores, where an equal score counts as half. Doubling avoids fractions.
         twice_smaller_count = np.searchsorted(sorted_reference, values) + np.searchsorted(
             sorted_reference, values, side="right"
         )

@@ -43,7 +43,7 @@ from residuum.risk.membership import (
 )
 from residuum.scanning.base_comparison import NONE, TouchedRows
 
-SUBSETS = 200  # random sets of held-out texts whose precision is the chance level
+SUBSETS = 200  # number of random sets of held-out texts from which the chance level is computed
 MAX_WORDS = 40  # largest number of words that a report lists
 # Marks with which tokenizers join pieces of words: WordPiece, byte-level BPE and SentencePiece.
 PIECE_MARKS = "#Ġ▁Ċ"

@@ -59,7 +59,7 @@ from residuum.scanning.finding import (
     printable,
 )
 
-# Tables whose rows are positions in a text or kinds of sentences, and not tokens.
+# Names of embedding tables whose rows are positions or sentence types, and not tokens.
 POSITIONS = re.compile(r"(position|pos_emb|\bwpe\b|token_type)", re.IGNORECASE)
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
 MIN_TABLE_ROWS = 100  # smallest number of rows of a matrix that we treat as an embedding table
@@ -240,7 +240,7 @@ def _measure_change(w: Tensor, w0: Tensor) -> float:
     """Return the norm of w - w0 relative to the norm of w0, in float64. Infinite if w0 is zero."""
     if w.dtype == w0.dtype and torch.equal(w, w0):
         return 0.0
-    # A part of the entries is converted at a time, because a table of words can have a gigabyte.
+    # Convert the entries to float64 in chunks, because a table of words can have a gigabyte.
     chunk_pairs = zip(w.flatten().split(CHUNK), w0.flatten().split(CHUNK), strict=True)
     change_square = base_square = 0.0
     for w_chunk, w0_chunk in chunk_pairs:
@@ -414,8 +414,8 @@ def _is_off_factor(w: Tensor, w0: Tensor, rounding_unit: float) -> Tensor | None
     if noise > MAX_NOISE:
         return None
     relative_scatter = (2 * w.shape[1]) ** -0.5
-    # ``noise`` is the median deviation of the rows that fit best. Other untouched rows deviate more, so the
-    # limit is above ``noise``.
+    # ``noise`` is the median deviation of the rows that fit best. The limit is larger, because other rows
+    # that training did not touch deviate more.
     return deviation > noise * (1 + 6 * relative_scatter) / max(1 - 2 * relative_scatter, 0.25)
 
 

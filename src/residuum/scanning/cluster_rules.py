@@ -30,7 +30,7 @@ from residuum.scanning.survey import Survey
 
 MEANS = ("KMeans", "BisectingKMeans")  # the center of a cluster is the mean of its records
 NEAR_MEANS = ("MiniBatchKMeans", "MeanShift")  # the center also depends on other records
-MAX_LABELS = 1 << 26  # largest number of labels that are counted
+MAX_LABELS = 1 << 26  # largest number of cluster labels of training records that are counted
 EPSILON = (
     1e-9  # largest relative difference of a covariance from ``reg_covar``, which sums up rounding
 )
@@ -118,7 +118,7 @@ def _count_by_subclusters(attributes: dict[str, object]) -> Tensor:
     """Return for each subcluster of the clustering Birch whether it consists of a single record."""
     singles: list[int] = []
     position = 0
-    leaf = attributes.get("dummy_leaf_")  # its successors are the leaves of the tree
+    leaf = attributes.get("dummy_leaf_")  # the first item of the linked list of leaves
     visited: set[int] = set()
     while isinstance(leaf, InertObject) and id(leaf) not in visited:
         visited.add(id(leaf))

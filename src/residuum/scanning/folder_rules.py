@@ -191,8 +191,9 @@ def _examine_vocabulary(item: FolderItem, _: Release, base: BaseFolder) -> Itera
         if new_rows:
             listed_words = plain.words(new_rows)
             reason = (
-                f"the tokenizer of the base does not have these tokens: "
-                f"{list_examples(listed_words)}. Someone added them for this model, or trained the tokenizer on the texts of this model"
+                "the tokenizer of the base does not have these tokens: "
+                f"{list_examples(listed_words)}. Someone added them for this model, or trained the "
+                "tokenizer on the texts of this model"
             )
             remedy = "Release the tokenizer of the base, or remove these tokens from {file}."
             finding_title = f"{len(listed_words)} tokens that the base does not have"

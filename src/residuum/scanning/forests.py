@@ -17,10 +17,9 @@ from residuum.trees.labels import find_labels
 from residuum.trees.recovery import recover_table
 from residuum.trees.stored_values import find_stored_values
 
-# A scan recovers the training table of a forest if the forest has at most this many nodes. This takes some
-# seconds.
+# Largest number of nodes of a forest whose training table a scan recovers. This takes some seconds.
 MAX_NODES = 500_000
-# A scan recovers labels if the number of trees times the number of records is at most this. Recovering labels
+# Largest product of the numbers of trees and records for which a scan recovers labels. Recovering labels
 # solves a linear program, which takes long for large forests.
 MAX_LABEL_WORK = 100_000
 ADVICE = (

@@ -56,9 +56,10 @@ def list_numbers(release: Release, *, rows_only: bool = False) -> Iterator[Numbe
     Yields:
         The sources of numbers, in the order of the release.
     """
-    read_ids: set[int] = set()  # lists that were read as rows of another list
-    last_array: list[tuple[Block, Tensor]] = []  # the last array that could only be read at once
-    tables: list[str] = []  # paths of tables that were read as a whole
+    read_ids: set[int] = set()  # ids of lists that were read as rows of a list of lists
+    # The last array that was read completely, which is kept for the next source of numbers.
+    last_array: list[tuple[Block, Tensor]] = []
+    tables: list[str] = []  # paths of tables, whose columns are not listed again
     for place in walk(release.content):
         value, path = place.value, place.path or name_of(release)
         if any(path.startswith(f"{table}.") for table in tables):

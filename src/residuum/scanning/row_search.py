@@ -33,7 +33,7 @@ from torch import Tensor
 from residuum.io.inert import NumberReader
 from residuum.scanning.sample_forms import CHUNK, Layout, Rows, Scaling, split_rows
 
-KEYS = 6  # number of random vectors
+KEYS = 6  # number of random vectors on which rows are projected
 MIN_DISTINCT = 16  # smallest number of distinct values of a sample that is compared up to scale
 MAX_EXTRA = 8  # largest number of further columns, such as labels, in the rows of an array
 CANDIDATES = 3  # number of samples that are compared with a row value by value
@@ -43,7 +43,7 @@ ROUNDING = 16 * torch.finfo(torch.float32).eps
 MAX_MEAN_RATIO = 100.0
 # A projection of rounding errors has a normal distribution. It is below this many deviations.
 DEVIATIONS = 6.0
-ROUNDED = 0.29  # standard deviation of the error of rounding to an integer
+ROUNDED = 0.29  # standard deviation of the rounding error of integers, 1 / sqrt(12)
 # Rows of integers with a smaller deviation have too few levels to tolerate rounding.
 MIN_LEVELS = 4.0
 MAX_RADIUS = 0.3  # largest tolerance of a projection, where projections have a deviation of about 1
@@ -148,7 +148,7 @@ class ScaleFreeKeys:
             if precision.has_integers:
                 tolerance = torch.where(r.std(1, keepdim=True) >= MIN_LEVELS, 0.61, 1e-3)
             else:
-                # Rounding errors of all values together change a and b by this much.
+                # Bound on the change of the fitted factor and shift by the rounding errors of all values.
                 fit_error = 4 * precision.relative / math.sqrt(r.shape[1])
                 tolerance = precision.relative * r.abs() + (ROUNDING + fit_error) * largest
             agreement &= (error <= tolerance).all(1)
@@ -261,7 +261,7 @@ def list_forms(scalings: Sequence[Scaling], layouts: Sequence[Layout]) -> list[F
         Form(scaling, layout, one_scale)
         for scaling in scalings
         for layout in layouts
-        # A comparison up to scale covers all changes with one factor and one shift.
+        # A comparison up to scale already finds samples that were changed by one factor and one shift.
         if scaling.is_homogeneous and (not scaling.name or not scaling.is_scalar)
     ]
     forms += [

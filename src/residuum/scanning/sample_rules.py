@@ -40,7 +40,7 @@ SAMPLE_NAMES = re.compile(
     r"tensors?|points|features)\d*$",
     re.IGNORECASE,
 )
-# Names that say less: an array with such a name counts only if its shape agrees.
+# Names that are weak evidence. An array with such a name is reported only if it has the shape of samples.
 WEAK_NAMES = re.compile(r"^(x|data|images|rows|records|sample|input|reference|dataset)\d*$", re.I)
 MIN_SIDE = 8  # smallest height and width of an image, because kernels of convolutions are smaller
 MAX_KERNEL = 15  # largest side of a square array with an odd side that can be a kernel
@@ -68,7 +68,7 @@ def find_samples(place: Place, survey: Survey) -> Iterator[StoredArray]:
     shortened_path = place.path[-60:]
     if RECORD_NAMES.search(shortened_path) or MEMORIES.search(
         shortened_path
-    ):  # ``stored_rules`` reports the array
+    ):  # another rule reports such an array
         return
     name = place.leaf
     has_name = bool(SAMPLE_NAMES.search(name))
@@ -142,6 +142,6 @@ def _is_weight_copy(block: Block, survey: Survey) -> bool:
             )
             if torch.corrcoef(array_and_weight)[0, 1].abs() > MIN_CORRELATION:
                 return True
-    except CheckpointError:  # the numbers are damaged, so nothing shows a copy
+    except CheckpointError:  # the numbers are damaged, so a copy cannot be recognized
         return False
     return False

@@ -368,7 +368,7 @@ class _FolderComparison:
 
     def add_changes(self, file: ScannedFile, release: Release, item: FolderItem) -> ScannedFile:
         """Return the scanned file, with findings about what training changed relative to the base weights."""
-        # Nothing can be subtracted from an update, so an update is not compared with the base.
+        # An update (a gradient or weight difference) is not compared with the base, as it holds no weights.
         if updates := _find_updates(release, self._base):
             return _add_findings(file, updates)
         if self._base is None or release.unsafe:

@@ -55,7 +55,7 @@ def find_stored_arrays(release: Release, survey: Survey) -> Iterator[StoredArray
     Yields:
         The arrays with their findings.
     """
-    # The rules for single places know an array by its name and shape. For ONNX, the graph knows more.
+    # The other rules judge an array by its name and shape. An ONNX graph also shows which are weights.
     decided_ids = find_onnx_weights(release)
     for array in find_onnx_records(release):
         decided_ids.add(id(array.value))

@@ -148,8 +148,8 @@ def refuse_format(release: Release) -> NoReturn:
 
 def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoReturn:
     """Raise the error for a model that cannot be stripped: the values that remain, and why."""
-    contents: dict[str, list[str]] = {}  # records, by the beginning of the sentence about them
-    reasons: dict[str, None] = {}  # an ordered set, as are the remedies
+    contents: dict[str, list[str]] = {}  # what remains, by the first words of the sentence about it
+    reasons: dict[str, None] = {}  # an ordered set of sentences, as a dict without values
     remedies: dict[str, None] = {}
     for finding in severe:
         owners = _along(finding.where, removals.owners)

@@ -64,7 +64,8 @@ class Survey:
 
 def survey_release(release: Release) -> Survey:
     """Collect facts about a model file in one pass, such as the number of values of a sample."""
-    inputs: dict[int, set[int]] = {}  # by number of dimensions of the weight
+    # The numbers of inputs of layers, by the number of dimensions of the weight.
+    inputs: dict[int, set[int]] = {}
     outputs: set[int] = set()
     column_counts: set[int] = set()
     sample_counts: list[int] = []
@@ -99,7 +100,7 @@ def survey_release(release: Release) -> Survey:
 
 def is_parameter(place: Place) -> bool:
     """Return True if the name of an array says that it is a weight, a statistic, a mask or a position."""
-    # A pickled module stores its parameters in a dict of this name, and its buffers in another.
+    # A pickled torch module stores its weights in the dict "_parameters".
     return "_parameters." in place.path or bool(PARAMETERS.search(place.leaf))
 
 

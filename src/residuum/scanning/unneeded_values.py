@@ -84,7 +84,7 @@ RANDOM_PREDICTIONS = ("DummyClassifier", "BernoulliRBM")
 SEEDED_PACKAGES = ("sklearn.", "xgboost.", "lightgbm.", "imblearn.")
 # Attributes that hold a list of (name, estimator) pairs.
 NAMED_ESTIMATORS = ("steps", "transformers_", "transformer_list")
-TREES_WITH_COUNTS = ("IsolationForest",)  # releases before 1.3 read the counts of nodes to predict
+TREES_WITH_COUNTS = ("IsolationForest",)  # before scikit-learn 1.3, predictions needed node counts
 
 REMOVE = '''
 
@@ -119,7 +119,7 @@ def clear_histogram_trees(estimator):
     pairs = zip(mapper.bin_thresholds_, mapper.is_categorical_)
     mapper.bin_thresholds_ = [bins if is_category else bins[:0] for bins, is_category in pairs]
 '''
-# Functions that a script defines, by the name with which statements call them.
+# Source code of helper functions for the script of strip, by the name of the function.
 HELPERS = {
     "remove": REMOVE,
     "clear_tree": CLEAR_TREE,
@@ -367,7 +367,7 @@ def _clear_tree(estimator: InertObject) -> None:
     if raw_nodes is None or raw_nodes.shape[1] not in (56, 64) or values.read is None:
         return
     cleared_nodes = raw_nodes.copy()
-    cleared_nodes[:, 32:56] = 0  # impurity, n_node_samples, weighted_n_node_samples
+    cleared_nodes[:, 32:56] = 0  # bytes of impurity, n_node_samples and weighted_n_node_samples
     cleared_nodes[:, PADDING_START:] = 0
     is_inner = cleared_nodes[:, :8].copy().view("<i8")[:, 0] != -1
     leaf_values = values.tensor().clone()

@@ -28,14 +28,14 @@ from residuum.scanning.survey import Survey
 MAX_LABELS = 50
 MAX_FEW = 10
 MIN_SHARING = 5
-MAX_GAP = 3  # codes fill at least this fraction (one third) of their range
+MAX_GAP = 3  # integers are codes of categories if they fill at least 1 / MAX_GAP of their range
 MAX_READ = 1 << 22  # largest number of categories that are read
 ENCODERS = ("OneHotEncoder", "OrdinalEncoder", "TargetEncoder")
 VOCABULARIES = ("vocabulary_", "vocab", "token2id", "item2id", "user2id", "word2idx", "stoi")
 DIGITS = 6  # measured values rarely have more significant digits
 ROUNDING = 1e-9  # largest relative error of a quantile that equals a value
 MIN_MEASURED = 0.5  # smallest share of different quantiles with few digits that shows stored values
-MIN_WORDS = 20  # smallest number of numbered texts that are a vocabulary
+MIN_WORDS = 20  # smallest number of entries of a dict that is reported as a vocabulary
 CLASS_LABELS = re.compile(
     r"label|class|target|column|feature|param|layer|module|state", re.IGNORECASE
 )

@@ -17,11 +17,11 @@ from scipy.stats import hypergeom
 Floats = NDArray[np.float64]
 
 MIN_VALUES = 10  # smallest number of distinct values of a column that is searched
-MIN_FOUND = 5  # smallest number of values in an array that is reported
+MIN_FOUND = 5  # smallest number of values of a column in an array that is reported
 MAX_COLUMNS = 200  # largest number of columns of a table whose single values are searched
 MAX_DECIMALS = 6
-# Positions of the comparison numbers between two neighboring values. The midpoint is left out, because the
-# thresholds of trees are midpoints.
+# Control numbers lie at these fractions between two neighboring values of a column. The fraction 0.5 is left
+# out, because the thresholds of trees are midpoints.
 BETWEEN = (0.13, 0.21, 0.29, 0.37, 0.63, 0.71, 0.79, 0.87)
 
 

@@ -41,7 +41,7 @@ from residuum.records import Knowledge
 from residuum.stationarity import Theta, by_layer, moved_layers
 
 WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
-# The attacks on a moment also attack an update. Results call this attack surface by its own name.
+# Attacks treat an update like the mean gradient of an optimizer. In results, it has its own name.
 UPDATE = "update"
 
 

@@ -21,7 +21,7 @@ from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import UnmixSettings
 from residuum.surfaces.surface import MOMENT, Surface
 
-# Multiplications and tanh evaluations per second on each kind of device, a cautious estimate.
+# Assumed operations (multiplications and tanh evaluations) per second on a CPU and on a GPU.
 SPEED = {"cpu": 1e10, "cuda": 1e12}
 LADDER = (  # amounts of computation, smallest first; the last is the full default
     Effort(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
@@ -208,7 +208,7 @@ def estimate_signs_and_sizes(
         voters.append("the value range")
         size_note = "sizes from the value range"
     sign = torch.where(votes < 0, -1.0, 1.0)
-    # Every source gets the sign of the first source of its group, times the sign of their inner product.
+    # A source and its negative are equivalent. Within a group, flip sources that point away from the first.
     sign_to_center = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
     evidence = f"signs from {', '.join(voters) or 'nothing'}; {size_note}"
     return sign_to_center * sign[sources.group], sizes[sources.group], evidence

@@ -54,7 +54,7 @@ class InputLayer:
     exact: tuple[Tensor, Tensor] | None = None
 
 
-@lru_cache(maxsize=2)  # why_not and find both read the layer
+@lru_cache(maxsize=2)  # an attack reads the layer twice: in ``why_not`` and in ``find``
 def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
     """Read the layer that receives the input and subtract its initial weights.
 
