@@ -85,5 +85,5 @@ def test_a_storage_has_one_size(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(two_claims(1, 1))
     assert [block.numel for block in open_release(tmp_path / "m.pt").content] == [1, 1]
     (tmp_path / "m.pt").write_bytes(two_claims(1, 10**6))
-    with pytest.raises(UnsafeFileError, match="has two sizes in this file"):
+    with pytest.raises(UnsafeFileError, match="states two sizes of the storage"):
         open_release(tmp_path / "m.pt")

@@ -73,7 +73,7 @@ def test_a_csv_has_names_units_and_a_label(tmp_path: Path) -> None:
     [
         ("", "header"),
         ("a,b\n1,2,3\n", "as many values"),
-        ("1,2\n3,4\n", "must name the columns"),
+        ("1,2\n3,4\n", "must hold the names of the columns"),
         ("a,a,y\n1,1,0\n", "different names"),
     ],
 )

@@ -114,7 +114,7 @@ def test_a_column_holds_numbers_or_texts(
         ("t.csv", f'a,b\n"{"x" * 200_000}",1\n', "field larger"),
         ("t.json", '{"a": 1}', "list of objects"),
         ("t.json", "[" * 100_000, "reading the file failed"),
-        ("t.jsonl", '{"a": [1, 2]}\n', "must be flat"),
+        ("t.jsonl", '{"a": [1, 2]}\n', "must hold only single values"),
         ("t.jsonl", '{"a": \n', "reading the file failed"),
         ("t.csv.gz", "no gzip", "reading the file failed"),
     ],
@@ -164,7 +164,7 @@ def test_other_formats_are_named_with_the_command_that_converts_them(tmp_path: P
         with pytest.raises(DataError, match=r"python -c .*pandas\.read_"):
             read_samples(write(tmp_path / name, ""))
     (tmp_path / "x.bin").write_bytes(pickle.dumps([1]))
-    with pytest.raises(DataError, match="is another file"):
+    with pytest.raises(DataError, match="is none of these"):
         read_samples(tmp_path / "x.bin")
 
 
