@@ -60,7 +60,7 @@ def test_entries_of_dicts_count_as_memory(tmp_path: Path, capsys: Capture) -> No
     capsys.readouterr()
     (tmp_path / "m.pkl").write_bytes(table(460_000))
     assert main(["scan", str(tmp_path / "m.pkl")]) == 4
-    assert "48 MB of memory in addition to its size" in one_line(capsys)
+    assert "48 MB of memory in addition to the size" in one_line(capsys)
 
 
 def two_claims(first: int, second: int) -> bytes:
