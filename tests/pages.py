@@ -21,6 +21,7 @@ from residuum.auditing.verdict import (
     Verdict,
     decide,
 )
+from residuum.conformal import count_above_tail
 from residuum.evaluation.adapting import Fit
 from residuum.networks.network import Network
 from residuum.records import (
@@ -33,7 +34,6 @@ from residuum.records import (
     Uniqueness,
 )
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore
-from residuum.risk.conformal import count_above_tail
 from residuum.risk.membership import LossSeparation, MembershipTest, holdout_needed, min_named
 from residuum.surfaces.inspection import Inspection
 

@@ -118,7 +118,8 @@ def _find_loader(name: str | Path) -> Source:
         )
     if os.sep in str(name):
         raise DataError(
-            f"There is no data file or folder at the path {str(name)!r}.", "Check the path."
+            f"A data file must exist; there is no file or folder at the path {str(name)!r}.",
+            "Check the path.",
         )
     raise DataError(
         "A dataset must be the name of a built-in dataset, or the path of an .npz archive or a folder of "

@@ -231,7 +231,10 @@ def _read_arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
 def _read_npy(path: Path) -> Dataset:
     """Read an .npy array of samples without labels. The array is never unpickled."""
     if not path.is_file():
-        raise DataError(f"There is no data file at the path {str(path)!r}.", "Check the path.")
+        raise DataError(
+            f"A data file must exist; there is no file at the path {str(path)!r}.",
+            "Check the path.",
+        )
     if (size := path.stat().st_size) > MAX_ARRAY:
         raise UnsafeFileError(
             f"A file with an array of samples may have at most {MAX_ARRAY:,} bytes; the file "

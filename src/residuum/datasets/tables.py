@@ -118,7 +118,10 @@ def read_table(path: Path) -> dict[str, Column]:
         DataError: If the file is missing or is not a table with named columns.
     """
     if not path.is_file():
-        raise DataError(f"There is no data file at the path {str(path)!r}.", "Check the path.")
+        raise DataError(
+            f"A data file must exist; there is no file at the path {str(path)!r}.",
+            "Check the path.",
+        )
     try:
         return READERS[table_format(path)](path)
     except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as problem:

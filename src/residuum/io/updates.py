@@ -39,6 +39,7 @@ UPDATE_WORDS = re.compile(
     r"(^|[^a-z])(grads?|gradients?|deltas?|updates?|diffs?|differences?)([^a-z]|$)", re.IGNORECASE
 )
 GRADIENT_WORDS = re.compile(r"(^|[^a-z])(grads?|gradients?)([^a-z]|$)", re.IGNORECASE)
+DIFFERENCE_WORDS = re.compile(r"(^|[^a-z])(deltas?|diffs?|differences?)([^a-z]|$)", re.IGNORECASE)
 AFFIXES = re.compile(
     r"^((grads?|gradients?|deltas?|updates?|diffs?)[._/])+|([._](grads?|gradients?|deltas?|updates?|diffs?))+$",
     re.IGNORECASE,
@@ -328,7 +329,7 @@ def _choose_kind(source: Any, tensors: Mapping[str, Tensor]) -> str:
         names_in_file = [source.path.stem, *_block_names(source)]
         if any(GRADIENT_WORDS.search(name) for name in names_in_file):
             return GRADIENT
-        if any(UPDATE_WORDS.search(name) for name in names_in_file):
+        if any(DIFFERENCE_WORDS.search(name) for name in names_in_file):
             return DIFFERENCE
     matrices = [t for t in tensors.values() if t.ndim == 2 and len(t) >= MIN_CLASSES]
     if matrices:

@@ -280,7 +280,10 @@ def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarr
     """
     try:
         if not Path(path).is_file():
-            raise DataError(f"There is no data file at the path {str(path)!r}.", "Check the path.")
+            raise DataError(
+                f"A data file must exist; there is no file at the path {str(path)!r}.",
+                "Check the path.",
+            )
         with Path(path).open("rb") as stream, open_zip(stream) as archive:
             members = _check_members(archive, stream, path, max_bytes)
             return {name: _unpack(archive, member) for name, member in members.items()}

@@ -20,8 +20,8 @@ from xml.etree import ElementTree
 import numpy as np
 from markupsafe import Markup
 
+from residuum.conformal import TAIL
 from residuum.report.drawing import Array, mask_nonpositive, new_figure
-from residuum.risk.conformal import TAIL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

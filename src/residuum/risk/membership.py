@@ -5,7 +5,7 @@ on which the record lies. This module compares these values between training rec
 Named records are the records that the test lists as members of the training set. A finding is the result that
 the network reveals membership.
 
-1. The p-value of a record is its rank among the held-out records (:mod:`residuum.risk.conformal`).
+1. The p-value of a record is its rank among the held-out records (:mod:`residuum.conformal`).
 2. The group test counts the records above the 99th percentile of the held-out records.
 3. A record is named if three conditions hold. The group test rejects. The rule of Benjamini and Hochberg
    accepts the record at a false discovery rate of 5%. The record lies on at least two activation boundaries.
@@ -37,13 +37,13 @@ import torch
 from scipy.stats import false_discovery_control, norm
 from torch import Tensor
 
+from residuum.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.errors import DataError
 from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.networks.kinks import ActivationBoundaries, make_decoys
 from residuum.networks.network import Network
 from residuum.records import Dataset
 from residuum.records.base import Record
-from residuum.risk.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.risk.stages import margins_and_losses
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels

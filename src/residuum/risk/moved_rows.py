@@ -27,10 +27,10 @@ import numpy as np
 import torch
 from scipy.stats import hypergeom
 
+from residuum.conformal import rank_p_values
 from residuum.evaluation.null import format_p
 from residuum.records import Record
 from residuum.records.tokens import TokenDataset
-from residuum.risk.conformal import rank_p_values
 from residuum.risk.membership import (
     GROUP_LEVEL,
     MIN_BOUNDARIES,

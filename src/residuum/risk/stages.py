@@ -13,6 +13,7 @@ import torch
 from scipy.stats import false_discovery_control
 from torch import Tensor, nn
 
+from residuum.conformal import rank_p_values
 from residuum.errors import DataError
 from residuum.networks import dense_chain
 from residuum.networks.kinks import ActivationBoundaries
@@ -26,7 +27,6 @@ from residuum.records.exposure import (
 )
 from residuum.records.rundir import digest
 from residuum.risk.case import Case, Samples
-from residuum.risk.conformal import rank_p_values
 from residuum.risk.fit import Fit, compute_informed_ncc
 from residuum.risk.gradients import Counter
 from residuum.similarity import chunks

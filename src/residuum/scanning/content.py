@@ -67,6 +67,7 @@ from residuum.scanning.value_search import (
 
 # A place is reported if so many matches have at most this probability by chance.
 SIGNIFICANCE = 0.01
+MAX_COMPARED = 256  # number of columns in which samples are compared at first
 TARGETS = "the targets"  # stands for the name of a column
 MAX_SHOWN = 10  # largest number of row numbers in a text
 # Arrays with more numbers than this hold single values of a table by chance, and sorting them takes long.
@@ -126,6 +127,8 @@ def read_queries(data: Any, holdout: Any = None) -> Queries:
             if not texts:
                 raise
             notes = (f"only the texts of the data were searched: {problem.message}",)
+    # A table of texts and labels alone is a data set without any column of numbers.
+    train, held_out = (None if s is None or not s.x[0].numel() else s for s in (train, held_out))
     if train is None and not texts:
         raise DataError(
             "The data that a scan searches for must contain samples or texts; the data that you passed "
@@ -510,10 +513,11 @@ class _RowSearch:
         if not matched:
             return set()
         matched_numbers = torch.tensor(sorted(matched))
-        samples = self._distinct.take(matched_numbers)
-        random_direction = torch.randn(
-            self._d, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-        )
+        # Few samples agree in some random columns, and only these are compared in all columns.
+        generator = torch.Generator().manual_seed(1)
+        columns = torch.randperm(self._d, generator=generator)[:MAX_COMPARED].sort().values
+        samples = self._distinct.take(matched_numbers, columns)
+        random_direction = torch.randn(len(columns), dtype=torch.float64, generator=generator)
         keys, order = (samples @ random_direction).sort()
         slack = 1e-9 * float((samples.abs() @ random_direction.abs()).max())
         common: set[int] = set()
@@ -522,14 +526,15 @@ class _RowSearch:
             *([] if self._holdout is None else [self._holdout]),
         ]
         for controls in all_controls:
-            for chunk in split_rows(len(controls), self._d):
-                control_rows = controls.take(chunk)
+            for chunk in split_rows(len(controls), len(columns)):
+                control_rows = controls.take(chunk, columns)
                 projections = control_rows @ random_direction
                 first_candidates = torch.searchsorted(keys, projections - slack)
                 last_candidates = torch.searchsorted(keys, projections + slack)
                 for i in (first_candidates < last_candidates).nonzero().flatten().tolist():
                     candidates = order[first_candidates[i] : last_candidates[i]]
-                    is_same = (samples[candidates] == control_rows[i]).all(1)
+                    row = controls.take(chunk[i : i + 1])
+                    is_same = (self._distinct.take(matched_numbers[candidates]) == row).all(1)
                     common.update(matched_numbers[candidates[is_same]].tolist())
         return common
 
@@ -733,6 +738,6 @@ def _strings_at(value: Any) -> Iterable[str]:
         return (key for key in value if isinstance(key, str))
     if isinstance(value, Block) and isinstance(value.objects, TextArray):
         return value.objects.full_texts()
-    if isinstance(value, Block) and isinstance(value.objects, list):
+    if isinstance(value, Block) and value.objects is not None:
         return (entry for entry in value.objects if isinstance(entry, str))
     return ()

@@ -43,6 +43,7 @@ from residuum.scanning.folder_files import STATE as STATE_ROLE
 from residuum.scanning.path_rules import PATH
 
 MIN_TABLE_ROWS = 5  # a table with fewer rows can be a table of results
+HISTORIES = ("history", "log_history")  # names of lists that training code fills with losses
 MIN_LIST = 20  # smallest number of records or texts in a JSON file that is reported
 MIN_TEXT_LENGTH = 20  # smallest mean length of the texts in such a list
 MIN_TEXT_BYTES = 1000  # smallest size of a text file that is reported
@@ -168,14 +169,13 @@ def _examine_trainer_state(item: FolderItem, release: Release, _: BaseFolder) ->
     content = release.content if isinstance(release.content, dict) else {}
     history = content.get("log_history")
     if isinstance(history, list) and history:
-        reason = (
-            "the curve shows the course of training, step by step, and scores on validation data"
-        )
-        finding_title = "a loss curve"
-        yield Finding(
-            STATISTICS, "low", finding_title, "log_history", reason, NOT_NEEDED, count=len(history)
-        )
+        yield _describe_curve("log_history", len(history))
     yield from _find_paths(release, NOT_NEEDED)
+
+
+def _describe_curve(where: str, count: int) -> Finding:
+    reason = "the curve shows the course of training, step by step, and scores on validation data"
+    return Finding(STATISTICS, "low", "a loss curve", where, reason, NOT_NEEDED, count=count)
 
 
 # Tokenizers
@@ -322,7 +322,9 @@ def _examine_json(item: FolderItem, release: Release, _: BaseFolder) -> Iterator
     largest, count = "", 0
     for place in walk(content):
         description = _describe_list(place.value)
-        if description and len(place.value) > count:
+        if description and place.name in HISTORIES:
+            yield _describe_curve(place.path, len(place.value))
+        elif description and len(place.value) > count:
             largest, count, where = description, len(place.value), place.path
     if largest:
         reason = "lists of this length can be training data"

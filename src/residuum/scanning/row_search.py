@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -31,10 +32,11 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from residuum.io.inert import NumberReader
-from residuum.scanning.sample_forms import CHUNK, Layout, Rows, Scaling, split_rows
+from residuum.scanning.sample_forms import Layout, Rows, Scaling, split_rows
 
 KEYS = 6  # number of random vectors on which rows are projected
 MIN_DISTINCT = 16  # smallest number of distinct values of a sample that is compared up to scale
+CHUNK = 1 << 21  # largest number of values of an array that are read together
 MAX_EXTRA = 8  # largest number of further columns, such as labels, in the rows of an array
 CANDIDATES = 3  # number of samples that are compared with a row value by value
 # The error of a computation in float32, relative to the largest value.
@@ -124,7 +126,10 @@ class ScaleFreeKeys:
         keys[~is_varied.any(1)] = torch.nan
         ratios = squares * inverse**2  # (root mean square / deviation)^2
         absolute = ROUNDED * inverse if precision.has_integers else 0.0
-        noise = ((precision.relative + ROUNDING) ** 2 * ratios + absolute**2).mean(1).sqrt()
+        # The error of a sum of d products in float32 grows with the square root of d.
+        summation = torch.finfo(torch.float32).eps * math.sqrt(len(self.groups))
+        relative = precision.relative + ROUNDING + summation
+        noise = (relative**2 * ratios + absolute**2).mean(1).sqrt()
         cancellation = torch.finfo(torch.float32).eps * ratios.mean(1)
         return keys, (DEVIATIONS * noise + 8 * cancellation).clamp(max=MAX_RADIUS)
 
@@ -164,12 +169,22 @@ class ValueKeys:
 
     def __init__(self, magnitude: Tensor) -> None:
         self.magnitude = magnitude
+
+    @cached_property
+    def _vectors(self) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        vectors = torch.randn(len(magnitude), KEYS, generator=generator, dtype=torch.float64)
-        self._bound = float(vectors.abs().sum(0).max())
-        self._rounded = float((vectors.abs() / magnitude[:, None]).sum(0).max())
-        matrix = vectors / magnitude[:, None]
-        self._matrices = {torch.float64: matrix, torch.float32: matrix.float()}
+        return torch.randn(len(self.magnitude), KEYS, generator=generator, dtype=torch.float64)
+
+    @cached_property
+    def _matrices(self) -> dict[torch.dtype, Tensor]:
+        matrix = self._vectors / self.magnitude[:, None]
+        return {torch.float64: matrix, torch.float32: matrix.float()}
+
+    @cached_property
+    def _bounds(self) -> tuple[float, float]:
+        """The largest change of a key if each value changes by its magnitude, and if it changes by 1."""
+        sizes = self._vectors.abs()
+        return float(sizes.sum(0).max()), float((sizes / self.magnitude[:, None]).sum(0).max())
 
     def project(self, rows: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
         """Project rows.
@@ -182,9 +197,9 @@ class ValueKeys:
             The keys (m, k), and by how much rounding may change the keys of each row, (m,).
         """
         keys = (rows @ self._matrices[rows.dtype]).double()
-        radius = (2 * precision.relative + ROUNDING) * self._bound
+        radius = (2 * precision.relative + ROUNDING) * self._bounds[0]
         if precision.has_integers:
-            radius += self._rounded
+            radius += self._bounds[1]
         return keys, torch.full((len(rows),), min(radius, MAX_RADIUS), dtype=torch.float64)
 
     def agree(self, rows: Tensor, samples: Tensor, precision: Precision) -> Tensor:
@@ -336,10 +351,13 @@ class SampleIndex:
         projections, positions = [np.empty((0, KEYS))], [np.empty(0, np.int64)]
         for chunk in split_rows(len(self._samples), len(form.scaling.factor)):
             samples = form.apply(self._samples.take(chunk))
-            keys, _ = form.keys.project(samples, Precision(0.0))
-            is_usable = form.accepts(samples) & keys.isfinite().all(1)
+            accepted = form.accepts(samples).nonzero().flatten()
+            if not len(accepted):
+                continue
+            keys, _ = form.keys.project(samples[accepted], Precision(0.0))
+            is_usable = keys.isfinite().all(1)
             projections.append(keys[is_usable].numpy())
-            positions.append(chunk[is_usable].numpy())
+            positions.append(chunk[accepted[is_usable]].numpy())
         return np.concatenate(projections), np.concatenate(positions)
 
     def match(
@@ -354,11 +372,14 @@ class SampleIndex:
             first_row: Number of the first of these rows in the array.
         """
         floats = rows if rows.dtype == torch.float32 else rows.float()
+        first_match = len(matches.rows)
         for keys, tree, sample_numbers, form_numbers in self._trees:
             projections, radii = keys.project(floats, precision)
             reach = float(radii.max())
             low, high = torch.from_numpy(tree.mins) - reach, torch.from_numpy(tree.maxes) + reach
             is_near = ((projections >= low) & (projections <= high)).all(1)
+            # A row that matches in one form is not compared again in the next form.
+            is_near[torch.tensor(matches.rows[first_match:], dtype=torch.long) - first_row] = False
             near_rows = is_near.nonzero().flatten()
             if not len(near_rows):
                 continue

@@ -71,13 +71,24 @@ class Layout:
     channels: Tensor | None = None
 
 
+ALL = slice(None)  # all columns
+
+
 class Rows(Protocol):
     """Samples as rows of a matrix. The rows are computed when they are needed."""
 
     def __len__(self) -> int: ...
 
-    def take(self, positions: Tensor) -> Tensor:
-        """Return the samples at ``positions`` as a matrix (m, d) in float64."""
+    def take(self, positions: Tensor, columns: Tensor | slice = ALL) -> Tensor:
+        """Return samples as the rows of a matrix.
+
+        Args:
+            positions: Numbers of the samples, (m,).
+            columns: The columns to return, by default all.
+
+        Returns:
+            The rows (m, d) in float64.
+        """
         ...
 
 
@@ -107,9 +118,17 @@ class GivenRows:
     def __len__(self) -> int:
         return len(self._flat)
 
-    def take(self, positions: Tensor) -> Tensor:
-        """Return the samples at ``positions`` as a matrix (m, d) in float64."""
-        return self._flat[positions].double()
+    def take(self, positions: Tensor, columns: Tensor | slice = ALL) -> Tensor:
+        """Return samples as the rows of a matrix.
+
+        Args:
+            positions: Numbers of the samples, (m,).
+            columns: The columns to return, by default all.
+
+        Returns:
+            The rows (m, d) in float64.
+        """
+        return self._flat[:, columns][positions].double()
 
 
 class ShuffledRows:
@@ -134,7 +153,10 @@ class ShuffledRows:
         self._shifts = torch.stack(
             [
                 torch.cat(
-                    [torch.randperm(choices, generator=generator) for _ in range(permutations)]
+                    [
+                        torch.randperm(choices, generator=generator, dtype=torch.int32)
+                        for _ in range(permutations)
+                    ]
                 )[:d]
                 for _ in range(shuffles)
             ]
@@ -143,13 +165,21 @@ class ShuffledRows:
     def __len__(self) -> int:
         return len(self._shifts) * len(self._flat)
 
-    def take(self, positions: Tensor) -> Tensor:
-        """Return the shuffled samples at ``positions`` as a matrix (m, d) in float64."""
+    def take(self, positions: Tensor, columns: Tensor | slice = ALL) -> Tensor:
+        """Return samples as the rows of a matrix.
+
+        Args:
+            positions: Numbers of the samples, (m,).
+            columns: The columns to return, by default all.
+
+        Returns:
+            The rows (m, d) in float64.
+        """
         n = len(self._flat)
         if n == 1:
-            return self._flat[0][self._shifts[positions]].double()
-        rows = (positions[:, None] % n + self._shifts[positions // n]) % n
-        return self._flat.gather(0, rows).double()
+            return self._flat[0][self._shifts[:, columns][positions].long()].double()
+        rows = (positions[:, None] % n + self._shifts[:, columns][positions // n]) % n
+        return self._flat[:, columns].gather(0, rows).double()
 
 
 def list_scalings(

@@ -259,7 +259,11 @@ def test_texts_are_read_from_files(tmp_path: Path) -> None:
         ([[1.5, 2.0]], DataError, "whole numbers"),
         ([[-3, 2]], DataError, "negative"),
         ([[]], DataError, "must have a token"),
-        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, DataError, "one value of the attention mask"),
+        (
+            {"input_ids": [[1, 2]], "attention_mask": [[1]]},
+            DataError,
+            "one value of the attention mask",
+        ),
         ("texts.parquet", DataError, "suffixes"),
     ],
 )

@@ -363,7 +363,7 @@ def test_quiet_prints_nothing(
 ) -> None:
     for command in (
         [*TRAIN, "--out", str(tmp_path / "q")],
-        ["scan", str(run)],
+        ["scan", str(run), "--fail-on", "none"],  # the folder holds the training samples
         ["certify", str(run)],
         ["demo", "--out", str(tmp_path / "d")],
     ):
@@ -376,7 +376,7 @@ def test_json_is_all_that_is_printed(
 ) -> None:
     for command in (
         [*TRAIN, "--out", str(tmp_path / "j")],
-        ["scan", str(run)],
+        ["scan", str(run), "--fail-on", "none"],  # the folder holds the training samples
         ["certify", str(run)],
     ):
         assert main([*command, "--json"]) == 0

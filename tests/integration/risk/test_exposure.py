@@ -18,6 +18,7 @@ from torch import Tensor, nn
 import residuum as rs
 from papers.points import relu_point
 from residuum.cli.main import main
+from residuum.conformal import rank_p_values
 from residuum.errors import DataError, InputError
 from residuum.io.modules import checkpoint_from_module
 from residuum.networks import MLP, Architecture, ConvNet
@@ -27,7 +28,6 @@ from residuum.records.exposure import COLUMNS, Exposure
 from residuum.risk import canaries, gradients
 from residuum.risk.canaries import compute_epsilon_bound, count_guesses, find_best_bound
 from residuum.risk.case import Case, compute_covectors
-from residuum.risk.conformal import rank_p_values
 from residuum.risk.fit import compute_informed_estimate
 from residuum.risk.gradients import AnyGradients, ChainGradients, compute_gradients
 from residuum.risk.groups import MAX_GROUPS, mean_interval
@@ -791,7 +791,8 @@ def test_the_command_ranks_records_and_refuses_a_limit_on_probabilities(
     schemas.check("exposure", output)
     assert main([*arguments, "--fail-above", "0.5", "--quiet"]) == 2
     assert (
-        "--fail-above needs the probability that each record is recovered" in capsys.readouterr().err
+        "--fail-above needs the probability that each record is recovered"
+        in capsys.readouterr().err
     )
     assert main([*arguments, "--init", "own", "--out", str(tmp_path / "e")]) == 0
     text = capsys.readouterr().out

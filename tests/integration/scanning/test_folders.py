@@ -188,13 +188,17 @@ def test_every_file_with_data_is_named_with_its_remedy(tuned: Path) -> None:
 def test_settings_and_short_files_are_no_alarm(tuned: Path) -> None:
     (tuned / "generation_config.json").write_text('{"max_length": 20, "eos_token_id": [1, 2]}')
     (tuned / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5]}')
+    history = [{"step": i, "loss": 1 / (i + 1)} for i in range(60)]
+    (tuned / "training.json").write_text(json.dumps({"history": history}))
     (tuned / "all_results.json").write_text('{"eval_loss": 0.5, "epoch": 3}')
     (tuned / "special_tokens_map.json").write_text('{"cls_token": "[CLS]"}')
     (tuned / "requirements.txt").write_text("torch\n" * 400)
     (tuned / "README.md").write_text("# A model\n\nIt classifies reports.\n")
     (tuned / "LICENSE").write_text("Apache\n" * 400)
     result = rs.scan(tuned)
-    assert {name for name, rows in by_file(result).items() if rows} == {"tokenizer.json"}
+    alarms = {f.file for f in result.files if any(x.severity != "low" for x in f.findings)}
+    assert alarms == {"tokenizer.json"}
+    assert by_file(result)["training.json"] == [("statistics", "low", "a loss curve")]
     (note,) = result.notes
     assert "LICENSE, requirements.txt" in note
 

@@ -101,7 +101,9 @@ def test_held_out_tables_have_the_columns_and_classes_of_the_training_samples() 
     without_weight = as_dataset(held_out.drop(columns="weight"), "holdout")
     with pytest.raises(DataError, match="'holdout' has 2 columns of numbers"):
         check_columns(*fit_columns(people(), without_weight, 3), 3)
-    with pytest.raises(DataError, match=r"'weight' of the table 'people' is missing in the table 'holdout'"):
+    with pytest.raises(
+        DataError, match=r"'weight' of the table 'people' is missing in the table 'holdout'"
+    ):
         check_columns(*fit_columns(people(drop=("city",)), without_weight))
 
 

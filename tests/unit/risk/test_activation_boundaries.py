@@ -15,6 +15,7 @@ from scipy.stats import false_discovery_control
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from residuum.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.errors import ArchitectureError, DataError
 from residuum.io.estimators import convert_estimator
 from residuum.io.modules import checkpoint_from_module
@@ -22,7 +23,6 @@ from residuum.networks import MLP
 from residuum.networks.kinks import ActivationBoundaries, make_decoys
 from residuum.networks.network import Network
 from residuum.records import Dataset
-from residuum.risk.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.risk.membership import (
     MembershipTest,
     holdout_needed,

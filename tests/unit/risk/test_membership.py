@@ -14,11 +14,11 @@ from torch import nn
 import residuum as rs
 from residuum.auditing.questions import UNKNOWN
 from residuum.auditing.verdict import INCONCLUSIVE
+from residuum.conformal import group_p_value
 from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.networks import MLP
 from residuum.networks.network import Network
 from residuum.records import Dataset
-from residuum.risk.conformal import group_p_value
 from residuum.risk.membership import (
     ABSENT,
     GROUP_LEVEL,
