@@ -67,7 +67,8 @@ def _read_file(path: Path) -> Iterable[str]:
         content = path.read_text("utf-8-sig")
     except ValueError as problem:
         raise DataError(
-            f"A file of texts must be in UTF-8; reading the file {str(path)!r} failed ({type(problem).__name__}).",
+            f"A file of texts must be in UTF-8; reading the file {str(path)!r} failed "
+            f"({type(problem).__name__}).",
             "Save the texts in a .txt file in UTF-8, with one text per line.",
         ) from problem
     return [line for line in content.splitlines() if line.strip()]

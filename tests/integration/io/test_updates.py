@@ -134,5 +134,5 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(CheckpointError, match="finite"):
         read_update({**update, "0.bias": torch.full((30,), torch.nan)}, base)
     for inputs in (("u", "m", "b", None), ("u", None, "b", "a"), ("u", None, None, None, "none")):
-        with pytest.raises(InputError, match="--update and .* cannot be used"):
+        with pytest.raises(InputError, match=r"--update and .* cannot be used"):
             resolve_update(*inputs)
