@@ -623,7 +623,7 @@ def shape_of(shape: Any) -> tuple[int, ...] | None:
 
 
 def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
-    """Return what identifies an audit: version, settings, contents of the inputs and knowledge.
+    """Return what identifies an audit: version, settings, contents of the inputs, attacker knowledge.
 
     File paths are not included. A run directory refuses to continue an audit with another identity.
 
@@ -658,7 +658,7 @@ def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
 
 
 def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
-    """Raise an error if a file differs from the file that the configuration was written for.
+    """Raise an error if an input file differs from the file of the audit that wrote the configuration.
 
     Args:
         case: The inputs of the audit.

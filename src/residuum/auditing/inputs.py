@@ -227,8 +227,8 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     remedy = "Pass the range of the data before a mean was subtracted, and that mean (--mean)."
     if excess > MAX_EXCESS:
         raise DataError(
-            "Training samples must lie in or near the known value range; these samples exceed it by more "
-            f"than its width. {range_sentence}.",
+            "Training samples must lie in or near the known value range; these samples lie outside of "
+            f"the range by more than its width. {range_sentence}.",
             remedy,
         )
     outside_share = float(((train_values < low) | (train_values > high)).double().mean())

@@ -1,4 +1,4 @@
-"""Define the content of ``result.json``, the published result of an audit.
+"""Define the content of ``result.json``, the file with the result of an audit.
 
 Most records of an audit are written to ``result.json`` unchanged. For records that hold more than a reader
 needs, this module defines a shorter record.

@@ -192,7 +192,7 @@ def skip_without_network_and_time(audit: Audit) -> str:
 
 
 def certify(audit: Audit) -> Audit:
-    """Return the audit with two certificates: KKT residuals, and the uniqueness of a reconstruction."""
+    """Return the audit with two certificates: optimality (KKT residuals) and uniqueness."""
     case = audit.case
     certificates = compute_certificates(
         case.attacked,

@@ -492,7 +492,7 @@ def _make_progress(audit: Audit) -> Callable[[int, int], None]:
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Return the audit with the control whether words alone distinguish training from held-out texts."""
+    """Return the audit with a negative control: can words alone tell training texts from held-out texts?"""
     sets = audit.case.sample_sets
     assert sets is not None
     train, holdout = sets.train, sets.holdout

@@ -308,7 +308,7 @@ def show(result: AuditResult, out: Path, explain: bool = False) -> None:
 
 
 def _explain(result: AuditResult) -> None:
-    """Print the measured values of the audit with their meaning, then a glossary of the words used."""
+    """Print the measured values of the audit with their meaning, then a glossary of technical terms."""
     from residuum.report.glossary import GLOSSARY, find_used_words
 
     print_line("")

@@ -119,7 +119,8 @@ def _command(
         ),
     ] = None,
     weight_decay: Annotated[
-        float | None, Parameter(help="Weight decay that the training used.", group=options.ATTACKER)
+        float | None,
+        Parameter(help="Weight decay (L2 penalty) that the training used.", group=options.ATTACKER),
     ] = None,
     base: Annotated[
         Path | None,

@@ -1,4 +1,4 @@
-"""``residuum strip``: write a copy of a model file that holds only what users of the model need.
+"""``residuum strip``: write a copy of a model without optimizer state, data and other training state.
 
 For a pickle, strip prints a script, because only running the pickle can change it. Run the script if you
 trust the file.
@@ -38,8 +38,8 @@ def _command(
         Path,
         Parameter(
             name="FILE-OR-FOLDER",
-            help="A PyTorch checkpoint, a safetensors file, a pickle of scikit-learn, joblib or skops, or a "
-            "folder of Hugging Face, Trainer or PEFT.",
+            help="The model: a PyTorch checkpoint, a safetensors file, a file of pickle, joblib or "
+            "skops, or a folder that Hugging Face libraries wrote.",
         ),
     ],
     /,

@@ -202,7 +202,7 @@ def _from_columns(
 
 
 def _token_rows(ids: Any, mask: Any, name: str) -> list[list[int]]:
-    """Return the token ids of each text, without the tokens whose mask is 0."""
+    """Return the token ids of each text, without padding (the tokens whose attention mask is 0)."""
     try:
         rows = [[int(token) for token in row] for row in _as_lists(ids)]
         are_integers = all(

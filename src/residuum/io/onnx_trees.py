@@ -587,7 +587,7 @@ def _scale(forest: Forest, factor: float) -> Forest:
 
 
 def _class_shares(forest: Forest, attributes: dict[str, Any], factor: int) -> Forest | None:
-    """Return a classification forest whose leaf values are class shares, or None for other leaf values.
+    """Return a classification forest if its leaf values are class probabilities, or None otherwise.
 
     The leaves of a forest for two classes may store only the share of the second class.
 

@@ -356,7 +356,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def carry_half(self) -> int | None:
-        """Smallest number of records that together make up half of the expected recoveries.
+        """Smallest number of records that together account for half of the expected recovered records.
 
         None if probabilities are not calibrated.
         """

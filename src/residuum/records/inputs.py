@@ -316,7 +316,7 @@ def write_npz(path: str | Path, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def max_memory(packed: int) -> int:
-    """Return how many bytes of memory the arrays of a file of ``packed`` bytes may take (as float64)."""
+    """Return how many bytes of memory the arrays of a compressed file of ``packed`` bytes may take."""
     return max(SMALL_BYTES, MAX_GROWTH * packed)
 
 

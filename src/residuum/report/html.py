@@ -98,7 +98,7 @@ SORT_NAMES = {
 def render_page(
     template: str, *, styles: tuple[str, ...] = ("report.css",), script: str = "", **values: Any
 ) -> str:
-    """Render a template as a page that admits only its own style sheets and script.
+    """Render a template as an HTML page that can load only its own style sheets and script.
 
     Args:
         template: Name of the template.

@@ -126,7 +126,7 @@ class LossSeparation(Record):
 
     @property
     def line(self) -> str:
-        """A sentence for the user that says how well the losses separate members from non-members."""
+        """A sentence that says how well the losses separate training records (members) from other records."""
         auc_text = (
             f"By their losses, members are separated from non-members with an AUC of {self.auc:.2f} "
             f"(95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, chance: 0.5)"

@@ -144,16 +144,16 @@ class RowPlace:
 
     Attributes:
         where: Place of the array in the model file.
-        kind: Dtype of the array, or what holds the numbers.
+        kind: Dtype of the array, or the container of the numbers, such as "DataFrame".
         storage_form: How the samples are stored, in words.
-        samples: Numbers of the given samples in the array, ascending.
-        equal: Numbers of the given samples that are stored exactly.
-        stored_rows: Number of rows of the array that match a given sample.
-        holdout: Numbers of the held-out samples in the array.
+        samples: Indices of the user's samples in the array, ascending.
+        equal: Indices of the user's samples that are stored exactly.
+        stored_rows: Number of rows of the array that match a sample of the user.
+        holdout: Indices of the held-out samples in the array.
         shuffled: Number of shuffled samples in the array.
-        p_shuffled: Probability of so many given samples if they were like shuffled samples.
-        p_holdout: Probability of so many given samples if they were like held-out samples, None without
-            held-out samples.
+        p_shuffled: Probability of so many matches if the user's samples were like shuffled samples.
+        p_holdout: Probability of so many matches if the user's samples were like held-out samples, None
+            without held-out samples.
     """
 
     where: str
@@ -196,10 +196,10 @@ class TextPlace:
     """A place in a model file that holds texts of the user.
 
     Attributes:
-        where: Path of the first string with a given text.
-        places: Number of strings with a given text.
-        long: Numbers of the long texts that were found.
-        short: Numbers of the short texts that were found as whole strings.
+        where: Path of the first string with a text of the user.
+        places: Number of strings with a text of the user.
+        long: Indices of the long texts that occur there.
+        short: Indices of the short texts that occur there as whole strings.
         holdout: Number of held-out texts that were found in the same strings.
     """
 
@@ -216,9 +216,9 @@ class ContentSearch:
 
     Attributes:
         queries: The samples and texts.
-        rows: Arrays that hold given samples, the ones with most samples first.
+        rows: Arrays that hold samples of the user, those with most samples first.
         values: Arrays that hold single values of columns.
-        texts: Places with given texts.
+        texts: Places with texts of the user.
         shuffled_count: Number of shuffled samples to which the given samples were compared.
         array_count: Number of arrays, tables and lists of numbers in the release.
         string_count: Number of strings in the model file.
@@ -241,7 +241,7 @@ class ContentSearch:
 
     @property
     def equal(self) -> set[int]:
-        """Numbers of the given samples that are stored exactly."""
+        """Indices of the user's samples that are stored exactly, without rounding."""
         return {sample for place in self.rows for sample in place.equal}
 
     @property

@@ -65,7 +65,7 @@ class Precision:
 
 
 def measure_precision(numbers: Tensor) -> Precision:
-    """Return how exactly numbers are stored, from their dtype and from the values themselves.
+    """Return the relative rounding error of stored numbers, from their dtype and the values themselves.
 
     Values in float32 may have been rounded to integers or to 16 bits before.
     """
@@ -203,7 +203,7 @@ class ValueKeys:
         return keys, torch.full((len(rows),), min(radius, MAX_RADIUS), dtype=torch.float64)
 
     def agree(self, rows: Tensor, samples: Tensor, precision: Precision) -> Tensor:
-        """Return which rows (m, d) equal their samples, up to rounding errors.
+        """Return for each of m rows whether it equals its sample of d values, up to rounding errors.
 
         Args:
             rows: The rows (m, d).

@@ -106,7 +106,7 @@ def split_rows(count: int, d: int) -> tuple[Tensor, ...]:
 
 
 class GivenRows:
-    """Given samples as rows of a matrix.
+    """The user's samples as rows of a matrix.
 
     Args:
         samples: The samples (n, *shape).

@@ -72,12 +72,12 @@ class Searched(Record):
     """Counts of a search for the user's samples and texts in a file: what was searched, and what was found.
 
     Attributes:
-        samples: Number of given samples.
-        found_samples: Number of given samples that are stored in the file.
-        holdout: Number of held-out samples, to which the given samples were compared.
-        shuffled: Number of shuffled samples, to which the given samples were compared.
-        texts: Number of given texts.
-        found_texts: Number of given texts that are stored in the file.
+        samples: Number of samples of the user.
+        found_samples: Number of samples of the user that are stored in the file.
+        holdout: Number of held-out samples, for comparison.
+        shuffled: Number of shuffled samples, for comparison.
+        texts: Number of texts of the user.
+        found_texts: Number of texts of the user that are stored in the file.
         arrays: Number of arrays, tables and lists of numbers in the file.
         strings: Number of strings in the file.
         notes: What was not searched.
@@ -122,7 +122,7 @@ class ScannedFile(Record):
         findings: What in the file can reveal training data, the most severe first.
         network: The measurements of the network in the file, None if no network was measured.
         network_reason: Why no network was measured, "" if a network was measured or if the file is no model.
-        searched: What was searched for the given samples and texts, None without samples and texts.
+        searched: Counts of the search for samples and texts of the user, None without them.
     """
 
     file: str
@@ -151,7 +151,7 @@ class UnreadFile(Record):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Record):
-    """The result of a scan.
+    """The result of a scan: what in a file or folder can reveal training data.
 
     Attributes:
         subject: The path that was scanned.

@@ -55,7 +55,7 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
     """Return the script that strips a pickle, a file of joblib or a file of skops.
 
     Args:
-        release: The content of the file. Its inert values are changed.
+        release: The content of the file. The description of the model in memory is changed.
         out: The file that the script writes.
         drop: Paths of values to remove, as a scan prints them.
 
