@@ -445,7 +445,7 @@ def _token_case(
     model: Any, data: Any, holdout: Any, tokenizer: Any, base: Any, adapter: Any
 ) -> Case:
     """Return the inputs of an audit of a token model (a network whose inputs are token ids)."""
-    content = load_token_content(
+    token_content = load_token_content(
         model,
         data,
         holdout,
@@ -453,18 +453,18 @@ def _token_case(
         base=model if adapter is not None else base,
         adapter=adapter,
     )
-    samples = (content.train, content.holdout)
+    samples = (token_content.train, token_content.holdout)
     notes = tuple(note for texts in samples if texts is not None for note in texts.notes)
     return Case(
         None,
         Knowledge(),
-        content.train,
-        content.holdout,
-        content.release,
-        predictor=content.predictor,
-        warnings=(*content.notes, *notes, *(content.findings or ())),
-        sources=Sources(content.paths, content.hashes, content.digests),
-        tokens=content,
+        token_content.train,
+        token_content.holdout,
+        token_content.release,
+        predictor=token_content.predictor,
+        warnings=(*token_content.notes, *notes, *(token_content.findings or ())),
+        sources=Sources(token_content.paths, token_content.hashes, token_content.digests),
+        tokens=token_content,
     )
 
 

@@ -99,20 +99,26 @@ def fit_columns(
     samples = train if train is not None else holdout
     if samples is None or samples.table is None or samples.x.ndim != 2:
         return train, holdout
-    table = samples.table
-    inputs = _choose_inputs(table, input_count, input_names)
+    training_table = samples.table
+    inputs = _choose_inputs(training_table, input_count, input_names)
     # Texts are replaced by numbers from 0 to ``scale``, the largest standard deviation of a column of
     # numbers.
-    deviations = [float(v.nan_to_num().std()) for c, v in table.numbers.items() if c in inputs]
+    deviations = [
+        float(v.nan_to_num().std()) for c, v in training_table.numbers.items() if c in inputs
+    ]
     scale = max((d for d in deviations if d > 0), default=1.0)
     if train is not None:
-        train = _rebuild(train, table, inputs, scale)
+        train = _rebuild(train, training_table, inputs, scale)
     if holdout is not None and holdout.table is not None:
         held_out = holdout.table
-        shared = [c for c in inputs if _is_same_kind(table.columns[c], held_out.columns.get(c))]
-        label = table.label if table.label in held_out.columns else ""
-        table = held_out.replace(label=label, dropped=table.dropped)
-        holdout = _rebuild(holdout, table, shared, scale, () if train is None else train.classes)
+        shared = [
+            c for c in inputs if _is_same_kind(training_table.columns[c], held_out.columns.get(c))
+        ]
+        label = training_table.label if training_table.label in held_out.columns else ""
+        training_table = held_out.replace(label=label, dropped=training_table.dropped)
+        holdout = _rebuild(
+            holdout, training_table, shared, scale, () if train is None else train.classes
+        )
     return train, holdout
 
 

@@ -399,7 +399,7 @@ def _inner_product(a: Tensor, b: Tensor) -> float:
 def _singular_values(weight: Tensor) -> Tensor:
     """Return the singular values of a weight matrix, largest first, from its smaller Gram matrix."""
     tall = weight if weight.shape[0] >= weight.shape[1] else weight.T
-    gram = torch.zeros(tall.shape[1], tall.shape[1], dtype=torch.float64)
+    gram_matrix = torch.zeros(tall.shape[1], tall.shape[1], dtype=torch.float64)
     for rows in tall.split(CHUNK_ROWS):
-        gram += rows.double().T @ rows.double()
-    return torch.linalg.eigvalsh(gram).flip(0).clamp(min=0).sqrt()
+        gram_matrix += rows.double().T @ rows.double()
+    return torch.linalg.eigvalsh(gram_matrix).flip(0).clamp(min=0).sqrt()

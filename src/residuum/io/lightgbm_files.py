@@ -36,7 +36,7 @@ from residuum.trees.forest import AVERAGE, BOOSTING, NO_CHILD, Floats, Forest
 
 LIBRARY = "lightgbm"
 MAGIC = b"tree\n"
-MAX_TEXT_BYTES = 512 << 20  # largest text of a model
+MAX_TEXT_BYTES = 512 << 20  # largest size of a model as text, in bytes
 # Bits of the number ``decision_type`` of a node. The next two bits are the missing type of the node.
 IS_CATEGORICAL, DEFAULT_LEFT = 1, 2
 # Missing types of a node. For MISSING_NONE, NaN counts as 0. For MISSING_ZERO, 0 counts as a missing value.

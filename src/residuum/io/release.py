@@ -229,7 +229,7 @@ def pickle_in_memory(model: Any) -> Release:
     release = _release_from_pickle(
         Path(name), len(pickle_bytes), read_pickle(Path(name), stream, len(pickle_bytes))
     )
-    # The cached property ``sha256`` would read the file, which does not exist for a model in memory.
+    # A model in memory has no file that could be hashed, so store the hash of its pickle.
     vars(release)["sha256"] = hashlib.sha256(pickle_bytes).hexdigest()
     return release
 

@@ -43,7 +43,7 @@ MAX_COUNTS = {
     "stage": 1000,
     "label": 100_000,
 }
-MAX_NUMBER = 10**10  # largest other number in a configuration
+MAX_NUMBER = 10**10  # largest number in config.json that no other limit concerns
 # Largest number of values of weights that the configuration describes and the files lack, such as a new head.
 MAX_MISSING_VALUES = 16_000_000
 DEFAULT_LENGTH = 512  # texts are cut after this number of tokens if the model states no limit

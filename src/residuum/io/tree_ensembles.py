@@ -180,8 +180,8 @@ def _with_path_lengths(tree: Tree) -> Tree:
 def average_path_length(count: Integers) -> Floats:
     """Return c(n), the mean path length of a random tree with n records, for each number n in ``count``."""
     n = np.maximum(count, 3).astype(np.float64)
-    length = 2 * (np.log(n - 1) + np.euler_gamma) - 2 * (n - 1) / n
-    return np.where(count <= 1, 0.0, np.where(count == 2, 1.0, length))
+    mean_length = 2 * (np.log(n - 1) + np.euler_gamma) - 2 * (n - 1) / n
+    return np.where(count <= 1, 0.0, np.where(count == 2, 1.0, mean_length))
 
 
 def _with_bootstrap(forest: Forest, attributes: dict[str, Any]) -> Forest:

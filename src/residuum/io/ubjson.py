@@ -15,7 +15,7 @@ import numpy as np
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.safetensors_files import COPY_AGAIN
 
-MAX_DEPTH = 64  # largest nesting depth; XGBoost nests values about 10 deep
+MAX_DEPTH = 64  # largest nesting depth of lists and objects; XGBoost files have about 10
 # Largest number of values in a file. Each value becomes a Python object of up to 230 bytes. An array of
 # numbers counts as one value.
 MAX_VALUES = 2_000_000

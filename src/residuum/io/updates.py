@@ -46,7 +46,7 @@ AFFIXES = re.compile(
 )
 # A sum over r samples has r large singular values. The next one must be smaller by at least this factor.
 RANK_DROP = 1e3
-MAX_RANK_SHARE = 0.75  # largest rank of a sum of few gradients, as a share of the full rank
+MAX_RANK_SHARE = 0.75  # a sum of few gradients has a lower rank than this share of the full rank
 SUM_TO_ZERO = (
     1e-4  # largest sum over classes, as a share of the sum of absolute values, that is rounding
 )

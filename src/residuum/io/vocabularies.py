@@ -157,18 +157,22 @@ def _read_json_vocabulary(path: Path) -> Vocabulary:
     if isinstance(model, dict):  # tokenizer.json
         vocab = model.get("vocab")
         if isinstance(vocab, list):  # pairs of a token and its score, in the order of the ids
-            entries = [(i, row[0]) for i, row in enumerate(vocab) if isinstance(row, list) and row]
+            ids_and_tokens = [
+                (i, row[0]) for i, row in enumerate(vocab) if isinstance(row, list) and row
+            ]
         else:
-            entries = _invert(vocab)
+            ids_and_tokens = _invert(vocab)
         added = _clean(_read_added_tokens(content.get("added_tokens")))
-        tokens = _clean(entries, is_byte_level=_is_byte_level(content)) | added
+        tokens = _clean(ids_and_tokens, is_byte_level=_is_byte_level(content)) | added
         return Vocabulary(path.name, tokens, added, model.get("type") == "WordLevel")
     if path.name == SPECIAL_TOKENS_FILE:
         special_tokens = _clean(enumerate(_collect_texts(content)))
         return Vocabulary(path.name, special_tokens, special_tokens)
-    entries = _invert(content)
-    is_byte_level = any(isinstance(token, str) and token.startswith("Ġ") for _, token in entries)
-    tokens = _clean(entries, is_byte_level=is_byte_level)
+    ids_and_tokens = _invert(content)
+    is_byte_level = any(
+        isinstance(token, str) and token.startswith("Ġ") for _, token in ids_and_tokens
+    )
+    tokens = _clean(ids_and_tokens, is_byte_level=is_byte_level)
     added = tokens if path.name == "added_tokens.json" else {}
     return Vocabulary(path.name, tokens, added)
 

@@ -109,7 +109,7 @@ class Dataset(Record):
                 f"'x' and 'y' must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
                 "Save one label per sample.",
             )
-        column_count = self.x[0].numel()  # 0 for a table that holds only texts
+        column_count = self.x[0].numel()  # 0 for a table in which all columns are texts
         for name, sizes, rule, remedy in (
             ("row_numbers", (0, len(self)), *ONE_PER_SAMPLE),
             ("record_ids", (0, len(self)), *ONE_PER_SAMPLE),

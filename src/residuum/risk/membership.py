@@ -48,7 +48,7 @@ from residuum.risk.stages import margins_and_losses
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-LEVEL = 0.05  # false discovery rate of the records that the test lists as members
+LEVEL = 0.05  # false discovery rate: expected share of wrong records among those listed as members
 # If there are just as many held-out records as needed, the smallest q-value equals LEVEL exactly. This
 # tolerance prevents that a rounding error makes the q-value exceed LEVEL.
 ROUNDING = 1e-12
@@ -72,7 +72,7 @@ DECOYS_PER_RECORD = 20
 # held-out records lies below the threshold.
 FALSE_POSITIVE_RATE = 0.01
 CONFIDENCE = 0.95  # confidence of the one-sided limits of the AUC
-# The network memorizes its training records if a small loss identifies them with an AUC or a true positive
+# A network counts as memorizing if small losses identify its training records with an AUC or a true positive
 # rate above these limits. Both limits were chosen before any measurement.
 MAX_AUC = 0.65
 MAX_TRUE_POSITIVE_RATE = 0.05
@@ -398,9 +398,9 @@ def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
 
 def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[float, float]:
     """Return the lower and the upper confidence limit of an AUC (DeLong et al. 1988)."""
-    # Members and held-out records are two groups. The placement of a record is the share of the other group's
-    # records with a smaller score. Let V be the variance of the placements in a group. The variance of the
-    # AUC is the sum of V / (size of the group) over both groups.
+    # DeLong's variance of the AUC. Members and held-out records are two groups. The placement of a record is
+    # the share of the other group's records with a smaller score. Let V be the variance of the placements in
+    # a group. The variance of the AUC is the sum of V / (size of the group) over both groups.
     if min(len(members), len(holdout)) < 2:
         return 0.0, 1.0
 

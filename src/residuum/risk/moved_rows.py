@@ -252,8 +252,8 @@ def _mean_precision(
     precisions = []
     for _ in range(subset_count):
         chosen = rng.choice(len(token_sets), size, replace=False)
-        tokens = frozenset[int]().union(*(token_sets[i] for i in chosen))
-        precisions.append(len(moved & tokens) / len(moved))
+        tokens_of_chosen_texts = frozenset[int]().union(*(token_sets[i] for i in chosen))
+        precisions.append(len(moved & tokens_of_chosen_texts) / len(moved))
     return math.fsum(precisions) / len(precisions)
 
 

@@ -59,7 +59,7 @@ def find_single_records(place: Place, survey: Survey) -> Iterator[StoredArray]:
         return
     try:
         single_record_rows = find_singles(model.attributes)
-    except (CheckpointError, RuntimeError, ValueError, IndexError):  # the attributes are damaged
+    except (CheckpointError, RuntimeError, ValueError, IndexError):  # the file is damaged
         return
     single_record_rows = single_record_rows[single_record_rows < centers.shape[0]]
     if not len(single_record_rows):

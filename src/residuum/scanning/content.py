@@ -69,7 +69,7 @@ from residuum.scanning.value_search import (
 SIGNIFICANCE = 0.01
 MAX_COMPARED = 256  # number of columns in which samples are compared at first
 TARGETS = "the targets"  # stands for the name of a column
-MAX_SHOWN = 10  # largest number of row numbers in a text
+MAX_SHOWN = 10  # largest number of row numbers that a finding lists
 # Arrays with more numbers than this hold single values of a table by chance, and sorting them takes long.
 MAX_VALUES = 1_000_000
 # Largest number of numbers of all arrays together in which single values are searched.

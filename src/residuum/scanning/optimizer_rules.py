@@ -26,8 +26,8 @@ def find_optimizer_state(place: Place) -> Iterator[Finding]:
     value, name, where = place.value, place.leaf, place.path
     if not isinstance(value, Block) or not value.numel:
         return
-    # Outside of the optimizer state of torch and scikit-learn, only three names show that a tensor is a
-    # moment.
+    # Outside of optimizer state, only these three names show that a tensor is a mean of gradients or of
+    # squared gradients (a moment).
     is_state = place.section == "state" or name in {"exp_avg", "exp_avg_sq", "momentum_buffer"}
     remedy = DROP_SKLEARN if place.owner in OPTIMIZERS else DROP_STATE
     if is_state and place.section != "step" and value.kind.startswith(("float", "bfloat")):

@@ -124,7 +124,7 @@ class ScaleFreeKeys:
         keys = (projections * (inverse / self._sizes.sqrt())[:, :, None]).sum(1)
         keys /= math.sqrt(self.count)
         keys[~is_varied.any(1)] = torch.nan
-        ratios = squares * inverse**2  # (root mean square / deviation)^2
+        ratios = squares * inverse**2  # (root mean square / standard deviation)^2 of each row
         absolute = ROUNDED * inverse if precision.has_integers else 0.0
         # The error of a sum of d products in float32 grows with the square root of d.
         summation = torch.finfo(torch.float32).eps * math.sqrt(len(self.groups))
@@ -371,10 +371,10 @@ class SampleIndex:
             matches: The matches so far.
             first_row: Number of the first of these rows in the array.
         """
-        floats = rows if rows.dtype == torch.float32 else rows.float()
+        float_rows = rows if rows.dtype == torch.float32 else rows.float()
         first_match = len(matches.rows)
         for keys, tree, sample_numbers, form_numbers in self._trees:
-            projections, radii = keys.project(floats, precision)
+            projections, radii = keys.project(float_rows, precision)
             reach = float(radii.max())
             low, high = torch.from_numpy(tree.mins) - reach, torch.from_numpy(tree.maxes) + reach
             is_near = ((projections >= low) & (projections <= high)).all(1)

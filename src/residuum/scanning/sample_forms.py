@@ -243,12 +243,12 @@ def list_scalings(
         name = "standardized with one mean and deviation"
         add(name, 1 / overall_deviation, -overall_mean / overall_deviation)
     deviation = torch.where(columns.deviation > 0, columns.deviation, 1.0)
-    span = torch.where(columns.high > columns.low, columns.high - columns.low, 1.0)
+    column_span = torch.where(columns.high > columns.low, columns.high - columns.low, 1.0)
     add("standardized by column", 1 / deviation, -columns.mean / deviation)
     sample_deviation = deviation * math.sqrt(len(flat_samples) / (len(flat_samples) - 1))
     add("standardized by column (n - 1)", 1 / sample_deviation, -columns.mean / sample_deviation)
-    add("scaled to [0, 1] by column", 1 / span, -columns.low / span)
-    add("scaled to [-1, 1] by column", 2 / span, -2 * columns.low / span - 1)
+    add("scaled to [0, 1] by column", 1 / column_span, -columns.low / column_span)
+    add("scaled to [-1, 1] by column", 2 / column_span, -2 * columns.low / column_span - 1)
     add("minus the mean of each column", torch.ones(d), -columns.mean)
     return scalings
 
@@ -326,12 +326,12 @@ def _compose(
 ) -> list[tuple[str, Tensor, Tensor]]:
     """Return the changes of values that scalers make: each scaler alone, and all scalers of a pipeline."""
     fitting = [scaler for scaler in scalers if {scaler[1].numel(), scaler[2].numel()} <= {1, d}]
-    composed = []
+    composed_scalings = []
     total_name, total_factor, total_shift = "", torch.ones(()), torch.zeros(())
     for name, factor, shift in fitting:
-        composed.append((name, factor, shift))
+        composed_scalings.append((name, factor, shift))
         total_factor, total_shift = total_factor * factor, total_shift * factor + shift
         if total_name:
-            composed.append((f"{total_name} and {name}", total_factor, total_shift))
+            composed_scalings.append((f"{total_name} and {name}", total_factor, total_shift))
         total_name = f"{total_name} and {name}" if total_name else name
-    return composed
+    return composed_scalings

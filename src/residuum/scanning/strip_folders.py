@@ -322,7 +322,7 @@ def _leave_out_entries(new_folder: _NewFolder, listing: FolderListing) -> None:
 def _scan_or_empty(folder: Path) -> Scan:
     try:
         return scan(folder)
-    except ResiduumError:  # the original can be too large or unreadable, and the new folder is fine
+    except ResiduumError:  # the original folder is unreadable or too large for a scan
         return Scan(str(folder), ())
 
 

@@ -100,14 +100,14 @@ def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
 
 
 def _uninitialized_memory(model: TreeModel, where: str) -> Finding:
-    memory = (
+    memory_sentence = (
         f"{model.memory} unused bytes of this file are not zero"
         if model.memory
         else "all unused bytes of this file are zero"
     )
     reason = (
         f"the file was written by scikit-learn {model.version}. Before 1.3.2 tree files could "
-        f"contain uninitialized memory, which may include training data; {memory}"
+        f"contain uninitialized memory, which may include training data; {memory_sentence}"
     )
     severity = "high" if model.memory else "low"
     finding_title = f"uninitialized memory in {model.name}"
