@@ -202,8 +202,8 @@ def as_count(value: Any, what: str, library: str, limit: int) -> int:
         raise CheckpointError(*describe_damage(library, f"no negative {what}"))
     if number > limit:
         raise UnsafeFileError(
-            f"In a model of {library}, the largest allowed value is {limit:,} for the {what}; this file "
-            f"has the value {number:,}.",
+            f"A model file of {library} may state at most {limit:,} as the {what}; this file states "
+            f"{number:,}.",
             COPY_AGAIN,
         )
     return number

@@ -135,8 +135,9 @@ def as_network(
     if hasattr(model, "coefs_") and hasattr(model, "intercepts_"):
         return convert_estimator(model)
     raise CheckpointError(
-        "A network must be a Network, a torch module, its state_dict(), a fitted MLPClassifier or "
-        f"MLPRegressor of scikit-learn, or the path of a file; got {type(model).__name__}.",
+        "A model must be a Network of residuum, a torch module, its state_dict(), a fitted MLPClassifier "
+        "or MLPRegressor of scikit-learn, or the path of a file; got an object of type "
+        f"{type(model).__name__}.",
         "If the model is a torch module, pass model.state_dict().",
     )
 

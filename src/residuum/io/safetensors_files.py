@@ -107,8 +107,9 @@ def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, 
     for begin, stop, claimed, name in sorted(_read_span(*item) for item in header.items()):
         if begin != tensors_end or claimed != stop - begin:
             raise UnsafeFileError(
-                "A tensor must begin where the previous tensor ends, and have as many bytes as its shape "
-                f"needs; the tensor {name[:80]!r} needs {claimed} bytes and has {max(stop - begin, 0)} "
+                "In a safetensors file, a tensor must begin where the previous tensor ends, and have as "
+                f"many bytes as its shape needs; the tensor {name[:80]!r} needs {claimed} bytes and has "
+                f"{max(stop - begin, 0)} "
                 f"bytes from position {begin} (the previous tensor ends at {tensors_end}).",
                 COPY_AGAIN,
             )

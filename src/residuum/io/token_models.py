@@ -182,8 +182,8 @@ class TokenRunner:
                 outputs = self.model(*positional, **keywords)
         except Exception as problem:
             raise InputError(
-                f"A language model must run on your texts without an error; calling {self.name} raised "
-                f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
+                "A language model must run on your texts without an error; calling the model "
+                f"{self.name} raised {type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
                 TOKENS_AS_TRAINED,
             ) from problem
         if isinstance(outputs, Mapping):

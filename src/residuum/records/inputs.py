@@ -125,8 +125,8 @@ class Dataset(Record):
             )
             if field_value is not None and entry_count not in sizes:
                 raise DataError(
-                    f"The field {name!r} of a dataset must {rule} ({sizes[1]} entries); got {entry_count} "
-                    "entries.",
+                    f"The fields of a dataset must have matching sizes; the field {name!r} must {rule} "
+                    f"({sizes[1]} entries), but it has {entry_count} entries.",
                     remedy,
                 )
 

@@ -155,8 +155,8 @@ class DefenseRequest(Settings):
     )
     uniqueness: bool = Field(
         default=True,
-        description="Also compute how unique the reconstructions are: how much of a sample every other "
-        "training set with the same weights must share.",
+        description="Also compute a certificate of uniqueness: how much of each reconstruction is the "
+        "same for all training sets that give these weights.",
     )
     seed: int = Field(
         default=0,
