@@ -112,21 +112,21 @@ def _refuse_without_weights(release: Release) -> NoReturn:
     if averages:
         path_names = averages[0].path.split(".")
         end_of_average = next(i for i, name in enumerate(path_names) if AVERAGES.match(name)) + 1
-        holds = "only averaged copies of the weights"
+        contents_text = "only averaged copies of the weights"
         remedy = (
             f"To write the averaged weights, add --weights {'.'.join(path_names[:end_of_average])}."
         )
     elif any(place.section == "state" for place in array_places):
-        holds = "only optimizer state"
+        contents_text = "only optimizer state"
     elif any(GENERATOR_STATES.match(place.name) for place in array_places):
-        holds = "only states of random generators"
+        contents_text = "only states of random generators"
     elif array_places:
-        holds = "arrays but no state dict"
+        contents_text = "arrays but no state dict"
         remedy = "Pass the file of the network."
     else:
-        holds = "no tensors, only settings or counters of the training"
+        contents_text = "no tensors, only settings or counters of the training"
     raise CheckpointError(
-        f"A model file must contain weights; the file {file} contains {holds}.", remedy
+        f"A model file must contain weights; the file {file} contains {contents_text}.", remedy
     )
 
 

@@ -185,9 +185,9 @@ def find_members(
     )
     if reason or holdout is None or evidence.p_value is None:
         return test
-    moved = frozenset(touched.rows)
+    moved_token_ids = frozenset(touched.rows)
     statistic, holdout_statistic = (
-        torch.tensor([_statistic(tokens, moved) for tokens in texts.token_sets]).double()
+        torch.tensor([_statistic(tokens, moved_token_ids) for tokens in texts.token_sets]).double()
         for texts in (train, holdout)
     )
     p_values = rank_p_values(statistic, holdout_statistic)
@@ -221,9 +221,9 @@ def name_words(rows: Sequence[int], tokenizer: Callable[..., Any] | None) -> tup
     convert = getattr(tokenizer, "convert_ids_to_tokens", None)
     if not callable(convert):
         return ()
-    special = set(getattr(tokenizer, "all_special_ids", ()))
+    special_ids = set(getattr(tokenizer, "all_special_ids", ()))
     words: dict[str, None] = {}
-    for row in sorted(set(rows) - special, reverse=True):
+    for row in sorted(set(rows) - special_ids, reverse=True):
         try:
             word = str(convert(int(row))).strip(PIECE_MARKS)
         except Exception:  # noqa: BLE001  a tokenizer of the user may raise anything

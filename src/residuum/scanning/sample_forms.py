@@ -200,17 +200,17 @@ def list_scalings(
     """
     flat_samples = samples.flatten(1)
     d = flat_samples.shape[1]
-    columns = _measure_columns(flat_samples)
+    column_statistics = _measure_columns(flat_samples)
     is_image = samples.ndim > 2
     scalings: list[Scaling] = []
 
     def add(name: str, factor: Tensor | float, shift: Tensor | float) -> None:
         full_factor = torch.as_tensor(factor, dtype=torch.float64).flatten().expand(d)
         full_shift = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(d)
-        magnitude = columns.largest * full_factor.abs() + full_shift.abs()
+        magnitude = column_statistics.largest * full_factor.abs() + full_shift.abs()
         # The mean of (f x + s)^2 follows from the mean and the standard deviation of x.
-        scaled_mean = columns.mean * full_factor + full_shift
-        sizes = (scaled_mean**2 + (columns.deviation * full_factor) ** 2).sqrt()
+        scaled_mean = column_statistics.mean * full_factor + full_shift
+        sizes = (scaled_mean**2 + (column_statistics.deviation * full_factor) ** 2).sqrt()
         sizes = sizes[sizes > 0]
         is_homogeneous = is_image or bool(
             len(sizes) and sizes.max() <= MAX_SCALE_RATIO * sizes.median()
@@ -238,18 +238,28 @@ def list_scalings(
     add("scaled from 0 ... 255 to [-1, 1]", 2 / BYTES, -1.0)
     if len(flat_samples) < 2:
         return scalings
-    overall_mean, overall_deviation = columns.overall
+    overall_mean, overall_deviation = column_statistics.overall
     if overall_deviation > 0:
         name = "standardized with one mean and deviation"
         add(name, 1 / overall_deviation, -overall_mean / overall_deviation)
-    deviation = torch.where(columns.deviation > 0, columns.deviation, 1.0)
-    column_span = torch.where(columns.high > columns.low, columns.high - columns.low, 1.0)
-    add("standardized by column", 1 / deviation, -columns.mean / deviation)
+    deviation = torch.where(column_statistics.deviation > 0, column_statistics.deviation, 1.0)
+    column_span = torch.where(
+        column_statistics.high > column_statistics.low,
+        column_statistics.high - column_statistics.low,
+        1.0,
+    )
+    add("standardized by column", 1 / deviation, -column_statistics.mean / deviation)
     sample_deviation = deviation * math.sqrt(len(flat_samples) / (len(flat_samples) - 1))
-    add("standardized by column (n - 1)", 1 / sample_deviation, -columns.mean / sample_deviation)
-    add("scaled to [0, 1] by column", 1 / column_span, -columns.low / column_span)
-    add("scaled to [-1, 1] by column", 2 / column_span, -2 * columns.low / column_span - 1)
-    add("minus the mean of each column", torch.ones(d), -columns.mean)
+    add(
+        "standardized by column (n - 1)",
+        1 / sample_deviation,
+        -column_statistics.mean / sample_deviation,
+    )
+    add("scaled to [0, 1] by column", 1 / column_span, -column_statistics.low / column_span)
+    add(
+        "scaled to [-1, 1] by column", 2 / column_span, -2 * column_statistics.low / column_span - 1
+    )
+    add("minus the mean of each column", torch.ones(d), -column_statistics.mean)
     return scalings
 
 
