@@ -55,18 +55,20 @@ def _read_file(path: Path) -> Iterable[str]:
         return _texts_of_table(path) if is_table(path) else ()
     if not path.is_file():
         raise DataError(
-            f"A data file must exist; there is no file {str(path)!r}.", "Check the path."
+            f"A data file must exist; there is no file at the path {str(path)!r}.",
+            "Check the path.",
         )
     if (size := path.stat().st_size) > MAX_BYTES:
         raise UnsafeFileError(
-            f"A file of texts must have at most {MAX_BYTES} bytes; {str(path)!r} has {size}.",
-            "Split the file.",
+            f"A file of texts may have at most {MAX_BYTES} bytes; the file {str(path)!r} has {size} bytes.",
+            "Split the file into several smaller files.",
         )
     try:
         content = path.read_text("utf-8-sig")
     except ValueError as problem:
         raise DataError(
-            f"A file of texts must be in UTF-8; {str(path)!r} is not ({type(problem).__name__}).",
+            f"A file of texts must be in UTF-8; reading the file {str(path)!r} failed "
+            f"({type(problem).__name__}).",
             "Save the texts in a .txt file in UTF-8, with one text per line.",
         ) from problem
     return [line for line in content.splitlines() if line.strip()]
@@ -100,10 +102,10 @@ def _texts_of_columns(columns: list[list[str]]) -> list[str]:
     """Return the entries of the columns that hold texts of records, not numbers or categories."""
     texts: list[str] = []
     for column in columns:
-        entries = [text for text in column if text.strip() and not _is_number(text)]
-        is_text = len(entries) * 2 > len(column)
-        if is_text and len(set(entries)) >= MIN_DISTINCT_SHARE * len(entries):
-            texts += entries
+        texts_of_column = [text for text in column if text.strip() and not _is_number(text)]
+        is_text = len(texts_of_column) * 2 > len(column)
+        if is_text and len(set(texts_of_column)) >= MIN_DISTINCT_SHARE * len(texts_of_column):
+            texts += texts_of_column
     return texts
 
 

@@ -570,7 +570,10 @@ def test_a_config_for_other_files_is_refused(
 ) -> None:
     command = ["audit", files["untrained"][1], "--config", str(finished / "config.toml")]
     assert main([*command, "--out", str(tmp_path / "x")]) == 2
-    assert "must be the file that this configuration was written for" in capsys.readouterr().err
+    assert (
+        "must be the same file as in the audit that wrote the configuration"
+        in capsys.readouterr().err
+    )
 
 
 def test_reports_again_from_the_folder_alone(finished: Path, tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def _adapter(folder: Path) -> dict[str, Tensor]:
 def test_an_adapter_of_another_base_is_refused(folder: Path, tmp_path: Path) -> None:
     other = nn.Sequential(nn.Linear(32, 30), nn.ReLU(), nn.Linear(30, 1))
     torch.save(other.state_dict(), tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="must have the shapes of its base"):
+    with pytest.raises(CheckpointError, match="must have the same shapes as its base"):
         load_tuned(open_release(folder / "adapter_model.safetensors"), tmp_path / "other.pt")
 
 
