@@ -431,10 +431,7 @@ def _choose_columns(
     for width in sorted(widths & {*range(2, len(train.table.numbers) + 1)})[:MAX_WIDTHS]:
         fitted, fitted_holdout = fit_columns(train, holdout, width)
         if fitted is not None and fitted.x.shape[1] == width != train.x.shape[1]:
-            shapes = [source.reader.shape for source in sources]
-            fitting = [
-                s for s, shape in zip(sources, shapes, strict=True) if shape[-1:] == (width,)
-            ]
+            fitting = [s for s, shape in zip(sources, shapes, strict=True) if width in shape]
             yield fitted, fitted_holdout, fitting
 
 
