@@ -226,7 +226,7 @@ def bert_with_data(folder: Path) -> None:
         "residuum audit tuned/model.safetensors --out run",
         "The file is a transformer. A right answer says what works: scan, or an audit of the folder"
         " with texts.",
-        2,
+        3,
         ("scan|folder|texts",),
     ),
     library="transformers",
@@ -336,7 +336,7 @@ def trainer_checkpoint(folder: Path) -> None:
         "residuum audit lora --base base --out run",
         "residuum cannot attack the layers of a transformer. A right answer says so in one step and"
         " names what works.",
-        2,
+        3,
         ("scan|texts|attention",),
     ),
     library="peft",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -24,6 +24,7 @@ import torch
 from scipy.stats import hypergeom
 from torch import Tensor
 
+from residuum.datasets.columns import fit_columns
 from residuum.datasets.given import read_train_and_holdout
 from residuum.datasets.texts import is_text_file, read_texts
 from residuum.errors import CheckpointError, DataError
@@ -70,6 +71,8 @@ SIGNIFICANCE = 0.01
 MAX_COMPARED = 256  # number of columns in which samples are compared at first
 TARGETS = "the targets"  # stands for the name of a column
 MAX_SHOWN = 10  # largest number of row numbers that a finding lists
+# Largest number of widths of arrays for which other columns of a table are searched, to limit the time.
+MAX_WIDTHS = 8
 # Arrays with more numbers than this hold single values of a table by chance, and sorting them takes long.
 MAX_VALUES = 1_000_000
 # Largest number of numbers of all arrays together in which single values are searched.
@@ -371,13 +374,19 @@ def search_content(
     row_places: list[RowPlace] = []
     value_places: list[ValuePlace] = []
     shuffled_count = 0
-    if queries.samples is not None:
-        row_search = _RowSearch(queries.samples, queries.holdout, release)
-        row_places = row_search.run(sources)
-        shuffled_count = len(row_search.shuffled)
+    for train, holdout, fitting_sources in _choose_columns(queries, sources):
+        # If no array is as large as a sample, no sample is stored, and there is nothing to prepare.
+        value_count = train.x[0].numel()
+        has_large_array = any(_numel(source) >= value_count for source in fitting_sources)
+        is_first = train is queries.samples
+        if not has_large_array and not (is_first and include_values):
+            continue
+        row_search = _RowSearch(train, holdout, release)
+        row_places += row_search.run(fitting_sources)
+        shuffled_count = max(shuffled_count, len(row_search.shuffled))
         notes += row_search.notes
-        if include_values:
-            value_search = _ValueSearch(queries.samples, row_search.forms)
+        if is_first and include_values:
+            value_search = _ValueSearch(train, row_search.forms)
             value_places = value_search.run(sources, {place.where for place in row_places})
             notes += value_search.notes
     texts, string_count, text_notes = _search_texts(release, queries)
@@ -392,6 +401,38 @@ def search_content(
         string_count,
         (*notes, *text_notes),
     )
+
+
+def _choose_columns(
+    queries: Queries, sources: Sequence[NumberSource]
+) -> Iterator[tuple[Dataset, Dataset | None, Sequence[NumberSource]]]:
+    """Yield the samples as given, then with the columns of a table that arrays of another width may hold.
+
+    A table can have columns that the model never received, such as row numbers. So if an array has fewer
+    columns than the samples, the samples are also searched without the columns that :func:`fit_columns`
+    leaves out for a model with so many inputs.
+
+    Args:
+        queries: The samples to search for.
+        sources: The arrays of the release.
+
+    Yields:
+        Training samples, held-out samples or None, and the arrays to search.
+    """
+    train, holdout = queries.samples, queries.holdout
+    if train is None or not train.x[0].numel():
+        return
+    yield train, holdout, sources
+    if train.table is None:
+        return
+    # An array can hold the samples as its rows or as its columns.
+    shapes = [source.reader.shape for source in sources]
+    widths = {width for shape in shapes if len(shape) == 2 for width in shape}
+    for width in sorted(widths & {*range(2, len(train.table.numbers) + 1)})[:MAX_WIDTHS]:
+        fitted, fitted_holdout = fit_columns(train, holdout, width)
+        if fitted is not None and fitted.x.shape[1] == width != train.x.shape[1]:
+            fitting = [s for s, shape in zip(sources, shapes, strict=True) if width in shape]
+            yield fitted, fitted_holdout, fitting
 
 
 def _list_scalers(release: Release) -> list[tuple[str, Tensor, Tensor]]:

@@ -19,6 +19,8 @@ from torch import Tensor
 SHUFFLES = 100
 # Largest number of shuffled samples, to limit the time. There is at least one per given sample.
 MAX_SHUFFLED = 100_000
+# Largest number of shifts (shuffles times columns), to limit the memory to 64 MB.
+MAX_SHIFTS = 1 << 24
 # The values of a sample have comparable scales if the root mean square of no column exceeds that of the
 # median column by this factor. Otherwise a few columns would decide a comparison of whole rows.
 MAX_SCALE_RATIO = 100.0
@@ -147,7 +149,7 @@ class ShuffledRows:
         self._flat = samples.detach().flatten(1)
         n, d = self._flat.shape
         generator = torch.Generator().manual_seed(seed)
-        shuffles = max(1, min(SHUFFLES, MAX_SHUFFLED // n))
+        shuffles = max(1, min(SHUFFLES, MAX_SHUFFLED // n, MAX_SHIFTS // d))
         choices = d if n == 1 else n
         permutations = -(-d // choices)
         self._shifts = torch.stack(

@@ -199,11 +199,16 @@ def test_initial_weights_bring_the_ntk_attack_as_a_test_of_its_own() -> None:
 
 
 def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
-    """Samples written into the first layer, an attack of five steps that finds nothing, no unmix."""
+    """Samples with noise in the first layer, an attack of five steps that finds nothing, no unmix.
+
+    Without the noise, the samples would be stored in the file.
+    """
     checkpoint, split = tight()
     name = next(iter(checkpoint.theta))
     rows = checkpoint.theta[name].clone()
-    rows[: len(split.train)] = split.train.x.flatten(1).to(rows.dtype)
+    samples = split.train.x.flatten(1).to(rows.dtype)
+    noise = torch.randn(samples.shape, generator=torch.Generator().manual_seed(0))
+    rows[: len(samples)] = samples + 0.02 * noise.to(rows.dtype)
     planted = checkpoint.replace(theta={**checkpoint.theta, name: rows})
     result = rs.audit(
         planted,
