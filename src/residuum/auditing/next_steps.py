@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from residuum.auditing.commands import audit_command
 from residuum.auditing.durations import duration
-from residuum.auditing.outcomes import MEMBERSHIP
+from residuum.auditing.outcomes import ATTRIBUTE, MEMBERSHIP
 from residuum.auditing.plan import limit_of
 from residuum.auditing.power import BUDGET
 from residuum.auditing.request import AuditRequest
@@ -266,6 +266,14 @@ PROTECT_UPDATE = (
     "privacy, which clips the gradient of every sample and adds noise. Larger batches leave fewer samples"
     " to reconstruct, but they protect no sample for sure. Then audit an update of the new protocol."
 )
+PROTECT_ATTRIBUTES = (
+    "Do not release this file if columns of its records must stay secret. An attacker who knows the other "
+    "columns of a record can infer a missing value. In our measurements, three changes removed this: Gaussian "
+    "noise of 10% of the rms of each weight matrix, added before the release (check the accuracy), a smooth "
+    "activation such as GELU, and training for at most 20 epochs. Rounding (bf16, int8), mini-batches and "
+    "weight decay do not protect. Only differential privacy (DP-SGD) gives a guarantee. Then audit the new "
+    "file."
+)
 CHECK_READING = (
     "Check that architecture, preprocessing, labels and samples are those of the training."
 )
@@ -311,6 +319,11 @@ LEAK_ROWS = (
         lambda result: result.verdict.grade == MEMBERSHIP,
         "Do not release this file if it must stay secret who is in the training set. An attacker with a "
         f"sample can tell that it was trained on. {FEWER_EPOCHS} Then audit the new file.",
+        (redacted_report,),
+    ),
+    Row(
+        lambda result: result.verdict.grade == ATTRIBUTE and result.attributes is not None,
+        PROTECT_ATTRIBUTES,
         (redacted_report,),
     ),
     Row(

@@ -191,6 +191,7 @@ class AuditOptions(TypedDict, total=False):
 
     label: str
     drop: Sequence[str]
+    sensitive: Sequence[str | int]
     effort: Literal["quick", "standard", "thorough"]
     budget: str | float | None
     fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"]

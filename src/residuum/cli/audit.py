@@ -82,6 +82,7 @@ app = options.command_app("audit", __doc__)
             ],
             "label": Annotated[str, Parameter(metavar="COLUMN")],
             "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
+            "sensitive": Annotated[list[str], Parameter(metavar="COLUMN")],
             "arch": Annotated[str, Parameter(metavar="ARCH")],
             "model_code": Annotated[str, Parameter(metavar="CODE")],
             "recipe": Annotated[str, Parameter(metavar="KEY=VALUE,...")],

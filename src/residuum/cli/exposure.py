@@ -42,6 +42,7 @@ app = options.command_app("exposure", __doc__)
         changes={
             "label": Annotated[str, Parameter(metavar="COLUMN")],
             "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
+            "sensitive": Annotated[list[str], Parameter(metavar="COLUMN")],
             "model_code": Annotated[str, Parameter(metavar="CODE")],
         },
     )

@@ -87,6 +87,7 @@ class ExposureOptions(TypedDict, total=False):
 
     label: str
     drop: Sequence[str]
+    sensitive: Sequence[str | int]
     surface: str
     task: str
     arch: str | None
@@ -94,6 +95,7 @@ class ExposureOptions(TypedDict, total=False):
     grouped_by: str
     confidence: float
     delta: float
+    attributes: bool
     top: int
     device: str
 
