@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from residuum.auditing.case import Case
     from residuum.auditing.run import Audit
 
-NOT_MEMBERS = "activation boundaries do not distinguish training from held-out samples, so the weights reveal no values"
+NOT_MEMBERS = (
+    "activation boundaries do not distinguish training from held-out samples (membership), which a leak of "
+    "values needs"
+)
 NO_TABLE = "the samples are no rows of a table with at most {} columns"
 FROZEN = "the trained layers receive features of frozen layers, which are no columns of a table"
 # Largest number of records times columns times neurons in an audit, which takes about 20 seconds on one core.

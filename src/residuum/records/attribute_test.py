@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os.path
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 from residuum.records.base import Record
@@ -58,7 +58,10 @@ class DisclosedCell(Record):
 
     @property
     def _prefix(self) -> str:
-        return os.path.commonprefix(list(self.names))
+        equal_letters = takewhile(
+            lambda letters: len({*letters}) == 1, zip(*self.names, strict=False)
+        )
+        return "".join(letters[0] for letters in equal_letters)
 
     def _format(self, values: tuple[float, ...]) -> str:
         """Return a value as text. The value of a one-hot group is the choice with the largest number."""
@@ -84,8 +87,8 @@ class AttributeTest(Record):
         right: Number of reported cells whose inferred value is right.
         imputable: Number of right cells that ridge regression predicts as well.
         rows: Rows of the training records with at least one disclosed value.
-        disclosed: Reported, right cells that are not imputable, the most certain first. If there are many,
-            only the first ones.
+        disclosed: Reported, right cells that are not imputable. The most certain cell of each record comes
+            first. If there are many cells, only the first ones are listed.
         holdout_cells: Number of cells of held-out records that were tested as a negative control.
         holdout_reported: Number of these cells whose values are reported.
         untested: Number of training records that were left out to save time.

@@ -40,7 +40,7 @@ MAX_IMPUTATION_RECORDS, RIDGE_PENALTY = 400, 1.0
 MAX_COLUMNS = (
     200  # with more columns, the samples are images or embeddings, whose values are no attributes
 )
-MAX_DISCLOSED = 1000  # largest number of disclosed cells in a result, the most certain first
+MAX_DISCLOSED = 1000  # largest number of disclosed cells in a result, see ``_interleave_records``
 ROUNDING = 1e-9  # difference up to which two choices of a column with few values count as equal
 
 
@@ -147,7 +147,7 @@ def measure_table(
     test = measure_attributes(
         network, train.x, holdout.x, sensitive=columns, one_hot=one_hot, seed=seed
     )
-    cells = sorted(test.disclosed, key=lambda cell: (cell.q, cell.row, cell.columns))
+    cells = _interleave_records(test.disclosed)
     return test.replace(
         untested=n - len(train),
         rows=tuple(train.rows[row] for row in test.rows),
@@ -184,6 +184,18 @@ def find_sensitive_columns(sensitive: Sequence[str], train: Dataset) -> list[int
                 "Example: --sensitive 0.",
             )
     return columns
+
+
+def _interleave_records(disclosed: Sequence[DisclosedCell]) -> list[DisclosedCell]:
+    """Return cells with the most certain cell of each record first, then the second cells, and so on."""
+    by_certainty = sorted(disclosed, key=lambda cell: (cell.q, cell.row, cell.columns))
+    count_by_row: dict[int, int] = {}
+    positions = []
+    for cell in by_certainty:
+        positions.append(count_by_row.get(cell.row, 0))
+        count_by_row[cell.row] = positions[-1] + 1
+    order = sorted(range(len(by_certainty)), key=positions.__getitem__)
+    return [by_certainty[i] for i in order]
 
 
 def _describe(cell: DisclosedCell, train: Dataset) -> DisclosedCell:
