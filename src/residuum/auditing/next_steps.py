@@ -269,8 +269,8 @@ PROTECT_UPDATE = (
 PROTECT_ATTRIBUTES = (
     "Do not release this file if columns of its records must stay secret. Rounding (bf16, int8), "
     "mini-batches and weight decay do not protect. In our measurements, three changes removed this leak: "
-    "Gaussian noise of 10% of the rms of each weight matrix before release (check the accuracy), a smooth "
-    "activation such as GELU, or at most 20 epochs. Only differential privacy (DP-SGD) gives a guarantee. "
+    "Gaussian noise of 10% of the rms of each weight matrix before release (check the accuracy), GELU in "
+    "place of ReLU, or at most 20 epochs. Only differential privacy (DP-SGD) gives a guarantee. "
     "Audit the new file."
 )
 CHECK_READING = (

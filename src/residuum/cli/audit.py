@@ -120,9 +120,9 @@ def _command(
         Parameter(
             help="Exit with code 1 if this condition holds. Pass a grade of a leak (verbatim, near-copy, "
             "resemblance, attribute, class-level or membership) for a leak of at least this grade. "
-            "The default is membership. Or pass a comparison with a number, such as recovered>=5. You can compare "
-            "recovered (recovered samples), expected (samples expected by chance), excess (recovered minus "
-            "expected), share (recovered samples divided by all samples), p_value, "
+            "The default is membership. Or pass a comparison with a number, such as recovered>=5. You can "
+            "compare recovered (recovered samples), expected (samples expected by chance), excess "
+            "(recovered minus expected), share (recovered samples divided by all samples), p_value, "
             "named (samples named as members) and inferred (records with a missing value that can be "
             "inferred). If you repeat the option, one of the conditions must hold.",
             metavar="CONDITION",

@@ -49,7 +49,7 @@ class Victim:
     model: MLPClassifier
     train: Dataset
     holdout: Dataset
-    others: Dataset
+    non_members: Dataset
     folder: Path
 
     @property
@@ -68,32 +68,32 @@ def victim(tmp_path_factory: pytest.TempPathFactory) -> Victim:
     rows = {
         "train": order[:MEMBERS],
         "test": order[MEMBERS : MEMBERS + HELD_OUT],
-        "others": order[-MEMBERS:],
+        "non_members": order[-MEMBERS:],
     }
     offset, scale = table.data[rows["train"]].mean(0), table.data[rows["train"]].std(0)
     x = (table.data - offset) / scale
     names = tuple(map(str, table.feature_names))
     folder = tmp_path_factory.mktemp("table")
     samples = {}
-    for part, index in rows.items():
-        samples[part] = Dataset(
+    for name, index in rows.items():
+        samples[name] = Dataset(
             torch.tensor(x[index]),
             torch.tensor(table.target[index]),
             features=names,
-            units=tuple("mm²" if "area" in name else "" for name in names),
+            units=tuple("mm²" if "area" in column else "" for column in names),
             scale=torch.tensor(scale),
             offset=torch.tensor(offset),
             record_ids=tuple(f"P{i:03d}" for i in index),
         )
         frame = pandas.DataFrame(x[index], columns=names).assign(y=table.target[index])
-        frame.insert(0, "patient_id", samples[part].record_ids)
-        frame.to_csv(folder / f"{part}.csv", index=False)
+        frame.insert(0, "patient_id", samples[name].record_ids)
+        frame.to_csv(folder / f"{name}.csv", index=False)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = MLPClassifier(random_state=0, max_iter=400, tol=0, n_iter_no_change=400)
         model.fit(x[rows["train"]], table.target[rows["train"]])
     (folder / "m.pkl").write_bytes(pickle.dumps(model))
-    return Victim(model, samples["train"], samples["test"], samples["others"], folder)
+    return Victim(model, samples["train"], samples["test"], samples["non_members"], folder)
 
 
 def audit_of(
@@ -149,7 +149,7 @@ def test_the_report_shows_values_unless_it_is_redacted(result: Any) -> None:
 
 
 def test_records_that_were_never_trained_on_are_not_tested(victim: Victim) -> None:
-    audit = audit_of(victim, victim.others)
+    audit = audit_of(victim, victim.non_members)
     assert audit.attributes is None
     assert audit.skipped["attributes"] == NOT_MEMBERS
     assert audit.verdict().inferred is None
@@ -189,9 +189,11 @@ def test_an_exposure_lists_inferable_values(victim: Victim, tmp_path: Path, caps
         ("mean area",),
         ("mean texture",),
     }
-    others = rs.exposure(victim.model, victim.others, victim.holdout, attributes=True, top=0)
-    assert others.attributes is not None
-    assert (others.attributes.reported, others.attributes.is_finding) == (0, False)
+    non_members = rs.exposure(
+        victim.model, victim.non_members, victim.holdout, attributes=True, top=0
+    )
+    assert non_members.attributes is not None
+    assert (non_members.attributes.reported, non_members.attributes.is_finding) == (0, False)
     assert rs.exposure(victim.model, victim.train, victim.holdout, top=0).attributes is None
 
 
