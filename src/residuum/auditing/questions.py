@@ -56,7 +56,7 @@ QUESTIONS_OF_TESTS = 2
 
 @dataclass(frozen=True, eq=False)
 class Answer(Record):
-    """The answer to one of the three questions of an audit.
+    """The answer to one of the questions of an audit.
 
     Attributes:
         key: Name of the question: "stored", "reconstruction", "membership" or "attributes".

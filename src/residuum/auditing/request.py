@@ -193,7 +193,7 @@ class AuditOptions(TypedDict, total=False):
 
     label: str
     drop: Sequence[str]
-    sensitive: Sequence[str | int]
+    sensitive: Sequence[str]
     effort: Literal["quick", "standard", "thorough"]
     budget: str | float | None
     fail_on: Literal[

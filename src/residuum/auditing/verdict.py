@@ -133,8 +133,9 @@ class Verdict(Record):
     Attributes:
         outcome: "leak", "no-leak-found" or "inconclusive".
         reasons: The reasons for the outcome, one sentence each.
-        answers: The answers to three questions: Are training records stored in the file? Can attacks
-            reconstruct training samples? Can training samples be told from non-members?
+        answers: The answers to the questions: Are training records stored in the file? Can attacks
+            reconstruct training samples? Can training samples be told from non-members? If it was tested:
+            Can an attacker infer a missing value of a training record?
         grade: The strongest grade of the findings, "" without a finding.
         grades: Number of samples of each grade, the strongest first.
         limit: The weakest grade of a leak that ends in exit code 1.

@@ -136,8 +136,8 @@ class AttributeTest(Record):
         wrong = self.reported - self.right
         return (
             f"For {len(self.rows)} of your {self.records} records, an attacker who knows the other columns "
-            f"can infer a missing value. {self.reported} of {self.records * self.variables} values are "
-            f"reported at a false discovery rate of {self.level:.0%}. {wrong} of them are wrong, and "
+            f"can infer a missing value. At a false discovery rate of {self.level:.0%}, {self.reported} of "
+            f"{self.records * self.variables} values are reported. Of these, {wrong} are wrong and "
             f"{self.imputable} can be predicted without the network. As a control, {self.holdout_reported} "
             f"of {self.holdout_cells} values of held-out records are reported.{untested}"
         )

@@ -88,7 +88,7 @@ class ExposureOptions(TypedDict, total=False):
 
     label: str
     drop: Sequence[str]
-    sensitive: Sequence[str | int]
+    sensitive: Sequence[str]
     surface: str
     task: str
     arch: str | None

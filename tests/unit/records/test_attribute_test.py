@@ -40,7 +40,7 @@ def test_a_finding_needs_records_and_a_clean_control() -> None:
 def test_the_line_counts_records_errors_and_controls() -> None:
     assert FINDING.line == (
         "For 3 of your 60 records, an attacker who knows the other columns can infer a missing value. "
-        "40 of 600 values are reported at a false discovery rate of 5%. 2 of them are wrong, and 8 can be "
+        "At a false discovery rate of 5%, 40 of 600 values are reported. Of these, 2 are wrong and 8 can be "
         "predicted without the network. As a control, 0 of 600 values of held-out records are reported."
     )
     assert "40 other records were not tested" in FINDING.replace(untested=40).line
