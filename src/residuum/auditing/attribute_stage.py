@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from residuum.auditing.schedule import NO_TIME
+from residuum.errors import InputError
 from residuum.records import Dataset, Knowledge
 from residuum.risk.attributes import MAX_COLUMNS, measure_table
 from residuum.risk.membership import GROUP_LEVEL
@@ -25,7 +26,7 @@ NOT_MEMBERS = (
 NO_TABLE = "the samples are no rows of a table with at most {} columns"
 FROZEN = "the trained layers receive features of frozen layers, which are no columns of a table"
 # Largest number of records times columns times neurons in an audit, which takes about 20 seconds on one core.
-MAX_WORK = 2 * 10**7
+MAX_WORK = 10**7
 
 
 def is_table(samples: Dataset, knowledge: Knowledge) -> bool:
@@ -43,10 +44,28 @@ def is_table(samples: Dataset, knowledge: Knowledge) -> bool:
     return has_few_columns and not samples.texts
 
 
-def one_hot_groups(knowledge: Knowledge) -> list[list[int]] | None:
-    """Return the groups of one-hot columns that the user passed, None if no types were passed."""
+def one_hot_groups(knowledge: Knowledge, columns: int) -> list[list[int]] | None:
+    """Return the groups of one-hot columns that the user passed, None if no types were passed.
+
+    Args:
+        knowledge: What the attacker knows, such as the types of columns.
+        columns: Number of columns of the table.
+
+    Returns:
+        The indices of the columns of each group.
+
+    Raises:
+        InputError: If a group has a column that the table lacks.
+    """
     if knowledge.columns is None:
         return None
+    last_column = max(group.last for group in knowledge.typed_columns)
+    if last_column >= columns:
+        raise InputError(
+            f"The types of columns must be those of the table, whose last column has the number "
+            f"{columns - 1}; got column {last_column}.",
+            "Count columns from 0 (--columns).",
+        )
     return [
         list(range(group.first, group.last + 1))
         for group in knowledge.typed_columns
@@ -86,7 +105,7 @@ def infer_attributes(audit: Audit) -> Audit:
         sample_sets.train,
         sample_sets.holdout,
         sensitive=audit.request.sensitive,
-        one_hot=one_hot_groups(case.knowledge),
+        one_hot=one_hot_groups(case.knowledge, sample_sets.train.shape[0]),
         max_records=max(1, MAX_WORK // work_per_record),
         seed=audit.request.seed,
     )

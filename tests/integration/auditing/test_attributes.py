@@ -162,8 +162,11 @@ def test_only_sensitive_columns_and_typed_groups_are_tested(victim: Victim) -> N
     assert {cell.columns for cell in audit.attributes.disclosed} == {(1,), (3,)}
     with pytest.raises(InputError, match="mean aera"):
         audit_of(victim, victim.train, sensitive="mean aera")
-    assert one_hot_groups(Knowledge()) is None
-    assert one_hot_groups(Knowledge(columns="0-2:onehot,3:integer/9")) == [[0, 1, 2]]
+    assert one_hot_groups(Knowledge(), 30) is None
+    typed = Knowledge(columns="0-2:onehot,3:integer/9")
+    assert one_hot_groups(typed, 4) == [[0, 1, 2]]
+    with pytest.raises(InputError, match="the number 2; got column 3"):
+        one_hot_groups(typed, 3)
 
 
 def test_images_and_texts_are_no_tables(victim: Victim) -> None:
