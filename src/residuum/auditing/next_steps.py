@@ -278,6 +278,12 @@ CHECK_READING = (
 )
 
 LEAK_ROWS = (
+    # An update holds no weights, so there is nothing to strip or to retrain.
+    Row(
+        lambda result: result.knowledge.update is not None,
+        PROTECT_UPDATE,
+        (redacted_report,),
+    ),
     Row(
         lambda result: bool(result.verdict.stored and strip_file(result)),
         f"{HOLDS_RECORDS} The first command writes only the weights. Audit the result before you release "
@@ -338,11 +344,6 @@ LEAK_ROWS = (
         "at least 5 records in every leaf (min_samples_leaf=5) and with fewer trees than records. Remove the "
         "seeds and the impurities of the trees before you save the model: residuum strip prints a script for "
         "this. Removing them alone does not help. Audit the new file.",
-        (redacted_report,),
-    ),
-    Row(
-        lambda result: result.knowledge.update is not None,
-        PROTECT_UPDATE,
         (redacted_report,),
     ),
     Row(

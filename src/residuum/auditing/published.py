@@ -1,4 +1,4 @@
-"""Define the content of ``result.json``, the published result of an audit.
+"""Define the content of ``result.json``, the file with the result of an audit.
 
 Most records of an audit are written to ``result.json`` unchanged. For records that hold more than a reader
 needs, this module defines a shorter record.
@@ -37,7 +37,7 @@ MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
 @dataclass(frozen=True, eq=False)
 class Suite(Record):
-    """The attacks that residuum has. If an attack is improved or added, ``version`` grows."""
+    """The set of attacks in residuum. If an attack is improved or added, ``version`` grows."""
 
     version: Count
     attacks: tuple[str, ...]
@@ -224,7 +224,7 @@ class PublishedAudit(Record):
         dict[str, Any] | None,
         SchemaRule(
             description=f"the {MAX_EXPOSED} training samples with the largest risk of a leak, with the "
-            "fields of exposure.json. This ranking does not enter the verdict"
+            "fields of exposure.json. This ranking has no influence on the verdict of the audit"
         ),
     ]
     applies: tuple[Applies, ...]
@@ -315,7 +315,7 @@ def _membership(test: MembershipTest | None) -> MembershipSummary | None:
 
 
 def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
-    """Return the content of ``exposure.json``, but only for the samples with the largest risk of a leak."""
+    """Return the risk ranking of training samples, only for the samples with the largest risk of a leak."""
     if exposure is None:
         return None
     riskiest_rows = exposure.rows(MAX_EXPOSED)

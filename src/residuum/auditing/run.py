@@ -206,7 +206,7 @@ def restriction(request: AuditRequest) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of an audit. The stage runs if ``skip_reason`` returns "", and is skipped otherwise."""
+    """A stage of an audit, such as the attacks. It runs only if ``skip_reason`` returns an empty text."""
 
     name: str
     run: Callable[[Audit], Audit]
@@ -327,15 +327,15 @@ def audit(
         if (finished := store.finished()) is not None:
             return finished
         opening_lines = () if case.network is None else opening(case.network, case.fit)
-        # The fit of weights says nothing about samples that did not train them.
+        # Leave out the accuracy (the first line) if the samples did not train these weights.
         for line in opening_lines[bool(case.why_no_weights) :]:
             listener.message(line)
         stage_list = PREDICTOR_STAGES if case.network is None else STAGES
         stage_list = stage_list if case.tokens is None else TOKEN_STAGES
         finished_audit = run_stages(Audit(case, request, deadline, store, listener), stage_list)
-        result = assemble_result(finished_audit)
-        store.write(result, blur=blur)
-    return result
+        audit_result = assemble_result(finished_audit)
+        store.write(audit_result, blur=blur)
+    return audit_result
 
 
 def run_stages(audit: Audit, plan: tuple[Stage, ...]) -> Audit:

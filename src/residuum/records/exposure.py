@@ -1,4 +1,4 @@
-"""Exposure: the risk of each training record and group of records, and the bound on epsilon from canaries.
+"""Exposure: the risk that each training record is recovered, and a lower bound on the privacy loss.
 
 Canaries are records that were inserted into the training set to test the privacy of the training.
 """
@@ -21,8 +21,7 @@ from residuum.records.exposure_tables import tables_of
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
 from residuum.terminal import print_line, print_notes, print_table
 
-# The property ``carry_half`` counts the records that together make up this share of the expected
-# recoveries.
+# Share of all expected recoveries. A summary says how few records together make up this share.
 HALF = 0.5
 SCHEMA_VERSION = "2.1"  # version of the fields of exposure.json
 # A spreadsheet treats a text that starts with one of these characters as a formula.
@@ -49,7 +48,7 @@ class Operating(Record):
 
     @property
     def line(self) -> str:
-        """The share of detected canaries and the false positive rate as text."""
+        """Text with the share of detected canaries (test records) and the false positive rate."""
         low, high = self.interval
         note = "" if self.false else ", with none of them above the threshold"
         return f"{self.true_rate:.0%} ({low:.0%} to {high:.0%}) at {self.rate:.1%} false positives{note}"
@@ -87,7 +86,7 @@ class CanaryBound(Record):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Sentences about the bound on epsilon and the detected canaries."""
+        """Sentences about the lower bound on epsilon (privacy loss) and the canaries (test records)."""
         return (
             f"canaries: epsilon at least {self.epsilon:.3g} at delta {self.delta:g} with confidence "
             f"{self.confidence:.0%}, because {self.right} of {self.guesses} guesses were right "
@@ -218,7 +217,7 @@ class PublishedExposure(ExposureSummary):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputFigures(Record):
-    """The margin (NaN for regression) and the loss of each of n records, as simple measures of risk."""
+    """The margin and the loss of the network at each of n records, as simple measures of risk."""
 
     margin: Tensor
     loss: Tensor
@@ -362,7 +361,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def carry_half(self) -> int | None:
-        """Smallest number of records that together make up half of the expected recoveries.
+        """Smallest number of records that together account for half of the expected recovered records.
 
         None if probabilities are not calibrated.
         """
@@ -402,7 +401,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         return (*sentences, "no guarantee: only differential privacy gives one")
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return a dictionary with the keys ``COLUMNS`` for each of the ``limit`` records at highest risk."""
+        """Return one dictionary (a row of the table) for each of the ``limit`` records at highest risk."""
         shown_order = self.order[:limit]
         indices = shown_order.tolist()
         labels = self.labels[shown_order]

@@ -42,7 +42,7 @@ def show(result: Scan) -> None:
 
 def render(result: Scan) -> str:
     """Return a scan as HTML for a notebook, with everything that :func:`show` prints."""
-    rows = tuple(
+    finding_rows = tuple(
         (
             finding.severity,
             file.file,
@@ -54,7 +54,7 @@ def render(result: Scan) -> str:
         for file in result.files
         for finding in file.findings
     )
-    files = tuple(
+    file_rows = tuple(
         (
             file.file,
             file.kind,
@@ -63,13 +63,17 @@ def render(result: Scan) -> str:
         )
         for file in result.files
     )
-    title = f"{result.subject}: {_counted(len(rows), 'finding')} in {_counted(len(files), 'file')}"
+    finding_count, file_count = (
+        _counted(len(finding_rows), "finding"),
+        _counted(len(file_rows), "file"),
+    )
+    title = f"{result.subject}: {finding_count} in {file_count}"
     tables = (
-        TextTable("", COLUMNS, rows[:MAX_ROWS]),
-        TextTable("files", ("file", "format", "bytes", "network and search"), files[:MAX_ROWS]),
+        TextTable("", COLUMNS, finding_rows[:MAX_ROWS]),
+        TextTable("files", ("file", "format", "bytes", "network and search"), file_rows[:MAX_ROWS]),
     )
     lines = [*_closing_lines(result)]
-    if max(len(rows), len(files)) > MAX_ROWS:
+    if max(len(finding_rows), len(file_rows)) > MAX_ROWS:
         lines.insert(
             0, f"Each table shows its first {MAX_ROWS} rows. The method show() prints all."
         )
@@ -112,17 +116,17 @@ def _search_lines(searched: Searched | None) -> list[str]:
     """Return how many of the given samples and texts are stored in a file."""
     if searched is None:
         return []
-    counts = []
+    count_lines = []
     if searched.samples:
-        counts.append(
+        count_lines.append(
             f"{searched.found_samples} of {searched.samples} given samples, in {searched.arrays} arrays"
         )
     if searched.texts:
-        counts.append(
+        count_lines.append(
             f"{searched.found_texts} of {searched.texts} given texts, in {searched.strings} strings"
         )
     notes = [f"note: {note}" for note in searched.notes]
-    return [f"searched by content: found {' and '.join(counts)}", *notes]
+    return [f"searched by content: found {' and '.join(count_lines)}", *notes]
 
 
 def may_be_audited(file: ScannedFile) -> bool:
@@ -164,7 +168,7 @@ def describe_network(network: Inspection) -> list[str]:
 
 
 def _closing_lines(result: Scan) -> Iterator[str]:
-    """Yield what follows the findings: files that were not read, notes, the exit code and what to do next."""
+    """Yield the last lines of a scan: files that were not read, notes, the exit code and what to do next."""
     for unread in result.unread:
         yield f"not read: {unread.file}: {unread.reason}"
     for note in result.notes:

@@ -77,6 +77,8 @@ def test_every_setting_survives_toml() -> None:
         "recipe": "epochs=3",
         "surface": "change",
         "update_kind": "gradient",
+        "label": "diagnosis",
+        "drop": ["note"],
     }
     assert values.keys() == AuditRequest.model_fields.keys()
     defaults = AuditRequest().model_dump()

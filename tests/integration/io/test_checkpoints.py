@@ -427,7 +427,7 @@ def test_copies_are_paid_before_they_are_made() -> None:
 
     assert PickleReader().run(io.BytesIO(content(5))) == dict.fromkeys(range(100))
     reader = PickleReader()
-    with pytest.raises(UnsafeFileError, match="MB of memory in addition to its size"):
+    with pytest.raises(UnsafeFileError, match="MB of memory in addition to the size"):
         reader.run(io.BytesIO(content(10_000)))
     assert reader.memory <= MAX_OBJECT_BYTES + 10_000
 
@@ -1000,7 +1000,7 @@ class Twice(Own):
             (3,),
             "of shape (3,); the forward method of Seq",
         ),
-        (CNN, (), "needs the shape of one sample"),
+        (CNN, (), "needs the shape of a sample"),
         (CNN, (1, 5, 5), "of shape (1, 5, 5); the forward method of Sequential raised:"),
         (
             nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Flatten(0)),
@@ -1048,7 +1048,7 @@ def test_a_state_dict_is_read_as_its_file(tmp_path: Path) -> None:
     assert as_network(state, ARCH + ",activation=linear").arch == ARCH + ",activation=linear"
     as_network(state).theta["layers.0.weight"].zero_()
     assert state["layers.0.weight"].any()
-    with pytest.raises(CheckpointError, match="must hold tensors"):
+    with pytest.raises(CheckpointError, match="must contain tensors"):
         as_network({"value_range": (0, 1)})
     with pytest.raises(CheckpointError, match="got list"):
         as_network([state])  # type: ignore[arg-type]
