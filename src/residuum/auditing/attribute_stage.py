@@ -111,5 +111,4 @@ def infer_attributes(audit: Audit) -> Audit:
     )
     if test.reason:
         return audit.skip("attributes", test.reason)
-    audit.listener.message(test.line)
     return replace(audit, attributes=test)

@@ -267,11 +267,10 @@ PROTECT_UPDATE = (
     " to reconstruct, but they protect no sample for sure. Then audit an update of the new protocol."
 )
 PROTECT_ATTRIBUTES = (
-    "Do not release this file if columns of its records must stay secret. Rounding (bf16, int8), "
-    "mini-batches and weight decay do not protect. In our measurements, three changes removed this leak: "
-    "Gaussian noise of 10% of the rms of each weight matrix before release (check the accuracy), GELU in "
-    "place of ReLU, or at most 20 epochs. Only differential privacy (DP-SGD) gives a guarantee. "
-    "Audit the new file."
+    "Do not release this file if its records must stay secret. In our measurements, three changes removed "
+    "this leak: noise of 10% of the rms of each weight matrix (check the accuracy), GELU instead of ReLU, or "
+    "at most 20 epochs. Rounding (bf16, int8), mini-batches and weight decay do not protect. Only "
+    "differential privacy gives a guarantee. Audit the new file."
 )
 CHECK_READING = (
     "Check that architecture, preprocessing, labels and samples are those of the training."

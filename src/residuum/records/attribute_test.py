@@ -124,6 +124,18 @@ class AttributeTest(Record):
         return len(self.rows) >= MIN_RECORDS and has_clean_control
 
     @property
+    def short_line(self) -> str:
+        """The most important numbers of ``line``, for the first screen of an audit."""
+        wrong = self.reported - self.right
+        if len(self.rows) < MIN_RECORDS:
+            return f"{len(self.rows)} of {self.records} records have a value that can be inferred."
+        return (
+            f"For {len(self.rows)} of your {self.records} records, an attacker who knows the other columns "
+            f"can infer a missing value. Of {self.reported} reported values, {wrong} are wrong. Of "
+            f"{self.holdout_cells} values of held-out records, {self.holdout_reported} are reported."
+        )
+
+    @property
     def line(self) -> str:
         """Sentences for the user that say for how many records a missing value can be inferred."""
         if self.reason:

@@ -57,8 +57,6 @@ def test_wrong_settings_are_refused(options: dict[str, object], message: str) ->
 
 def test_every_setting_survives_toml() -> None:
     values = {
-        "label": "diagnosis",
-        "drop": ["patient_id"],
         "sensitive": ["income", "3"],
         "effort": "thorough",
         "budget": "2min",

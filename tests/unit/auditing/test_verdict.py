@@ -923,7 +923,7 @@ def test_inferable_values_are_a_leak_of_the_grade_attribute() -> None:
     assert verdict.grades == {ATTRIBUTE: 7, MEMBERSHIP: 3}
     assert verdict.headline == "Leak found: 7 records with an inferable value, 3 named members"
     assert verdict.answers[3].answer == YES
-    assert verdict.answers[3].evidence == INFERABLE.line
+    assert verdict.answers[3].evidence == INFERABLE.short_line
     assert INFERABLE.line in verdict.reasons
     weaker = decide(
         findings(), (ran(),), SOUND, membership(3), attributes=INFERABLE, limit=RESEMBLANCE

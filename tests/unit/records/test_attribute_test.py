@@ -43,6 +43,12 @@ def test_the_line_counts_records_errors_and_controls() -> None:
         "At a false discovery rate of 5%, 40 of 600 values are reported. Of these, 2 are wrong and 8 can be "
         "predicted without the network. As a control, 0 of 600 values of held-out records are reported."
     )
+    assert FINDING.short_line == (
+        "For 3 of your 60 records, an attacker who knows the other columns can infer a missing value. "
+        "Of 40 reported values, 2 are wrong. Of 600 values of held-out records, 0 are reported."
+    )
+    few = FINDING.replace(rows=(1,))
+    assert few.short_line == "1 of 60 records have a value that can be inferred."
     assert "40 other records were not tested" in FINDING.replace(untested=40).line
     not_tested = AttributeTest(60, reason="there are no columns")
     assert not_tested.line == "Attributes were not tested: there are no columns."
