@@ -75,6 +75,7 @@ from residuum.networks.probing import first_layer_inputs
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
 from residuum.records.tokens import TokenDataset
+from residuum.risk.attributes import find_sensitive_columns
 from residuum.scanning.findings import STORED, findings
 from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
@@ -437,6 +438,8 @@ def load_case(
     if head is not None:
         case = _behind_frozen_layers(case, head)
     attempt(_check_surface, request, attacker_knowledge)
+    if train is not None:
+        attempt(find_sensitive_columns, request.sensitive, train)
     warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
 

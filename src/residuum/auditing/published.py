@@ -20,6 +20,7 @@ from residuum.auditing.verdict import Verdict
 from residuum.evaluation.adapting import Fit
 from residuum.evaluation.targets import TargetTest
 from residuum.records import Exposure, Record, Scores
+from residuum.records.attribute_test import AttributeTest
 from residuum.records.base import plain
 from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
@@ -29,7 +30,7 @@ from residuum.risk.moved_rows import MovedRows
 
 # Version of the fields of result.json. If fields are added that older readers may ignore, the minor version
 # grows. After any other change of the fields, the major version grows.
-SCHEMA_VERSION = "6.2"
+SCHEMA_VERSION = "6.3"
 # Largest number of candidates and of exposed samples in result.json. Other files of the run list all of them.
 MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
@@ -192,6 +193,7 @@ class PublishedAudit(Record):
         table: what was recovered of the training table of a forest; null if the release holds no forest
         targets: the test whether recovered values are those of the training samples; null if not run
         membership: the test whether training samples can be told from non-members; null if not run
+        attributes: the test whether an attacker can infer missing values of training records; null if not run
         moved_rows: the embedding rows that training moved, compared with the tokens of the texts; null
             without a base or without an embedding
         applies: measured properties of the network, and for each attack and check, whether it was tried and
@@ -214,6 +216,7 @@ class PublishedAudit(Record):
     controls: Controls
     checks: ChecksSummary
     membership: MembershipSummary | None
+    attributes: AttributeTest | None
     moved_rows: MovedRows | None
     table: TableSummary | None
     targets: TargetTest | None

@@ -82,6 +82,7 @@ app = options.command_app("audit", __doc__)
             ],
             "label": Annotated[str, Parameter(metavar="COLUMN")],
             "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
+            "sensitive": Annotated[list[str], Parameter(metavar="COLUMN")],
             "arch": Annotated[str, Parameter(metavar="ARCH")],
             "model_code": Annotated[str, Parameter(metavar="CODE")],
             "recipe": Annotated[str, Parameter(metavar="KEY=VALUE,...")],
@@ -121,12 +122,13 @@ def _command(
         list[str] | None,
         Parameter(
             help="Exit with code 1 if this condition holds. The condition is a grade of a leak or a "
-            "comparison. The grades, the worst first, are verbatim, near-copy, resemblance, class-level "
-            "and membership. A grade holds for a leak that is at least as bad. The default is "
-            "membership. A comparison has a name and a number, such as recovered>=5. The names are "
-            "recovered (recovered samples), expected (samples expected by chance), excess (recovered minus "
-            "expected), share (recovered samples divided by all samples), p_value and named (samples named "
-            "as members). If you repeat the option, code 1 needs only one of the conditions.",
+            "comparison. The grades, the worst first, are verbatim, near-copy, resemblance, "
+            "attribute, class-level and membership. A grade holds for a leak that is at least as bad. "
+            "The default is membership. A comparison has a name and a number, such as recovered>=5. The "
+            "names are recovered (recovered samples), expected (samples expected by chance), excess "
+            "(recovered minus expected), share (recovered samples divided by all samples), p_value, "
+            "named (samples named as members) and inferred (records with a missing value that can be inferred). "
+            "If you repeat the option, code 1 needs only one of the conditions.",
             metavar="CONDITION",
         ),
     ] = None,

@@ -42,6 +42,7 @@ app = options.command_app("exposure", __doc__)
         changes={
             "label": Annotated[str, Parameter(metavar="COLUMN")],
             "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
+            "sensitive": Annotated[list[str], Parameter(metavar="COLUMN")],
             "model_code": Annotated[str, Parameter(metavar="CODE")],
         },
     )
@@ -153,6 +154,11 @@ def _command(
         )
     release = open_release(checkpoint)
     if read_forests(release):
+        if request.attributes or request.sensitive:
+            raise InputError(
+                "--attributes tests networks; the file holds a forest.",
+                "Leave --attributes and --sensitive out. residuum audit tests the values of a forest.",
+            )
         ranking = forest_exposure(release, data, out, request.label, request.drop)
         output.print_result(ranking.to_json(), lambda: show_forest(ranking, request.top, out))
         return 0

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from residuum import notebook
+from residuum.records.attribute_test import AttributeTest
 from residuum.records.base import Record, plain, table_rows
 from residuum.records.exposure_tables import tables_of
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
@@ -22,7 +23,7 @@ from residuum.terminal import print_line, print_notes, print_table
 
 # Share of all expected recoveries. A summary says how few records together make up this share.
 HALF = 0.5
-SCHEMA_VERSION = "2.0"  # version of the fields of exposure.json
+SCHEMA_VERSION = "2.1"  # version of the fields of exposure.json
 # A spreadsheet treats a text that starts with one of these characters as a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -176,6 +177,7 @@ class ExposureSummary(Record):
             calibrated.
         level: False discovery rate at which records are flagged by activation boundaries (kinks).
         uncalibrated: Reason why scores are not probabilities, or "" if they are.
+        attributes: The test whether missing values of records can be inferred, or null if it was not run.
     """
 
     schema_version: Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]
@@ -199,6 +201,7 @@ class ExposureSummary(Record):
     grouped_by: str
     groups: tuple[GroupExposure, ...]
     canaries: CanaryBound | None
+    attributes: AttributeTest | None
     seconds: float
     notes: tuple[str, ...]
 
@@ -316,6 +319,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
             omits the candidates.
         seconds: Run time in seconds.
         notes: Remarks on what limits these numbers.
+        attributes: The test whether missing values of records can be inferred, or None if it was not run.
     """
 
     arch: str
@@ -340,6 +344,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
     nearest: Tensor
     seconds: float
     notes: tuple[str, ...] = ()
+    attributes: AttributeTest | None = None
 
     def __len__(self) -> int:
         return len(self.score)
@@ -391,6 +396,8 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
             )
         if self.canaries is not None:
             sentences += self.canaries.lines
+        if self.attributes is not None:
+            sentences.append(self.attributes.line)
         return (*sentences, "no guarantee: only differential privacy gives one")
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:

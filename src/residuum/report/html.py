@@ -56,6 +56,7 @@ MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a
 MAX_COLUMNS = 12  # columns of a table row that a card shows, the most unusual first
 # A value of a table counts as reconstructed if its error is at most this share of the spread of its column.
 TOLERANCE = 0.1
+MAX_CELLS = 20  # largest number of inferred values in the table of missing values
 MAX_BEST = 3  # number of best matches on the first screen of a report
 MAX_CARDS = 120  # largest number of cards (samples with their reconstructions) on a page
 MAX_CANDIDATES = 60  # largest number of cards if an audit has no training data
@@ -169,6 +170,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         best=best_cards,
         answers={answer.key: answer for answer in result.verdict.answers},
         named=named_samples(result, redact=redact),
+        shown_cells=() if result.attributes is None else result.attributes.disclosed[:MAX_CELLS],
         sentence=_without_answers(result),
         membership_chart=_membership_chart(result),
         other_recovered=_recovered_by_other_attacks(result),

@@ -32,11 +32,18 @@ class TableSettings(Settings):
         description="Columns of a table that are not inputs of the model. The search for stored texts still "
         "uses them.",
     )
+    sensitive: Sequence[str] = Field(
+        default=(),
+        description="Columns of a table, by name or number (counted from 0), for which we test whether an "
+        "attacker can infer a missing value. By default all columns.",
+    )
 
-    @field_validator("drop", mode="before")
+    @field_validator("drop", "sensitive", mode="before")
     @classmethod
     def _list_columns(cls, columns: Any) -> Any:
-        return (columns,) if isinstance(columns, str) else tuple(columns)
+        if isinstance(columns, str | int):
+            return (str(columns),)
+        return tuple(str(c) if isinstance(c, int) else c for c in columns)
 
 
 class ExposureRequest(TableSettings):
@@ -83,6 +90,11 @@ class ExposureRequest(TableSettings):
         description="Delta of (epsilon, delta)-differential privacy. The lower bound on epsilon holds "
         "for this delta. 0 means pure differential privacy.",
         json_schema_extra=EXPERT,
+    )
+    attributes: bool = Field(
+        default=False,
+        description="Also test for which records an attacker who knows the other columns can infer a missing "
+        "value. The test needs a table and held-out records.",
     )
     top: int = Field(
         default=10,

@@ -57,6 +57,7 @@ def test_wrong_settings_are_refused(options: dict[str, object], message: str) ->
 
 def test_every_setting_survives_toml() -> None:
     values = {
+        "sensitive": ["income", "3"],
         "effort": "thorough",
         "budget": "2min",
         "fail_on": "near-copy",

@@ -56,6 +56,7 @@ from residuum.records import (
     write_atomic,
     write_json,
 )
+from residuum.records.attribute_test import AttributeTest, DisclosedCell
 from residuum.records.base import METADATA_KEY
 from residuum.records.exposure import (
     CanaryBound,
@@ -130,6 +131,9 @@ SELECTION = Selection(
 SUMS = Sums(3, 2, None, 0.5, "dense")
 PART = ScoreSlice("odd", 2, 1, 0.5, None)
 POINT = Operating(0.01, 1, 0.5, (0.25, 0.75))
+DISCLOSED_CELL = DisclosedCell(
+    2, (1, 3), (0.0, 1.0), (1.0, 0.0), (0.5, 0.5), 0.01, ("city_a", "city_b"), "m", "P2"
+)
 BOUND = CanaryBound(40, 20, 0.7, 0.95, 1e-5, 10, 9, "loss", (POINT,), 0.8, ("a",))
 GROUP = GroupExposure("odd", 2, -1.1, 0.5, 0.25, (0.1, 0.4), None)
 OUTPUTS = OutputFigures(margin=MEAN, loss=MEAN)
@@ -309,6 +313,10 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "Fact": lambda: Fact("shape", "1, 8, 8", "user"),
     "Operating": lambda: POINT,
     "CanaryBound": lambda: BOUND,
+    "DisclosedCell": lambda: DISCLOSED_CELL,
+    "AttributeTest": lambda: AttributeTest(
+        3, 2, 0.05, 4, 3, 1, (0, 2), (DISCLOSED_CELL,), 6, 1, 5, "a"
+    ),
     "GroupExposure": lambda: GROUP,
     "OutputFigures": lambda: OUTPUTS,
     "FitFigures": lambda: FIT,
