@@ -16,7 +16,7 @@ NAMES = [
     for first in ("Ander", "Bran", "Cole")
     for last in ("son", "wick", "ton", "berg")
 ]
-OTHERS = [f"{name}i" for name in NAMES]
+OTHER_NAMES = [f"{name}i" for name in NAMES]
 
 
 def table(names: list[str]) -> pandas.DataFrame:
@@ -35,16 +35,16 @@ def scan_encoder(encoder: object, path: Path, holdout: pandas.DataFrame) -> list
 @pytest.mark.parametrize("kind", [OneHotEncoder, OrdinalEncoder])
 def test_names_in_an_encoder_are_reported_with_their_column(kind: type, tmp_path: Path) -> None:
     encoder = kind().fit(table(NAMES)[["surname"]])
-    what = scan_encoder(encoder, tmp_path / "e.pkl", table(OTHERS))
+    what = scan_encoder(encoder, tmp_path / "e.pkl", table(OTHER_NAMES))
     assert what == ["high: 12 of 12 values of column surname"]
 
 
 def test_names_of_other_people_are_not_reported(tmp_path: Path) -> None:
-    encoder = OneHotEncoder().fit(table(OTHERS)[["surname"]])
-    assert scan_encoder(encoder, tmp_path / "e.pkl", table(OTHERS)) == []
+    encoder = OneHotEncoder().fit(table(OTHER_NAMES)[["surname"]])
+    assert scan_encoder(encoder, tmp_path / "e.pkl", table(OTHER_NAMES)) == []
     assert scan_encoder(encoder, tmp_path / "e.pkl", table([f"{n}x" for n in NAMES])) == []
 
 
 def test_values_that_held_out_records_explain_are_not_reported(tmp_path: Path) -> None:
-    encoder = OneHotEncoder().fit(table([*NAMES, *OTHERS])[["surname"]])
-    assert scan_encoder(encoder, tmp_path / "e.pkl", table(OTHERS)) == []
+    encoder = OneHotEncoder().fit(table([*NAMES, *OTHER_NAMES])[["surname"]])
+    assert scan_encoder(encoder, tmp_path / "e.pkl", table(OTHER_NAMES)) == []
