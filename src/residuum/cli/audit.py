@@ -127,8 +127,8 @@ def _command(
             "The default is membership. A comparison has a name and a number, such as recovered>=5. The "
             "names are recovered (recovered samples), expected (samples expected by chance), excess "
             "(recovered minus expected), share (recovered samples divided by all samples), p_value, "
-            "named (samples named as members) and inferred (records with a missing value that can be inferred). "
-            "If you repeat the option, code 1 needs only one of the conditions.",
+            "named (samples named as members) and inferred (records with a missing value that can be "
+            "inferred). If you repeat the option, code 1 needs only one of the conditions.",
             metavar="CONDITION",
         ),
     ] = None,
