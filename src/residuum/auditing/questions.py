@@ -194,12 +194,17 @@ def _stored(row: AttackOutcome | None, nothing_stored: str) -> Answer:
             f"The file stores {row.candidates or 'some'} records ({row.reason}), none of which is one of "
             "your training samples."
         )
+    # A few matches that held-out samples explain are neither a leak nor a reason to say no.
+    is_unclear = not row.is_stored and bool(row.recovered) and not row.expected_by_chance
+    if is_unclear:
+        evidence += " So few matches can be chance. Run residuum scan --data to see where they are."
     count_fields = {
         "count": row.recovered,
         "n": row.sample_count,
         "expected_by_chance": row.expected_by_chance,
     }
-    return _answer(STORED, YES if row.is_stored else NO, evidence, **count_fields)
+    answer = YES if row.is_stored else UNKNOWN if is_unclear else NO
+    return _answer(STORED, answer, evidence, **count_fields)
 
 
 def _reconstruction(

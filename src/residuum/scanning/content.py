@@ -34,6 +34,8 @@ from residuum.io.numpy_arrays import TextArray
 from residuum.io.release import Release
 from residuum.io.tree import walk
 from residuum.records import Dataset
+from residuum.records.tables import Table
+from residuum.scanning.category_search import CategoryPlace, search_categories
 from residuum.scanning.finding import STORED, Finding, printable
 from residuum.scanning.number_sources import NumberSource, list_numbers
 from residuum.scanning.row_search import (
@@ -96,6 +98,8 @@ class Queries:
         texts: Texts that the release should not hold.
         holdout_texts: Texts that the model never saw.
         notes: What could not be read.
+        table: The table from which the samples were read, None if they were not read from a table.
+        holdout_table: The table of the held-out samples, or None.
     """
 
     samples: Dataset | None = None
@@ -103,6 +107,8 @@ class Queries:
     texts: tuple[str, ...] = ()
     holdout_texts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    table: Table | None = None
+    holdout_table: Table | None = None
 
 
 def read_queries(data: Any, holdout: Any = None) -> Queries:
@@ -130,6 +136,7 @@ def read_queries(data: Any, holdout: Any = None) -> Queries:
             if not texts:
                 raise
             notes = (f"only the texts of the data were searched: {problem.message}",)
+    tables = [None if samples is None else samples.table for samples in (train, held_out)]
     # A table of texts and labels alone is a data set without any column of numbers.
     train, held_out = (None if s is None or not s.x[0].numel() else s for s in (train, held_out))
     if train is None and not texts:
@@ -138,7 +145,7 @@ def read_queries(data: Any, holdout: Any = None) -> Queries:
             "contain none.",
             "Pass a file of samples, or a .txt file with one text per line.",
         )
-    return Queries(train, held_out, texts, holdout_texts, notes)
+    return Queries(train, held_out, texts, holdout_texts, notes, *tables)
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,6 +229,7 @@ class ContentSearch:
         rows: Arrays that hold samples of the user, those with most samples first.
         values: Arrays that hold single values of columns.
         texts: Places with texts of the user.
+        categories: Places with values of text columns.
         shuffled_count: Number of shuffled samples to which the given samples were compared.
         array_count: Number of arrays, tables and lists of numbers in the release.
         string_count: Number of strings in the model file.
@@ -232,6 +240,7 @@ class ContentSearch:
     rows: tuple[RowPlace, ...] = ()
     values: tuple[ValuePlace, ...] = ()
     texts: tuple[TextPlace, ...] = ()
+    categories: tuple[CategoryPlace, ...] = ()
     shuffled_count: int = 0
     array_count: int = 0
     string_count: int = 0
@@ -264,6 +273,7 @@ class ContentSearch:
                 for place, count in self._merge_values()
             ),
             *map(self._describe_texts, self.texts),
+            *map(_describe_categories, self.categories),
         ]
 
     def _merge_values(self) -> list[tuple[ValuePlace, int]]:
@@ -390,16 +400,40 @@ def search_content(
             value_places = value_search.run(sources, {place.where for place in row_places})
             notes += value_search.notes
     texts, string_count, text_notes = _search_texts(release, queries)
+    categories = search_categories(
+        release, queries.table, queries.holdout_table, list_strings=_strings_at
+    )
     row_places.sort(key=lambda place: -len(place.samples))
     return ContentSearch(
         queries,
         tuple(row_places),
         tuple(value_places),
         tuple(texts),
+        tuple(categories),
         shuffled_count,
         len(sources),
         string_count,
         (*notes, *text_notes),
+    )
+
+
+def _describe_categories(place: CategoryPlace) -> Finding:
+    """Return the finding about a place that holds values of a text column."""
+    reason = "the strings equal values of this column of your table"
+    if place.holdout_count:
+        reason += (
+            f". For comparison, {place.holdout_found} of {place.holdout_count} values that only the held-out "
+            "table has are in these strings"
+        )
+    is_certain = place.holdout_count > 0 and place.found_count >= NEARLY_ALL * place.value_count
+    return Finding(
+        STORED,
+        "high" if is_certain else "medium",
+        printable(f"{place.found_count} of {place.value_count} values of column {place.column}"),
+        printable(place.where),
+        reason,
+        REMOVE_VALUES,
+        count=place.found_count,
     )
 
 
@@ -431,10 +465,7 @@ def _choose_columns(
     for width in sorted(widths & {*range(2, len(train.table.numbers) + 1)})[:MAX_WIDTHS]:
         fitted, fitted_holdout = fit_columns(train, holdout, width)
         if fitted is not None and fitted.x.shape[1] == width != train.x.shape[1]:
-            shapes = [source.reader.shape for source in sources]
-            fitting = [
-                s for s, shape in zip(sources, shapes, strict=True) if shape[-1:] == (width,)
-            ]
+            fitting = [s for s, shape in zip(sources, shapes, strict=True) if width in shape]
             yield fitted, fitted_holdout, fitting
 
 

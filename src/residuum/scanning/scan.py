@@ -56,6 +56,7 @@ from residuum.scanning.folder_files import (
     plan_folder,
 )
 from residuum.scanning.folder_rules import BaseFolder, examine_file, examine_unread_data
+from residuum.scanning.showing import TOO_LARGE
 from residuum.scanning.update_rules import find_updates
 from residuum.surfaces.inspection import Inspection, inspect_network
 
@@ -399,7 +400,7 @@ def _measure_network(release: Release, weight_budget: int) -> tuple[Inspection |
     if release.unsafe:
         return None, "the file is not safe to load, so the scan reads no network from it"
     if (weights := _count_weights(release)) > weight_budget:
-        limit_text = f"a scan measures at most {MAX_MEASURED_WEIGHTS} weights"
+        limit_text = f"{TOO_LARGE} {MAX_MEASURED_WEIGHTS} weights"
         return None, f"{limit_text}, and this file has {weights}"
     if _holds_trees(release):
         return None, "the file holds decision trees and no network. residuum audit tests the trees"

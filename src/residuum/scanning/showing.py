@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from residuum import notebook
 from residuum.errors import InconclusiveError
-from residuum.networks.recognition import SUPPORTED
 from residuum.scanning.finding import Finding
 from residuum.surfaces.inspection import Inspection
 from residuum.terminal import TextTable, format_number, print_wrapped
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 INDENT, NETWORK, SEARCH = 10 * " ", "  network ", "  data    "
 COLUMNS = ("severity", "file", "place", "what", "why", "what to do")
+# Start of the reason why a readable network was not measured.
+TOO_LARGE = "a scan measures at most"
 MAX_ROWS = 200  # largest number of findings that a notebook shows
 AUDIT_NEXT = (
     "The weights of a network can reveal training data too. residuum audit tests PyTorch networks and the "
@@ -129,17 +130,17 @@ def _search_lines(searched: Searched | None) -> list[str]:
     return [f"searched by content: found {' and '.join(count_lines)}", *notes]
 
 
-def may_be_audited(file: ScannedFile) -> bool:
-    """Return True if ``residuum audit`` may accept a file that was scanned.
+def has_readable_network(file: ScannedFile) -> bool:
+    """Return True if a file holds a network that ``residuum audit`` can read.
 
     Args:
-        file: The file.
+        file: The file that was scanned.
 
     Returns:
-        False for data files, and for networks that residuum cannot read from their weights alone.
+        False for data files, for other models, and for networks that residuum cannot read from their weights
+        alone.
     """
-    is_readable = bool(file.network_reason) and not file.network_reason.startswith(SUPPORTED)
-    return file.network is not None or is_readable
+    return file.network is not None or file.network_reason.startswith(TOO_LARGE)
 
 
 def describe_network(network: Inspection) -> list[str]:
@@ -178,5 +179,5 @@ def _closing_lines(result: Scan) -> Iterator[str]:
         yield f"exit code 1: --fail-on {limits} applies to: {', '.join(result.failed)}"
     if result.exit_code == InconclusiveError.exit_code:
         yield "exit code 3: a model could not be read, so the scan is inconclusive"
-    if any(may_be_audited(file) for file in result.files):
+    if any(has_readable_network(file) for file in result.files):
         yield AUDIT_NEXT

@@ -312,9 +312,9 @@ def test_samples_are_found_in_arrays_of_any_name(tmp_path: Path) -> None:
         assert "0 of 6000 shuffled samples" in reason
         assert "0 of 60 held-out samples" in reason
     clean = audit(tmp_path / "clean.pt")
-    assert all(row.surface != "records in the file" for row in clean.attacks)
+    assert not any(row.is_stored for row in clean.attacks)
     evidence = clean.verdict.answers[0].evidence
-    assert evidence == "None of the 60 training samples is stored in the file."
+    assert evidence == "0 of 60 training samples are stored in the file, 0 expected by chance."
 
 
 def test_an_audit_does_not_deny_what_a_scan_finds(

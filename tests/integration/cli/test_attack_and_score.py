@@ -415,7 +415,7 @@ def test_the_metrics_are_listed() -> None:
         (["--dtype", "float16"], "Did you mean 'float64'"),
         (["--device", "tpu"], "--device cpu"),
         (["--loss", "hinge"], "--loss cannot be"),
-        (["--weight-decay", "-1"], "not negative"),
+        (["--weight-decay", "-1"], "at least 0"),
         (["--columns", "0-2:color"], "FIRST-LAST:onehot"),
         (["--columns", "0-99:integer"], "Correct --columns"),
         (["--priors", "columns", "1"], "values that are not known: columns"),

@@ -309,7 +309,7 @@ def test_limits_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     for i in range(MAX_FILES + 1):
         (tmp_path / "many" / f"{i}.pt").touch()
-    with pytest.raises(InputError, match=f"{MAX_FILES} models"):
+    with pytest.raises(InputError, match=f"{MAX_FILES} model files"):
         rs.scan(tmp_path / "many")
     shutil.rmtree(tmp_path / "many")
     deep = tmp_path.joinpath(*map(str, range(1, MAX_DEPTH + 2)))

@@ -441,7 +441,7 @@ def test_published_sets_must_look_published(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"shape \(1, 28, 28\); .* shape \(1, 8, 8\)"):
         load_dataset("mnist", 10, root=tmp_path)
     np.savez(tmp_path / "mnist.npz", x=np.zeros((4, 28, 28)), y=[0, 1, 0, 1])
-    with pytest.raises(DataError, match="uint8 images"):
+    with pytest.raises(DataError, match="images of type uint8"):
         load_dataset("mnist", 2, root=tmp_path)
 
 
@@ -567,7 +567,7 @@ def test_npz_labels_need_two_sides(tmp_path: Path) -> None:
     assert load_dataset(path, 6, task="multiclass").train.classes == ("ant", "bee", "cow")
     np.savez(path, x=x, y=np.ones(12))
     for task in TASKS:
-        with pytest.raises(DataError, match="all 12 samples of 'own' are of class '1'"):
+        with pytest.raises(DataError, match="all 12 samples of the dataset 'own' are of class '1'"):
             load_dataset(path, task=task)
 
 
