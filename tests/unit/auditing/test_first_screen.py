@@ -21,7 +21,7 @@ from residuum.cli.main import COMMANDS
 from residuum.evaluation.adapting import Fit
 from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
-from residuum.records import RecoveredTable
+from residuum.records import Knowledge, RecoveredTable
 from residuum.records.attribute_test import AttributeTest
 from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry, find_used_words
 from residuum.report.html import render
@@ -73,10 +73,17 @@ NOT_FITTED = KNOWN.replace(fit=FIT.replace(train=0.5))
 LIMITED_CONTROLS = (PositiveControls("membership", limited_by=BUDGET),)
 NO_CONTROLS = (PositiveControls("membership", reason="you passed --no-positive-controls"),)
 TOKENS = Checks(why_no_attack=NO_ATTACK_ON_TOKENS)
+UPDATE = Knowledge(update="gradient", moment={"layers.0.weight": torch.ones(1, 1)})
 NO_ATTACK = Checks(why_no_attack="residuum has no attack on models of the class Ridge")
 # A name, an audit, words of its next step, and a part of its last command, "" if there is none. One row of
 # the table in next_steps.py after the other.
 NEXT = [
+    (
+        "update",
+        leaked("near-copy", (SURVIVES,), knowledge=UPDATE),
+        "Do not send or store this update in the clear",
+        "report runs/a --redact",
+    ),
     ("stored", leaked("verbatim", checkpoint=WEIGHTS), "writes only the weights", "--redact"),
     (
         "texts in the folder",
@@ -140,6 +147,12 @@ NEXT = [
         "",
     ),
     ("no data", audit(Verdict(INCONCLUSIVE, ("no data",)), ()), "Pass the training samples", ""),
+    (
+        "open update",
+        opened(knowledge=UPDATE),
+        "Treat this update as if it revealed its samples",
+        "report runs/a --redact",
+    ),
     (
         "no held-out samples",
         opened(membership=MEMBERS.replace(holdout=0)),
