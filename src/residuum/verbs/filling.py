@@ -18,9 +18,10 @@ from residuum.datasets.columns import LABELS
 from residuum.datasets.tables import has_name_of_ids, is_table, read_table
 from residuum.errors import DataError, InputError, require_known
 from residuum.io.decision_trees import read_names
-from residuum.io.inert import InertObject, walk
+from residuum.io.inert import InertObject
 from residuum.io.linear_models import find_estimator
 from residuum.io.release import Release
+from residuum.io.tree import walk
 from residuum.networks.network import Network
 from residuum.records import Dataset, FilledRecords, Knowledge, write_atomic
 from residuum.records.tables import Column
