@@ -19,7 +19,7 @@ from residuum.datasets.tables import has_name_of_ids, is_table, read_table
 from residuum.errors import DataError, InputError, require_known
 from residuum.io.decision_trees import read_names
 from residuum.io.inert import InertObject
-from residuum.io.linear_models import find_estimator
+from residuum.io.linear_models import Wrapped, find_estimator
 from residuum.io.release import Release
 from residuum.io.tree import walk
 from residuum.networks.network import Network
@@ -124,6 +124,7 @@ def fill_table(
             f"The filled table must be a new .csv file; got {str(out)[:80]!r}.",
             "Pass --out filled.csv.",
         )
+    pipeline = _read_pipeline(release)
     table = _read_columns(partial, "--partial")
     names = choose_inputs(table, network.architecture.inputs, _read_input_names(release), drop)
     samples = {"partial": _stack(table, names)}
@@ -136,14 +137,16 @@ def fill_table(
                 "Save both tables with the same columns.",
             )
         samples["reference"] = _stack(reference_table, names)
-    scaled = {name: _scale(release, x) for name, x in samples.items()}
-    knowledge = Knowledge(**{name: dataset.x for name, dataset in scaled.items()}, columns=columns)
-    filled = fill(network, knowledge, seed=seed)
-    values = filled.x
-    if scaled["partial"].scale is not None:
-        values = values * scaled["partial"].scale + scaled["partial"].offset
-    is_readable = scaled["partial"].scale is not None
-    result = _describe(table, names, filled, values, () if is_readable else (UNSCALED,))
+    datasets = {name: Dataset(x, torch.zeros(len(x))) for name, x in samples.items()}
+    if pipeline is not None:
+        datasets = {name: pipeline.scale(dataset) for name, dataset in datasets.items()}
+    scaled = {name: dataset.x for name, dataset in datasets.items()}
+    filled = fill(network, Knowledge(**scaled, columns=columns), seed=seed)
+    values, scale, offset = filled.x, datasets["partial"].scale, datasets["partial"].offset
+    notes = (UNSCALED,)
+    if scale is not None and offset is not None:
+        values, notes = values * scale + offset, ()
+    result = _describe(table, names, filled, values, notes)
     texts = zip(*map(_texts, result.columns.values()), strict=True)
     write_atomic(out, _to_csv(result.columns, texts))
     rows = ([_text(value) for value in vars(cell).values()] for cell in result.cells)
@@ -213,19 +216,16 @@ def _stack(columns: Mapping[str, Column], names: Sequence[str]) -> Tensor:
     return torch.stack([torch.as_tensor(columns[name]).double() for name in names], 1)
 
 
-def _scale(release: Release, x: Tensor) -> Dataset:
-    """Return records as the network receives them, after the scalers of the release's pipeline."""
-    wrapped = find_estimator(release.content)
-    samples = Dataset(x, torch.zeros(len(x)))
-    if wrapped is None:
-        return samples
-    if not wrapped.is_readable:
+def _read_pipeline(release: Release) -> Wrapped | None:
+    """Return the network's pipeline with its scalers, None if the release holds no estimator."""
+    pipeline = find_estimator(release.content)
+    if pipeline is not None and not pipeline.is_readable:
         raise InputError(
             "The model file must apply only scalers before the network; it applies other steps that residuum "
             "cannot invert.",
             "Save the network without these steps, and pass records as the network receives them.",
         )
-    return wrapped.scale(samples)
+    return pipeline
 
 
 def _describe(

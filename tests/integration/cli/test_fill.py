@@ -88,8 +88,8 @@ def test_the_command_fills_a_table_in_its_own_units(
         listed = list(csv.DictReader(stream))
     assert [float(c["p"]) for c in listed] == [c["p"] for c in result["cells"]]
     # Records that were never trained on stay empty.
-    others = write_table(tmp_path / "others.csv", X[MEMBERS : 2 * MEMBERS], missing)
-    command[4] = str(others)
+    write_table(tmp_path / "holdout.csv", X[MEMBERS : 2 * MEMBERS], missing)
+    command[4] = str(tmp_path / "holdout.csv")
     assert main([*command, "--reference", str(partial)]) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "0 of 60 missing cells were filled (60 were tested)." in text
@@ -98,7 +98,7 @@ def test_the_command_fills_a_table_in_its_own_units(
 def test_what_the_command_refuses(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    missing = np.zeros(MEMBERS, dtype=int)
+    missing = np.arange(MEMBERS) % len(NAMES)
     partial = write_table(tmp_path / "partial.csv", X[:MEMBERS], missing)
     few = write_table(tmp_path / "few.csv", X[:3], missing)
     complete = write_table(tmp_path / "complete.csv", X[:MEMBERS])

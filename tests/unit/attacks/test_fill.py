@@ -19,7 +19,8 @@ BOUNDARIES = 10  # through each member
 
 def draw_records(n: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    numbers = torch.randn(n, CONTINUOUS, generator=generator).double()
+    # Values are inferred up to half a standard deviation beyond the known values.
+    numbers = 4 * torch.rand(n, CONTINUOUS, generator=generator).double() - 2
     choice = torch.eye(3).double()[torch.randint(0, 3, (n,), generator=generator)]
     return torch.cat([numbers, choice, torch.randint(0, 2, (n, 1), generator=generator)], 1)
 
@@ -44,7 +45,7 @@ MEMBER_RECORDS, OTHER_RECORDS, REFERENCE = (
     draw_records(OTHERS, 3),
 )
 NETWORK = planted_network(MEMBER_RECORDS)
-SMALL_NETWORK = planted_network(MEMBER_RECORDS[:6])
+SMALL_NETWORK = planted_network(MEMBER_RECORDS[:3])
 
 
 def remove(x: Tensor, *columns: tuple[int, ...]) -> Tensor:
@@ -55,8 +56,12 @@ def remove(x: Tensor, *columns: tuple[int, ...]) -> Tensor:
     return partial
 
 
-def fill(partial: Tensor, network: rs.Network = NETWORK, **facts: str) -> FilledRecords:
-    return rs.attacks.fill(network, rs.Knowledge(partial=partial, reference=REFERENCE, **facts))
+def fill(
+    partial: Tensor, network: rs.Network = NETWORK, columns: str | None = None
+) -> FilledRecords:
+    return rs.attacks.fill(
+        network, rs.Knowledge(partial=partial, reference=REFERENCE, columns=columns)
+    )
 
 
 EVERY_VARIABLE = (*((column,) for column in range(CONTINUOUS)), GROUP, (BINARY,))
@@ -71,17 +76,18 @@ def test_values_of_members_are_filled_and_values_of_others_stay_empty() -> None:
     torch.testing.assert_close(filled.x[:MEMBERS], MEMBER_RECORDS, atol=1e-6, rtol=0)
     assert bool(filled.x[MEMBERS:].isnan().equal(is_missing[MEMBERS:]))
     assert bool(filled.is_filled[:MEMBERS].equal(is_missing[:MEMBERS]))
-    assert float(filled.q[:MEMBERS].nan_to_num().max()) < 0.01 < float(filled.q[MEMBERS:].nanmin())
+    assert float(filled.q[:MEMBERS].nan_to_num().max()) < 0.01
+    assert float(filled.q[MEMBERS:].nan_to_num(nan=1.0).min()) > 0.05
     assert bool(filled.p.isfinite().equal(is_missing))
     # One-hot columns that are named and columns that are recognized give the same result.
     assert fill(partial, columns="6-8:onehot").x.nan_to_num().equal(filled.x.nan_to_num())
 
 
 def test_two_values_of_a_record_are_inferred_together() -> None:
-    members, others = MEMBER_RECORDS[:6], OTHER_RECORDS[:3]
-    filled = fill(torch.cat([remove(members, (0, 3)), remove(others, (0, 3))]), SMALL_NETWORK)
-    torch.testing.assert_close(filled.x[:6], members, atol=1e-6, rtol=0)
-    assert int(filled.is_filled[6:].sum()) == 0
+    records = torch.cat([MEMBER_RECORDS[:3], OTHER_RECORDS[:2]])
+    filled = fill(remove(records, (0, 3)), SMALL_NETWORK)
+    torch.testing.assert_close(filled.x[:3], MEMBER_RECORDS[:3], atol=1e-6, rtol=0)
+    assert int(filled.is_filled[3:].sum()) == 0
     assert filled.p[0, 0] == filled.p[0, 3]  # one question
 
 
@@ -125,8 +131,9 @@ def test_partial_records_need_no_reference_if_they_are_many() -> None:
     assert bool((borrowed[:, GROUP[0] : BINARY].sum(1) == 1).all())
     filled = rs.attacks.fill(NETWORK, rs.Knowledge(partial=partial))
     assert int(filled.is_filled[:MEMBERS].any(1).sum()) == MEMBERS
-    assert int(filled.is_filled[MEMBERS:].sum()) == 0
     torch.testing.assert_close(filled.x[:MEMBERS], MEMBER_RECORDS, atol=1e-6, rtol=0)
+    # At a false discovery rate of 5%, about one of 21 filled records is no member, and rarely four are.
+    assert int(filled.is_filled[MEMBERS:].sum()) <= 4
 
 
 def test_what_it_refuses() -> None:

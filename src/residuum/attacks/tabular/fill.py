@@ -124,11 +124,11 @@ def why_not(network: Network, knowledge: Knowledge) -> str:
             return f"the {name} must not have infinite values"
     if not len(partial) or not bool(partial.isnan().any()):
         return "no value is missing in the partial records; leave the cells to infer empty"
-    known = _join(partial, reference).isfinite().sum(0)
-    if int(known.min()) < MIN_KNOWN:
+    counts = _join(partial, reference).isfinite().sum(0)
+    if int(counts.min()) < MIN_KNOWN:
         return (
             f"needs at least {MIN_KNOWN} known values of every column, in the partial and the reference "
-            f"records together; column {int(known.argmin())} has {int(known.min())}. Pass more records of "
+            f"records together; column {int(counts.argmin())} has {int(counts.min())}. Pass more records of "
             "the same kind with --reference FILE"
         )
     return ""
@@ -175,7 +175,7 @@ def fill(network: Network, knowledge: Knowledge, *, seed: int = 0) -> FilledReco
     questions, reasons = list_questions(partial, find_variables(pool, groups or None), neurons)
     answer = _Answer(lines, pool, seed)
     for kind in dict.fromkeys(question.kind for question in questions):
-        answer.all_of([q for q in questions if q.kind == kind], pool[: len(partial)], neurons)
+        answer.add_p_values([q for q in questions if q.kind == kind], pool[: len(partial)], neurons)
     return _fill(partial, questions, reasons)
 
 
@@ -266,7 +266,7 @@ class _Answer:
         self.high = pool.amax(0) + MARGIN * self.deviation
         self.generator = stream(NAME, seed)
 
-    def all_of(self, questions: Sequence[Question], x: Tensor, neurons: int) -> None:
+    def add_p_values(self, questions: Sequence[Question], x: Tensor, neurons: int) -> None:
         """Answer questions of the same kind, which share their decoys.
 
         Args:
@@ -284,14 +284,14 @@ class _Answer:
         decoy_statistics = []
         for question in questions:
             rows = x[question.rows]
-            question.value, question.statistic = self.one(question, rows)
+            question.value, question.statistic = self.infer(question, rows)
             decoys = make_decoys(rows.repeat(per_record, 1), self.deviation, self.generator)
-            decoy_statistics.append(self.one(question, decoys)[1])
+            decoy_statistics.append(self.infer(question, decoys)[1])
         decoy_statistic = torch.cat(decoy_statistics)
         for question in questions:
             question.p = rank_p_values(question.statistic, decoy_statistic)
 
-    def one(self, question: Question, x: Tensor) -> tuple[Tensor, Tensor]:
+    def infer(self, question: Question, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the values (n, columns) that answer a question for n records, and their evidence (n,)."""
         columns, choices = torch.tensor(question.columns), question.variables[0].choices
         if choices is not None:
