@@ -4,11 +4,13 @@
 
 ``MLPRegressor`` is trained on two standardized columns of 30 rows of scikit-learn's diabetes table. The
 picture shows the activation boundaries of its neurons as lines and the training records as points. The
-highlighted boundary is the one with the most training records within 1e-3 standard deviations.
+highlighted boundary is the one with the most training records within 1e-3 standard deviations. The program
+also prints how many boundaries pass through a training record and through a held-out record.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -16,38 +18,50 @@ import numpy as np
 
 from experiments.programs import parse_paths, run_program
 
-RECORDS, NEURONS, SEED = 30, 40, 0
+RECORDS, NEURONS, SEED = 30, 100, 0
 COLUMNS = ("bmi", "bp")
 ON_BOUNDARY = 1e-3  # distance in standard deviations
+MIN_NORM = 1e-3  # weights of neurons that training switched off decay to zero
 LIMIT = 2.9  # of both axes, in standard deviations
 
 
 def main() -> None:
     """Train and draw."""
     (folder,) = parse_paths(__doc__, "DIR")
-    x, weight, bias = train()
+    x, holdout, weight, bias = train()
+    for name, records in (("training", x), ("held-out", holdout)):
+        counts = (measure_distances(records, weight, bias) < ON_BOUNDARY).sum(1)
+        print(f"{counts.mean():.2f} boundaries pass through a {name} record")
     folder.mkdir(parents=True, exist_ok=True)
     draw(x, weight, bias).savefig(
-        folder / "attributes-boundary.png", dpi=150, facecolor="white", bbox_inches="tight"
+        folder / "attributes-boundary.png", dpi=110, facecolor="white", bbox_inches="tight"
     )
 
 
-def train() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the training records, and the weights and biases of the trained neurons."""
+def train() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return training records, held-out records, and weights and biases of the trained neurons."""
     from sklearn.datasets import load_diabetes
     from sklearn.neural_network import MLPRegressor
 
     data = load_diabetes()
     columns = [data.feature_names.index(name) for name in COLUMNS]
-    rows = np.random.default_rng(SEED).permutation(len(data.data))[:RECORDS]
-    x, y = data.data[rows][:, columns], data.target[rows]
-    x, y = (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
+    order = np.random.default_rng(SEED).permutation(len(data.data))
+    x, y = data.data[order][:, columns], data.target[order]
+    x = (x - x[:RECORDS].mean(0)) / x[:RECORDS].std(0)
+    y = (y - y[:RECORDS].mean()) / y[:RECORDS].std()
+    x, holdout, y = x[:RECORDS], x[RECORDS:], y[:RECORDS]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         network = MLPRegressor(
-            (NEURONS,), random_state=SEED, max_iter=20000, tol=0, n_iter_no_change=20000
+            hidden_layer_sizes=(NEURONS,),
+            random_state=SEED,
+            max_iter=20000,
+            tol=0,
+            n_iter_no_change=20000,
         ).fit(x, y)
-    return x, network.coefs_[0].T, network.intercepts_[0]
+    weight, bias = network.coefs_[0].T, network.intercepts_[0]
+    is_used = np.linalg.norm(weight, axis=1) > MIN_NORM
+    return x, holdout, weight[is_used], bias[is_used]
 
 
 def measure_distances(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> np.ndarray:
@@ -75,12 +89,13 @@ def draw(x: np.ndarray, weight: np.ndarray, bias: np.ndarray) -> Any:
     label = "training record on the blue boundary"
     axes.scatter(*x[is_touched].T, s=60, color="#d55e00", zorder=4, label=label)
     axes.set(xlim=ends, ylim=ends)
-    axes.set(xlabel=f"{COLUMNS[0]} (standard deviations)", ylabel=f"{COLUMNS[1]} (standard deviations)")
+    axes.set(
+        xlabel=f"{COLUMNS[0]} (standard deviations)", ylabel=f"{COLUMNS[1]} (standard deviations)"
+    )
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.1), ncols=2, frameon=False)
     print(f"{int(is_touched.sum())} records lie on the blue boundary, of {RECORDS}")
-    print(f"boundaries through each record: {is_on_boundary.sum(1).tolist()}")
     return figure
 
 
 if __name__ == "__main__":
-    run_program(main)
+    sys.exit(run_program(main))
