@@ -30,17 +30,17 @@ def attributes_disclosed() -> str:
     """List the shares of cells that are reported, and how many of them are right."""
     rows = []
     for key in BARS:
-        part, name, n, training = key
+        count, name, n, training = key
         # The tables "mixed" and "choices" with default training are the same setting with other seeds.
         if (name, training) == ("choices", "default"):
             continue
         networks = _select(key)
-        reported, right = (sum(row[count] for row in networks) for count in ("reported", "right"))
+        reported, right = (sum(row[figure] for row in networks) for figure in ("reported", "right"))
         shares = [row["reported"] / row["cells"] for row in networks]
-        imputable = sum(row["imputable"] for row in networks) if part == "cells" else None
+        imputable = sum(row["imputable"] for row in networks) if count == "cells" else None
         rows.append(
             [
-                PARTS[part],
+                PARTS[count],
                 f"{TABLES.get(name, name)}, {n} rows",
                 TRAININGS[training],
                 f"{mean(shares):.1%} ({min(shares):.0%} to {max(shares):.0%})",
@@ -54,7 +54,7 @@ def attributes_disclosed() -> str:
 
 
 @table
-def attributes_of_strangers() -> str:
+def attributes_of_non_members() -> str:
     """Count the sets of records that were never trained on of which any cell is reported."""
     rows = []
     for shifted, name in ((False, "same distribution"), (True, "shifted by half a deviation")):

@@ -140,10 +140,11 @@ def fill_table(
     datasets = {name: Dataset(x, torch.zeros(len(x))) for name, x in samples.items()}
     if pipeline is not None:
         datasets = {name: pipeline.scale(dataset) for name, dataset in datasets.items()}
-    scaled = {name: dataset.x for name, dataset in datasets.items()}
-    filled = fill(network, Knowledge(**scaled, columns=columns), seed=seed)
+    reference_x = datasets["reference"].x if "reference" in datasets else None
+    knowledge = Knowledge(partial=datasets["partial"].x, reference=reference_x, columns=columns)
+    filled = fill(network, knowledge, seed=seed)
     values, scale, offset = filled.x, datasets["partial"].scale, datasets["partial"].offset
-    notes = (UNSCALED,)
+    notes: tuple[str, ...] = (UNSCALED,)
     if scale is not None and offset is not None:
         values, notes = values * scale + offset, ()
     result = _describe(table, names, filled, values, notes)
