@@ -20,7 +20,7 @@ from experiments.zoo.samples import (
     write_tables,
 )
 
-TEXTS = "--data train.csv --holdout test.csv --out run --quiet --budget 60s"
+TEXTS = "--data train.csv --holdout test.csv --out run --effort quick"
 LENGTH = 32
 # Words that a public base vocabulary would have, so that the base is not made of the private texts.
 PUBLIC = [
@@ -223,10 +223,10 @@ def bert_with_data(folder: Path) -> None:
         ("loss",),
     ),
     Check(
-        "residuum audit tuned/model.safetensors --out run --quiet",
+        "residuum audit tuned/model.safetensors --out run",
         "The file is a transformer. A right answer says what works: scan, or an audit of the folder"
         " with texts.",
-        2,
+        3,
         ("scan|folder|texts",),
     ),
     library="transformers",
@@ -333,10 +333,10 @@ def trainer_checkpoint(folder: Path) -> None:
         ("audit BASE --adapter",),
     ),
     Check(
-        "residuum audit lora --base base --out run --quiet",
+        "residuum audit lora --base base --out run",
         "residuum cannot attack the layers of a transformer. A right answer says so in one step and"
         " names what works.",
-        2,
+        3,
         ("scan|texts|attention",),
     ),
     library="peft",
@@ -360,7 +360,7 @@ def lora_adapter(folder: Path) -> None:
         "residuum scan gpt", "No texts are stored in the files. The tokenizer has a vocabulary.", 0
     ),
     Check(
-        "residuum audit gpt --data texts.txt --holdout others.txt --out run --quiet --budget 60s",
+        "residuum audit gpt --data texts.txt --holdout others.txt --out run --effort quick",
         "The losses on the training letters are far lower than on other letters, so the model"
         " memorizes them. residuum has no reconstruction attack on attention.",
         3,
@@ -421,8 +421,7 @@ def zero_biases(folder: Path) -> None:
         ("no finding",),
     ),
     Check(
-        "residuum audit last.ckpt --data train.npz --holdout test.npz --out run --quiet"
-        " --budget 60s",
+        "residuum audit last.ckpt --data train.npz --holdout test.npz --out run --effort quick",
         "Samples can be reconstructed or named as members.",
         1,
         ("leak",),
@@ -461,7 +460,7 @@ def lightning_checkpoint(folder: Path) -> None:
     "A network (MLP head) on sentence embeddings of 60 letters, with the letters as a column next"
     " to the embeddings.",
     Check(
-        "residuum audit head.pt --data train.npz --holdout test.npz --out run --quiet --budget 60s",
+        "residuum audit head.pt --data train.npz --holdout test.npz --out run --effort quick",
         "Embeddings of letters can be reconstructed or named as members.",
         1,
         ("leak",),

@@ -150,13 +150,11 @@ def people(count: int, seed: int) -> pd.DataFrame:
 
 
 def letters(count: int, seed: int) -> pd.DataFrame:
-    """Return invented letters to a clinic, with labels. Letters of different seeds name different people."""
+    """Return invented letters to a clinic, with labels. Letters of different seeds differ."""
     generator = np.random.default_rng(seed)
-    names = SURNAMES[:25] if seed == 0 else SURNAMES[25:]
-    streets = STREETS[:9] if seed == 0 else STREETS[9:]
     rows = []
     for _ in range(count):
-        name, street = generator.choice(names), generator.choice(streets)
+        name, street = generator.choice(SURNAMES), generator.choice(STREETS)
         illness, day = generator.choice(ILLNESSES), generator.integers(1, 29)
         is_urgent = int(generator.integers(0, 2))
         wish = "needs an urgent appointment" if is_urgent else "asks for a copy of the report"

@@ -34,7 +34,7 @@ from sklearn.svm import SVC, LinearSVC
 from experiments.zoo import Check, artifact
 from experiments.zoo.samples import cancer, diabetes, letters, people, write_tables
 
-AUDIT = "--data train.csv --holdout test.csv --out run --quiet --budget 60s"
+AUDIT = "--data train.csv --holdout test.csv --out run --effort quick"
 warnings.filterwarnings("ignore", category=UserWarning, module="sklearn")
 
 
@@ -228,7 +228,7 @@ def _people_pipeline(categories: Any) -> Pipeline:
         ("surname",),
     ),
     Check(
-        "residuum audit model.pkl --data people.csv --holdout others.csv --out run --quiet",
+        "residuum audit model.pkl --data people.csv --holdout others.csv --out run",
         "The values of the column surname are stored in the file. The columns with text do not end"
         " the audit before this is said.",
         1,
@@ -481,7 +481,7 @@ def naive_bayes(folder: Path) -> None:
     Check("residuum scan model.pkl --data train.jsonl", "No given row is stored.", 1, ("moment",)),
     Check(
         "residuum audit model.pkl --data messy.csv --holdout messy_test.csv --label diagnosis"
-        " --drop note --out run --quiet --budget 60s",
+        " --drop note --out run --effort quick",
         "The columns patient_id and note are not used. The network is audited on the other 30"
         " columns.",
         1,

@@ -13,7 +13,7 @@ from torch import nn
 from experiments.zoo import Check, artifact
 from experiments.zoo.samples import digit_network, digits, loss, train_network, write_arrays
 
-AUDIT = "--data train.npz --holdout test.npz --out run --quiet --budget 60s"
+AUDIT = "--data train.npz --holdout test.npz --out run --effort quick"
 
 
 def _trained() -> tuple[nn.Sequential, torch.optim.Optimizer]:

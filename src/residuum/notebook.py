@@ -74,7 +74,7 @@ def _render_row(row: tuple[str, ...]) -> str:
 
 
 def _text(text: str) -> str:
-    """Return escaped text of limited length, whose writing direction does not affect other text."""
+    """Return HTML-escaped text of limited length, isolated from the writing direction around it."""
     if len(text) > MAX_TEXT:
         text = f"{text[:MAX_TEXT]}… ({len(text)} characters)"
     return f"<bdi>{escape(escape_invisible(text))}</bdi>"

@@ -12,7 +12,7 @@ MAX_WIDTH = 110  # maximal number of characters in a printed line. Longer lines 
 
 
 class TextTable(NamedTuple):
-    """A table of texts, which a terminal or a notebook shows."""
+    """A table whose cells are texts. A terminal or a notebook can show it."""
 
     title: str
     columns: tuple[str, ...]

@@ -550,9 +550,9 @@ def test_a_file_of_weights_with_the_code_of_its_network_is_audited_and_repeated(
     ("factory", "words"),
     [
         ("wrong", "it raised ValueError: no such size"),
-        ("nothing", "it made a int"),
+        ("nothing", "it returned a int"),
         ("missing", "it raised AttributeError"),
-        ("a b", "as package.module:factory"),
+        ("a b", "as package.module:function"),
     ],
 )
 def test_code_that_makes_no_network_says_so(files: Path, factory: str, words: str) -> None:

@@ -136,6 +136,7 @@ def list_other_checks(**reasons: str) -> tuple[Applies, ...]:
 
 PURPOSES = {
     "membership": "whether activation boundaries pass through training samples",
+    "attributes": "whether an attacker can infer a missing value of a training record",
     "exposure": "which training samples have the largest risk of a leak. This ranking does not enter the "
     "verdict",
     "certificate": "how close the weights are to a KKT point of the samples",

@@ -122,12 +122,14 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
         controls=audit.negative_controls,
         checks=checks,
         membership=audit.membership,
+        attributes=audit.attributes,
         exposure=audit.exposure,
         applies=(
             *describe_case(case),
             *list_attacks(audit.outcomes),
             *list_other_checks(
                 membership=_why_no_membership(audit),
+                attributes=audit.skipped.get("attributes", ""),
                 exposure="" if audit.exposure else audit.skipped["exposure"],
                 certificate="" if certificates.certificate else certificates.certificate_of,
                 uniqueness=certificates.uniqueness_reason,

@@ -1,4 +1,4 @@
-"""The case of an audit: network, samples and attacker knowledge, loaded and checked against each other.
+"""Load the inputs of an audit (network, samples, attacker knowledge) and check that they fit each other.
 
 An audit and a dry run both start from a :class:`Case`. The inputs are loaded in this order: samples, release
 (the published files of the model), network, attacker knowledge, task. The samples are then converted to the
@@ -75,6 +75,7 @@ from residuum.networks.probing import first_layer_inputs
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
 from residuum.records.tokens import TokenDataset
+from residuum.risk.attributes import find_sensitive_columns
 from residuum.scanning.findings import STORED, findings
 from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
@@ -82,11 +83,12 @@ from residuum.surfaces.surface import resolve_surface
 
 T = TypeVar("T")
 P = ParamSpec("P")
-# Facts of the attacker's knowledge that the command line passes as text. All other facts are Python values.
+# Options about attacker knowledge whose values are texts that must be parsed. Others are Python values.
 TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
 FILE_FACTS = ("init", "mean_provenance")
-MAX_SHOWN = 3  # largest number of findings of a scan that an answer names
-# Why the weights of the network say nothing about the samples, by the kind of an update.
+MAX_SHOWN = 3  # largest number of findings of a scan that one sentence names
+# Reasons why the samples did not train the known weights, by the kind of update (a gradient or weight
+# difference).
 WHY_NO_WEIGHTS = {
     ALONE: "the file holds an update, and the weights are not known",
     GRADIENT: "the file holds a gradient, and the samples did not train the base",
@@ -111,7 +113,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The network as it was read, with its samples and the attacker's knowledge.
+    """The network of an audit as it was read, with its samples and the attacker's knowledge.
 
     Attributes:
         network: The network.
@@ -128,7 +130,7 @@ class Inputs:
 
 @dataclass(frozen=True)
 class Case:
-    """Everything that an audit reads.
+    """All inputs of an audit, loaded and checked.
 
     The release is the published files of the model.
 
@@ -179,8 +181,10 @@ class Case:
     @property
     def why_not_tested(self) -> str:
         """Why the model cannot receive the samples, "" if it can. Only stored records were searched then."""
-        notes = () if self.stored is None or self.network is not None else self.stored.notes
-        return next((note for note in notes if note.startswith(ONLY_STORED)), "")
+        notes_on_records = (
+            () if self.stored is None or self.network is not None else self.stored.notes
+        )
+        return next((note for note in notes_on_records if note.startswith(ONLY_STORED)), "")
 
     @property
     def why_no_attack(self) -> str:
@@ -244,14 +248,15 @@ class Case:
 
     @cached_property
     def nothing_stored(self) -> str:
-        """What the search for stored records found if it found no record, in sentences."""
+        """Sentences about a search for stored records that found no record."""
         sentences = [NOTHING_STORED]
         if self.train is not None:
             sentences = [f"None of the {len(self.train)} training samples is stored in the file."]
         if self.forest is not None:
             sentences.append("Its trees hold values of the training table, see the next question.")
         elif self.release is not None:
-            # A vocabulary or a list of categories reveals values of records, but no whole records.
+            # A stored vocabulary or list of categories reveals single values of records, but no complete
+            # records.
             stored_values = [f.what for f in findings(self.release) if f.kind == STORED]
             if stored_values:
                 finding_list = "; ".join(stored_values[:MAX_SHOWN])
@@ -309,7 +314,7 @@ class Obstacles:
 
 
 class StopAtFirst(Obstacles):
-    """Raise the first problem of the inputs instead of collecting all problems."""
+    """Raises the first problem of the inputs as an error. A dry run collects all problems instead."""
 
     def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a function without catching its errors.
@@ -391,9 +396,13 @@ def load_case(
         return None
     if content.network is None and content.predictor is None:
         train, held_out = fit_columns(train, held_out, content.input_count)
-    sources = _sources(release, content, model, data, holdout, base_file, (train, held_out))
+    paths_and_hashes = _sources(
+        release, content, model, data, holdout, base_file, (train, held_out)
+    )
     if (network := content.network) is None:
-        return _case_without_network(content, release, knowledge, train, held_out, sources, attempt)
+        return _case_without_network(
+            content, release, knowledge, train, held_out, paths_and_hashes, attempt
+        )
     stored_records = content.stored
     loaded_knowledge = attempt(
         # The update itself is attacked, so no base is subtracted from it.
@@ -423,12 +432,14 @@ def load_case(
         release,
         stored_records,
         full_inputs=full_inputs,
-        sources=sources,
+        sources=paths_and_hashes,
     )
     head = None if content.update is not None else extract_head(network, attacker_knowledge)
     if head is not None:
         case = _behind_frozen_layers(case, head)
     attempt(_check_surface, request, attacker_knowledge)
+    if train is not None:
+        attempt(find_sensitive_columns, request.sensitive, train)
     warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
 
@@ -436,8 +447,8 @@ def load_case(
 def _token_case(
     model: Any, data: Any, holdout: Any, tokenizer: Any, base: Any, adapter: Any
 ) -> Case:
-    """Return the case of a token model, a network whose inputs are token ids."""
-    content = load_token_content(
+    """Return the inputs of an audit of a token model (a network whose inputs are token ids)."""
+    token_content = load_token_content(
         model,
         data,
         holdout,
@@ -445,18 +456,18 @@ def _token_case(
         base=model if adapter is not None else base,
         adapter=adapter,
     )
-    samples = (content.train, content.holdout)
+    samples = (token_content.train, token_content.holdout)
     notes = tuple(note for texts in samples if texts is not None for note in texts.notes)
     return Case(
         None,
         Knowledge(),
-        content.train,
-        content.holdout,
-        content.release,
-        predictor=content.predictor,
-        warnings=(*content.notes, *notes, *(content.findings or ())),
-        sources=Sources(content.paths, content.hashes, content.digests),
-        tokens=content,
+        token_content.train,
+        token_content.holdout,
+        token_content.release,
+        predictor=token_content.predictor,
+        warnings=(*token_content.notes, *notes, *(token_content.findings or ())),
+        sources=Sources(token_content.paths, token_content.hashes, token_content.digests),
+        tokens=token_content,
     )
 
 
@@ -469,7 +480,7 @@ def _case_without_network(
     sources: Sources,
     attempt: Callable[..., Any],
 ) -> Case:
-    """Return the case of a forest, of another model that predicts, or of stored records alone.
+    """Return the inputs of an audit of a model that is no network, such as a forest.
 
     If a forest is the last step of a pipeline, the forest was trained on scaled samples, so attacks recover
     scaled samples. Therefore the samples and the ranges that the attacker knows are scaled too.
@@ -523,15 +534,15 @@ def _scale_and_check(case: Case, scaler: Wrapped | None) -> Case:
 
 
 def _scale_ranges(knowledge: Knowledge, scaler: Wrapped, columns: int) -> Knowledge:
-    """Return the attacker's knowledge, with the scalers of the pipeline applied to the column ranges."""
+    """Return the attacker's knowledge with column ranges scaled as the columns are in the pipeline."""
     column_ranges = knowledge.column_ranges
     if column_ranges is None and knowledge.value_range is not None:
         column_ranges = torch.tensor(knowledge.value_range).double()[:, None].expand(2, columns)
     if column_ranges is None:
         return knowledge
     scaled_ranges = scaler.scale(Dataset(column_ranges.double(), torch.zeros(2))).x
-    source = knowledge.provenance.get("column_ranges", "user")
-    provenance = {**knowledge.provenance, "column_ranges": source}
+    source_of_ranges = knowledge.provenance.get("column_ranges", "user")
+    provenance = {**knowledge.provenance, "column_ranges": source_of_ranges}
     provenance.pop("value_range", None)
     return knowledge.replace(column_ranges=scaled_ranges, value_range=None, provenance=provenance)
 
@@ -542,7 +553,7 @@ def known_by_attacker(
     train: Dataset | None,
     holdout: Dataset | None,
 ) -> Knowledge:
-    """Return what the attacker of a forest knows: the ranges of the columns.
+    """Return what the attacker of a forest knows: the smallest and largest value of each column.
 
     Args:
         named_facts: Known facts by name, such as {"column_ranges": "train"}. None if the user passes a
@@ -615,7 +626,7 @@ def shape_of(shape: Any) -> tuple[int, ...] | None:
 
 
 def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
-    """Return what identifies an audit: version, settings, contents of the inputs and knowledge.
+    """Return what identifies an audit: version, settings, contents of the inputs, attacker knowledge.
 
     File paths are not included. A run directory refuses to continue an audit with another identity.
 
@@ -650,7 +661,7 @@ def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
 
 
 def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
-    """Raise an error if a file differs from the file that the configuration was written for.
+    """Raise an error if an input file differs from the file of the audit that wrote the configuration.
 
     Args:
         case: The inputs of the audit.
@@ -662,8 +673,10 @@ def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
     for name, value in expected.items():
         if case.sources.hashes.get(name, value) != value:
             raise InputError(
-                f"The {name} must be the file that this configuration was written for; its SHA-256 differs.",
-                "Pass that file, or remove its line under [sha256] in the configuration.",
+                f"The input {name} must be the same file as in the audit that wrote the configuration; its "
+                "SHA-256 differs.",
+                "Pass the original file, or remove the line of this input under [sha256] in the "
+                "configuration.",
             )
 
 
@@ -678,7 +691,7 @@ def _check_surface(request: AuditRequest, knowledge: Knowledge) -> None:
 
 @dataclass(frozen=True)
 class Content:
-    """What a model consists of.
+    """What a model consists of: a network, trees, predictions, stored records or an update.
 
     Attributes:
         network: The network, None if the model is no network.
@@ -788,7 +801,7 @@ class _Reader:
         return find_records(release, self.train, self.holdout)
 
     def _find_records_besides(self, network: Network, release: Release) -> StoredRecords | None:
-        """Return the records that a release stores in addition to the parameters of its network."""
+        """Return the records that a model file stores in addition to the parameters of its network."""
         stored_records = self._find_records(release)
         return None if stored_records is None else stored_records.without(network)
 
@@ -809,7 +822,7 @@ class _Reader:
         return Content(update.network, stored_records, update=update)
 
     def replace_update(self, content: Content, before: Model) -> Content:
-        """Return the content of a file as an update, if the file was read as weights and holds an update."""
+        """If a file read as weights holds a gradient or weight difference, return it as an update."""
         if self.release is None or content.network is None or content.network.live is not None:
             return content
         base = None
@@ -884,7 +897,7 @@ class _Reader:
 
 
 def _read_forest(release: Release) -> Content | None:
-    """Return the largest forest in a release, with its predictor, None if the release holds no forest."""
+    """Return the largest forest in a model file, with its predictor, None if the release holds no forest."""
     forests = read_forests(release)
     if not forests:
         return None
@@ -914,7 +927,7 @@ def _read_fitted_network(release: Release) -> Network | None:
 
 
 def _behind_frozen_layers(case: Case, head: Head) -> Case:
-    """Return the case of an audit that attacks only the trained layers above the frozen layers.
+    """Return the inputs of an audit that attacks only the trained layers above frozen layers.
 
     The inputs of the trained layers are features, so the samples are replaced by the outputs of the frozen
     layers.
@@ -930,7 +943,7 @@ def _behind_frozen_layers(case: Case, head: Head) -> Case:
 
 
 def _has_text(knowledge: Mapping[str, Any]) -> bool:
-    """Return True if any known fact is text that must be parsed, because the command line passes text."""
+    """Return True if a fact that the attacker knows is text from the command line, which must be parsed."""
     return any(isinstance(knowledge.get(name), str) for name in TEXT_FACTS) or any(
         name in knowledge for name in FILE_FACTS
     )
@@ -967,7 +980,7 @@ def _sources(
     base: str | Path | None,
     samples: tuple[Dataset | None, Dataset | None],
 ) -> Sources:
-    """Return the paths and hashes of the input files, and a hash of the content of every other input."""
+    """Return the paths and hashes of the input files of an audit, and hashes of inputs in memory."""
     paths: dict[str, Path] = {}
     hashes: dict[str, str] = {}
     digests: dict[str, str] = {}

@@ -90,7 +90,7 @@ def setting_options(settings: dict[str, Any]) -> list[str]:
                 if setting_value is None
                 else [_option(name), duration(seconds_of(setting_value))]
             )
-        elif name in ("attacks", "drop"):
+        elif name in ("attacks", "drop", "sensitive"):
             for value in setting_value:
                 option_words += [
                     _option(name),

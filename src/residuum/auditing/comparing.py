@@ -170,6 +170,10 @@ def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
             and f"{attack_row.recovered} ({_number(attack_row.expected_by_chance)} by chance)"
         )
         result_texts[f"by {name}"] = count_text or ""
+    if result.attributes is not None:
+        result_texts["records with an inferable value"] = (
+            f"{len(result.attributes.rows)} of {result.attributes.records}"
+        )
     result_texts["named members"] = (
         f"{len(membership.named)} of {membership.records}" if membership else ""
     )

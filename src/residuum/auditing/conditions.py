@@ -35,6 +35,7 @@ QUANTITIES: dict[str, Callable[[Verdict], float | None]] = {
     "share": _share,
     "p_value": lambda verdict: verdict.p_value,
     "named": lambda verdict: verdict.named,
+    "inferred": lambda verdict: verdict.inferred,
 }
 
 

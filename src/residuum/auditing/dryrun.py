@@ -139,7 +139,7 @@ def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
 def _rows_of(
     schedule: AttackSchedule, skipped: dict[str, AttackOutcome], plans: dict[str, AttackPlan]
 ) -> tuple[AttackOutcome, ...]:
-    """Return one table row for every attack of a schedule, with the reason why it would run or not."""
+    """Return one table row for every attack of a plan, with the reason why the attack would run or not."""
     attack_outcomes = []
     for name, attack in schedule.attacks.items():
         skip_reason = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
@@ -166,7 +166,7 @@ def _dry_run_of_records(case: Case, obstacles: Obstacles) -> DryRun:
 
 
 def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
-    """Return the preview of an audit of a network."""
+    """Preview an audit of a network: problems, planned attacks, cost and possible verdicts."""
     inconclusive_reasons = [
         *(_without_data(obstacles) if case.train is None else ()),
         *case.warnings,
@@ -176,7 +176,7 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     skipped = schedule.skipped()
     attack_plans = schedule.plan(skipped) if has_no_obstacle else {}
     attack_outcomes = _rows_of(schedule, skipped, attack_plans)
-    fit = case.fit if has_no_obstacle else None
+    fit_to_samples = case.fit if has_no_obstacle else None
     reasons_against_leak, reasons_against_no_leak = (
         _conditions(case, request, attack_outcomes) if has_no_obstacle else ([], [])
     )
@@ -185,7 +185,11 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     ]
     return DryRun(
         tuple(obstacles.messages),
-        (*inconclusive_reasons, *case.audited.assumptions, *(fit.notes if fit else ())),
+        (
+            *inconclusive_reasons,
+            *case.audited.assumptions,
+            *(fit_to_samples.notes if fit_to_samples else ()),
+        ),
         (
             *describe_case(case),
             *list_attacks(attack_outcomes, PLANNED),

@@ -30,9 +30,8 @@ from residuum.records.inputs import add_mean
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-# Samples may exceed the known value range by rounding errors, at most by MAX_ROUNDING times the width of the
-# range. If samples exceed the range by more than MAX_EXCESS times its width, the range was meant for other
-# data.
+# Both limits are multiples of the width of the known value range. Samples may exceed the range by
+# MAX_ROUNDING because of rounding. If they exceed it by MAX_EXCESS, the range belongs to other data.
 MAX_ROUNDING, MAX_EXCESS = 0.01, 1.0
 # Training and held-out samples are on one scale if two conditions hold: The ratio of their standard
 # deviations is at most 2. The difference of their means is at most half of the larger standard deviation.
@@ -138,13 +137,15 @@ def check_inputs(
     for name, weight in network.theta.items():
         if weight.numel() and (largest := float(weight.abs().max())) > MAX_WEIGHT:
             raise CheckpointError(
-                f"Weights must fit into float32, in which attacks compute. {name} reaches {largest:.3g}.",
+                "Attacks compute in float32, so weights must not be too large for float32. The largest "
+                f"absolute value in {name} is {largest:.3g}.",
                 "Check that the file holds the trained weights.",
             )
     for name, data in (("data", train), ("holdout", holdout)):
         if data is not None and (largest := float(data.x.abs().max())) > MAX_VALUE:
             raise DataError(
-                f"Values of samples must lie within +-{MAX_VALUE:g}. {name} reaches {largest:.3g}.",
+                f"Values of samples must lie between -{MAX_VALUE:g} and +{MAX_VALUE:g}. The largest "
+                f"absolute value in {name} is {largest:.3g}.",
                 "Pass x as the network receives it.",
             )
     if train is None:
@@ -208,7 +209,8 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     if (mean := knowledge.mean) is not None:
         if mean.numel() not in (1, train_values[0].numel()):
             raise DataError(
-                f"The mean must be one number or have {train_values[0].numel()} values; got {mean.numel()}.",
+                "The mean must be a single number, or have as many values as a sample "
+                f"({train_values[0].numel()}); got {mean.numel()} values.",
                 "Pass the mean image of the data.",
             )
         train_values = add_mean(train_values, mean)
@@ -225,8 +227,8 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     remedy = "Pass the range of the data before a mean was subtracted, and that mean (--mean)."
     if excess > MAX_EXCESS:
         raise DataError(
-            "Training samples must not exceed the known value range by more than its width. "
-            f"{range_sentence}.",
+            "Training samples must lie in or near the known value range; these samples lie outside of "
+            f"the range by more than its width. {range_sentence}.",
             remedy,
         )
     outside_share = float(((train_values < low) | (train_values > high)).double().mean())

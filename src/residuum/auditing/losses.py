@@ -44,7 +44,7 @@ NOT_COMPARED = "the losses cannot be compared, because {}"
 
 
 def measure_losses(audit: Audit) -> Audit:
-    """Return the audit with a test whether losses of training and held-out samples differ."""
+    """Return the audit with the result of a test whether losses of training and held-out samples differ."""
     assert audit.case.train is not None
     return compare_predicted_losses(audit, audit.case.train, audit.case.holdout)
 
@@ -56,7 +56,7 @@ def compare_predicted_losses(
     progress: Callable[[int, int], None] | None = None,
     why_only_losses: str = ONLY_LOSSES,
 ) -> Audit:
-    """Return the audit with a test whether losses of training and held-out samples differ.
+    """Return the audit with the result of a test whether losses of training and held-out samples differ.
 
     Args:
         audit: The audit.
@@ -158,10 +158,10 @@ def losses(predictor: Predictor, samples: Dataset) -> Array:
         targets = samples.y.double().numpy().reshape(len(samples), -1)
         if targets.shape != outputs.shape:
             raise InputError(
-                f"Every sample must have as many targets as the model predicts. The {predictor.name} "
-                f"predicts {outputs.shape[1]}, and the samples have {targets.shape[1]}.",
-                "Pass the targets of the training. If the model predicts shares of classes, give it the "
-                "method predict_proba.",
+                f"A sample must have as many target values as the model has outputs. The {predictor.name} "
+                f"has {outputs.shape[1]} outputs, and a sample has {targets.shape[1]} targets.",
+                "Pass the targets that the model was trained with. If the model is a classifier that "
+                "predicts probabilities, give it a method predict_proba.",
             )
         errors: Array = np.square(outputs - targets).mean(1)
         return errors
@@ -209,9 +209,9 @@ def class_numbers(predictor: Predictor, samples: Dataset, outputs: int) -> Array
     if unknown_labels:
         class_text = ", ".join(map(str, predictor.classes[:6])) or f"0 to {outputs - 1}"
         raise InputError(
-            f"Labels must be classes of the model. The {predictor.name} has the classes {class_text}; a "
-            f"label is {unknown_labels[0]:g}.",
-            "Pass the labels of the training.",
+            f"Every label must be a class that the model can predict. The {predictor.name} predicts the "
+            f"classes {class_text}, but a sample has the label {unknown_labels[0]:g}.",
+            "Pass the labels that the model was trained with.",
         )
     return np.array([number_by_label[label] for label in labels.tolist()], dtype=np.int64)
 

@@ -1,4 +1,4 @@
-"""Define the content of ``result.json``, the published result of an audit.
+"""Define the content of ``result.json``, the file with the result of an audit.
 
 Most records of an audit are written to ``result.json`` unchanged. For records that hold more than a reader
 needs, this module defines a shorter record.
@@ -20,6 +20,7 @@ from residuum.auditing.verdict import Verdict
 from residuum.evaluation.adapting import Fit
 from residuum.evaluation.targets import TargetTest
 from residuum.records import Exposure, Record, Scores
+from residuum.records.attribute_test import AttributeTest
 from residuum.records.base import plain
 from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
@@ -29,14 +30,14 @@ from residuum.risk.moved_rows import MovedRows
 
 # Version of the fields of result.json. If fields are added that older readers may ignore, the minor version
 # grows. After any other change of the fields, the major version grows.
-SCHEMA_VERSION = "6.2"
+SCHEMA_VERSION = "6.3"
 # Largest number of candidates and of exposed samples in result.json. Other files of the run list all of them.
 MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
 
 @dataclass(frozen=True, eq=False)
 class Suite(Record):
-    """The attacks that residuum has. If an attack is improved or added, ``version`` grows."""
+    """The set of attacks in residuum. If an attack is improved or added, ``version`` grows."""
 
     version: Count
     attacks: tuple[str, ...]
@@ -192,6 +193,7 @@ class PublishedAudit(Record):
         table: what was recovered of the training table of a forest; null if the release holds no forest
         targets: the test whether recovered values are those of the training samples; null if not run
         membership: the test whether training samples can be told from non-members; null if not run
+        attributes: the test whether an attacker can infer missing values of training records; null if not run
         moved_rows: the embedding rows that training moved, compared with the tokens of the texts; null
             without a base or without an embedding
         applies: measured properties of the network, and for each attack and check, whether it was tried and
@@ -214,6 +216,7 @@ class PublishedAudit(Record):
     controls: Controls
     checks: ChecksSummary
     membership: MembershipSummary | None
+    attributes: AttributeTest | None
     moved_rows: MovedRows | None
     table: TableSummary | None
     targets: TargetTest | None
@@ -221,7 +224,7 @@ class PublishedAudit(Record):
         dict[str, Any] | None,
         SchemaRule(
             description=f"the {MAX_EXPOSED} training samples with the largest risk of a leak, with the "
-            "fields of exposure.json. This ranking does not enter the verdict"
+            "fields of exposure.json. This ranking has no influence on the verdict of the audit"
         ),
     ]
     applies: tuple[Applies, ...]
@@ -312,7 +315,7 @@ def _membership(test: MembershipTest | None) -> MembershipSummary | None:
 
 
 def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
-    """Return the content of ``exposure.json``, but only for the samples with the largest risk of a leak."""
+    """Return the risk ranking of training samples, only for the samples with the largest risk of a leak."""
     if exposure is None:
         return None
     riskiest_rows = exposure.rows(MAX_EXPOSED)

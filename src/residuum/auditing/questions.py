@@ -4,6 +4,10 @@
 2. Can attacks reconstruct training samples?
 3. Can training samples be told from non-members?
 
+If the samples are rows of a table and the third test shows a leak, there is a fourth question:
+
+4. Can an attacker infer a missing value of a training record?
+
 Terminal, report, JSON, SARIF and model card show these answers, so all of them show the same counts.
 """
 
@@ -17,6 +21,7 @@ from residuum.auditing.power import PositiveControls
 from residuum.evaluation.null import format_p
 from residuum.evaluation.targets import TargetTest
 from residuum.records import Record
+from residuum.records.attribute_test import AttributeTest
 from residuum.risk.membership import (
     BOUNDARIES,
     MIN_SHARE,
@@ -28,11 +33,13 @@ from residuum.risk.membership import (
 from residuum.risk.moved_rows import MovedRows
 
 STORED, RECONSTRUCTION, MEMBERSHIP = "stored", "reconstruction", "membership"
+ATTRIBUTES = "attributes"
 NOTHING_STORED = "No array in the file is known to hold training records."
 QUESTIONS = {
     STORED: "Are training records stored in the file?",
     RECONSTRUCTION: "Can attacks reconstruct training samples?",
     MEMBERSHIP: "Can training samples be told from non-members?",
+    ATTRIBUTES: "Can an attacker infer a missing value of a training record?",
 }
 # Name of the part of a model that an attack on a forest reads. The report says what this attack recovered,
 # even if there are no training samples to compare with.
@@ -49,10 +56,10 @@ QUESTIONS_OF_TESTS = 2
 
 @dataclass(frozen=True, eq=False)
 class Answer(Record):
-    """The answer to one of the three questions of an audit.
+    """The answer to one of the questions of an audit.
 
     Attributes:
-        key: Name of the question: "stored", "reconstruction" or "membership".
+        key: Name of the question: "stored", "reconstruction", "membership" or "attributes".
         question: The question in words.
         answer: "yes", "no" or "unknown".
         evidence: The result of the test with its chance level, or why the answer is unknown.
@@ -88,9 +95,11 @@ def answer_questions(
     is_target_finding: bool = False,
     nothing_stored: str = NOTHING_STORED,
     moved_rows: MovedRows | None = None,
+    attributes: AttributeTest | None = None,
+    is_attribute_finding: bool = False,
     why_not_searched: str = "",
 ) -> tuple[Answer, ...]:
-    """Answer the three questions of an audit: stored records, reconstruction and membership.
+    """Answer the questions of an audit: stored records, reconstruction, membership and attributes.
 
     Args:
         stored: The search for stored records, None if the file stores none.
@@ -106,10 +115,12 @@ def answer_questions(
         is_target_finding: Whether more targets were recovered than expected by chance.
         nothing_stored: The evidence for the first question if ``stored`` is None.
         moved_rows: The embedding rows that training moved, None without a base.
+        attributes: The test whether missing values can be inferred, None if it was not run.
+        is_attribute_finding: Whether the test of attributes shows a leak.
         why_not_searched: Why stored records were not searched for, "" if they were.
 
     Returns:
-        Three answers, in the order of ``QUESTIONS``.
+        The answers, in the order of ``QUESTIONS``. The last question has an answer only if it was tested.
     """
     controls_by_question = {control.question: control for control in controls}
     reconstruction_answer = _reconstruction(findings, why_not_compared, attacks, why_no_attack)
@@ -125,6 +136,11 @@ def answer_questions(
         else _stored(stored, nothing_stored),
         _judged(reconstruction_answer, controls_by_question.get(RECONSTRUCTION), has_failures),
         _judged(membership_answer, controls_by_question.get(MEMBERSHIP), has_failures),
+        *(
+            ()
+            if attributes is None
+            else (_judged(_attributes(attributes, is_attribute_finding), None, has_failures),)
+        ),
     )
 
 
@@ -178,12 +194,17 @@ def _stored(row: AttackOutcome | None, nothing_stored: str) -> Answer:
             f"The file stores {row.candidates or 'some'} records ({row.reason}), none of which is one of "
             "your training samples."
         )
+    # A few matches that held-out samples explain are neither a leak nor a reason to say no.
+    is_unclear = not row.is_stored and bool(row.recovered) and not row.expected_by_chance
+    if is_unclear:
+        evidence += " So few matches can be chance. Run residuum scan --data to see where they are."
     count_fields = {
         "count": row.recovered,
         "n": row.sample_count,
         "expected_by_chance": row.expected_by_chance,
     }
-    return _answer(STORED, YES if row.is_stored else NO, evidence, **count_fields)
+    answer = YES if row.is_stored else UNKNOWN if is_unclear else NO
+    return _answer(STORED, answer, evidence, **count_fields)
 
 
 def _reconstruction(
@@ -281,6 +302,13 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
         )
     answer = UNKNOWN if test.loss is not None and test.loss.memorization == SHOWN else NO
     return _answer(MEMBERSHIP, answer, evidence + loss_text, **count_fields)
+
+
+def _attributes(test: AttributeTest, is_finding: bool) -> Answer:
+    count_fields = {"n": test.records, "count": len(test.rows)}
+    # The test can show a leak at a higher significance level than that of this audit.
+    answer = UNKNOWN if test.is_finding else NO
+    return _answer(ATTRIBUTES, YES if is_finding else answer, test.short_line, **count_fields)
 
 
 def grade_split(findings: Findings) -> str:

@@ -42,7 +42,9 @@ class AuditRequest(TableSettings):
         "the speed of this machine. If the limit is too low, the audit skips some tests, names them, and "
         "cannot rule out a leak.",
     )
-    fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"] = Field(
+    fail_on: Literal[
+        "verbatim", "near-copy", "resemblance", "attribute", "class-level", "membership"
+    ] = Field(
         default="membership",
         description="The weakest grade of a leak for which the audit ends with exit code 1.",
     )
@@ -191,9 +193,12 @@ class AuditOptions(TypedDict, total=False):
 
     label: str
     drop: Sequence[str]
+    sensitive: Sequence[str]
     effort: Literal["quick", "standard", "thorough"]
     budget: str | float | None
-    fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"]
+    fail_on: Literal[
+        "verbatim", "near-copy", "resemblance", "attribute", "class-level", "membership"
+    ]
     positive_controls: bool
     preset: str
     attacks: Sequence[str | AttackSettings | dict[str, Any]]

@@ -32,6 +32,7 @@ from residuum.records import (
     Selection,
     Uniqueness,
 )
+from residuum.records.attribute_test import AttributeTest
 from residuum.records.scores import MetricScore
 from residuum.risk.membership import MembershipTest
 from residuum.risk.moved_rows import MovedRows
@@ -120,6 +121,8 @@ class AuditResult(Record):
         controls: The negative controls.
         checks: Checks that decide whether an audit without a finding can rule out a leak.
         membership: The test of membership, None if it was not run.
+        attributes: The test whether missing values of training records can be inferred, None if it was not
+            run.
         moved_rows: The embedding rows that training moved, compared with the tokens of the texts.
         table: The training table that the attack on a forest recovered.
         targets: The test whether recovered targets are those of the training samples.
@@ -160,6 +163,7 @@ class AuditResult(Record):
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
     membership: MembershipTest | None = None
+    attributes: AttributeTest | None = None
     moved_rows: MovedRows | None = None
     table: RecoveredTable | None = None
     targets: TargetTest | None = None

@@ -8,6 +8,7 @@ stage               what it reads                                        fields 
 ==================  ===================================================  ====================================
 stored records      records that the release stores, samples             stored_records
 membership          network, samples                                     membership, p_value_of_losses
+attributes          network, samples                                     attributes
 attacks             network and attacker's knowledge, never the samples  attacks
 negative controls   candidates made without the network, samples         negative_controls
 scores              outputs of the attacks, samples                      scores
@@ -38,6 +39,7 @@ from torch import Tensor
 from residuum import plugins
 from residuum.auditing import forests, losses, stages, token_models
 from residuum.auditing.assembling import assemble_result
+from residuum.auditing.attribute_stage import infer_attributes, skip_without_members
 from residuum.auditing.case import Case, Model, check_hashes, load_case
 from residuum.auditing.certificates import Certificates
 from residuum.auditing.controls import Controls, explain_by_knowledge
@@ -57,6 +59,7 @@ from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.evaluation.targets import TargetTest
 from residuum.io.updates import resolve_update
 from residuum.records import Exposure, Knowledge, RecoveredTable
+from residuum.records.attribute_test import AttributeTest
 from residuum.risk.membership import MembershipTest
 from residuum.risk.moved_rows import MovedRows
 
@@ -83,6 +86,8 @@ class Audit:
     # whether the files of a folder were searched for training texts
     are_texts_searched: bool = False
     membership: MembershipTest | None = None
+    # test whether an attacker can infer missing values of training records
+    attributes: AttributeTest | None = None
     table: RecoveredTable | None = None  # the training table that the attack on a forest recovered
     # test whether the targets that an attack recovered from a forest are those of the training samples
     targets: TargetTest | None = None
@@ -185,6 +190,7 @@ class Audit:
             targets=self.targets,
             nothing_stored=self.case.nothing_stored,
             moved_rows=self.moved_rows,
+            attributes=self.attributes,
             why_not_searched=""
             if self.case.tokens is None or self.are_texts_searched
             else self.case.tokens.why_not_searched,
@@ -200,7 +206,7 @@ def restriction(request: AuditRequest) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage of an audit. The stage runs if ``skip_reason`` returns "", and is skipped otherwise."""
+    """A stage of an audit, such as the attacks. It runs only if ``skip_reason`` returns an empty text."""
 
     name: str
     run: Callable[[Audit], Audit]
@@ -212,6 +218,7 @@ STAGES: tuple[
 ] = (  # for each stage: name, function to run, function that returns the reason to skip the stage
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", stages.test_membership, stages.skip_without_weights),
+    Stage("attributes", infer_attributes, skip_without_members),
     Stage("attacks", run_attacks, stages.skip_without_network),
     Stage("negative controls", stages.run_negative_controls, stages.skip_without_samples),
     Stage("scores", stages.score_reconstructions, stages.skip_without_samples),
@@ -320,15 +327,15 @@ def audit(
         if (finished := store.finished()) is not None:
             return finished
         opening_lines = () if case.network is None else opening(case.network, case.fit)
-        # The fit of weights says nothing about samples that did not train them.
+        # Leave out the accuracy (the first line) if the samples did not train these weights.
         for line in opening_lines[bool(case.why_no_weights) :]:
             listener.message(line)
         stage_list = PREDICTOR_STAGES if case.network is None else STAGES
         stage_list = stage_list if case.tokens is None else TOKEN_STAGES
         finished_audit = run_stages(Audit(case, request, deadline, store, listener), stage_list)
-        result = assemble_result(finished_audit)
-        store.write(result, blur=blur)
-    return result
+        audit_result = assemble_result(finished_audit)
+        store.write(audit_result, blur=blur)
+    return audit_result
 
 
 def run_stages(audit: Audit, plan: tuple[Stage, ...]) -> Audit:

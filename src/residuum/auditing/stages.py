@@ -58,7 +58,7 @@ def skip_without_samples(audit: Audit) -> str:
 
 
 def skip_without_weights(audit: Audit) -> str:
-    """Return the reason to skip a stage that judges weights, "" if the samples trained the weights."""
+    """Return the reason to skip a stage that tests the weights, "" if the samples trained these weights."""
     return skip_without_samples(audit) or audit.case.why_no_weights
 
 
@@ -119,8 +119,8 @@ def run_negative_controls(audit: Audit) -> Audit:
     samples.
     """
     case = audit.case
-    # Import this slow module before the controls are timed. The duration of a control decides whether there
-    # is time for the next control.
+    # Import this slow module before the controls are timed, because the duration of one control decides
+    # whether there is time for another.
     import_classifier()
     assert case.balanced_sets is not None
     controls = run_controls(
@@ -192,7 +192,7 @@ def skip_without_network_and_time(audit: Audit) -> str:
 
 
 def certify(audit: Audit) -> Audit:
-    """Return the audit with two certificates: KKT residuals, and the uniqueness of a reconstruction."""
+    """Return the audit with two certificates: optimality (KKT residuals) and uniqueness."""
     case = audit.case
     certificates = compute_certificates(
         case.attacked,

@@ -1,9 +1,9 @@
-"""Search for training records that a release stores. Such records decide the verdict without any attack.
+"""Search for training records that a model file stores. Such records decide the verdict without any attack.
 
 A nearest-neighbor model, a support vector machine or a Gaussian process consists of its training records. A
 checkpoint may hold the arrays that it was trained on. If the user passes samples, we search for each sample
-in every array of the release (:mod:`residuum.scanning.content`), whatever the array is called. We search for
-held-out samples and shuffled samples in the same way, as a negative control.
+in every array of the model file (:mod:`residuum.scanning.content`), whatever the array is called. We search
+for held-out samples and shuffled samples in the same way, as a negative control.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from residuum.scanning.content import REMOVE_ROWS, ContentSearch, Queries, RowPl
 from residuum.scanning.findings import RecordArray, records_in
 from residuum.scanning.number_sources import read_tensor
 
-# Start of the note that says why the other tests did not run.
+# First words of the note that says why an audit ran no other tests.
 ONLY_STORED = "only stored records were searched, because the model cannot receive the samples"
 NAME = "stored outright"  # name of this search in the table of attacks
 
@@ -70,8 +70,8 @@ class StoredRecords:
     @property
     def values_per_record(self) -> int | None:
         """Number of values of a record in the first array of records, None if no array holds numbers."""
-        sizes = (a.records.shape[1] for a in self.arrays if a.records is not None)
-        return next(sizes, None)
+        record_sizes = (a.records.shape[1] for a in self.arrays if a.records is not None)
+        return next(record_sizes, None)
 
     @property
     def count(self) -> int:
@@ -183,11 +183,11 @@ class StoredRecords:
 def find_records(
     release: Release, train: Dataset | None = None, holdout: Dataset | None = None
 ) -> StoredRecords | None:
-    """Return the data records that a release stores, or None if the release stores no records.
+    """Return the data records that a model file stores, or None if the release stores no records.
 
     Args:
-        release: The release.
-        train: Samples that are searched in every array of the release, as the user gives them.
+        release: The model file that was opened.
+        train: Samples that are searched in every array of the model file, as the user gives them.
         holdout: Samples that the model never saw, which are searched in the same way.
 
     Returns:

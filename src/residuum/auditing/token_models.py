@@ -79,14 +79,14 @@ WITHOUT_BASE = (
 NO_SAMPLES = "there are no training samples to compare with"
 NO_FOLDER = "a live model has no files to search"
 NOT_SEARCHED = "Not tested: there is no folder or no text to search for."
-MAX_FEATURES = 2000  # tokens whose counts the classifier of the negative controls receives
-MAX_FINDINGS = 8  # findings of a scan of the folder that an audit lists
-SECONDS_BETWEEN_MESSAGES = 5.0  # time between two messages about the progress of losses
+MAX_FEATURES = 2000  # number of frequent tokens that the classifier of the negative control counts
+MAX_FINDINGS = 8  # largest number of scan findings that an audit lists
+SECONDS_BETWEEN_MESSAGES = 5.0  # time between two messages about the progress
 
 
 @dataclass(frozen=True)
 class TokenContent:
-    """What an audit of a token model reads in addition to the texts.
+    """The inputs of an audit of a token model (a network whose inputs are token ids).
 
     Attributes:
         predictor: The model as a function from texts to losses.
@@ -118,13 +118,13 @@ class TokenContent:
 
     @property
     def why_not_searched(self) -> str:
-        """Why the audit does not say whether training texts are stored, with the findings of the scan."""
+        """Why the audit cannot say whether the model's folder stores training texts."""
         if self.findings is None:
             return NOT_SEARCHED
-        count = len(self.findings)
-        if not count:
+        finding_count = len(self.findings)
+        if not finding_count:
             return f"{NOT_SEARCHED} A scan of the folder has no finding."
-        finding_text = f"{count} finding{'' if count == 1 else 's'}"
+        finding_text = f"{finding_count} finding{'' if finding_count == 1 else 's'}"
         return f"{NOT_SEARCHED} A scan of the folder has {finding_text}, listed as warnings."
 
 
@@ -140,8 +140,10 @@ def is_token_model(model: Any, data: Any = None) -> bool:
     """
     if find_transformers_folder(model) is not None:
         return True
-    x = data[0] if isinstance(data, tuple) and len(data) == 2 else getattr(data, "x", data)
-    shape = tuple(getattr(x, "shape", ()))
+    first_samples = (
+        data[0] if isinstance(data, tuple) and len(data) == 2 else getattr(data, "x", data)
+    )
+    shape = tuple(getattr(first_samples, "shape", ()))
     return takes_tokens(model, shape[1] if len(shape) == 2 else None)
 
 
@@ -225,17 +227,17 @@ def load_token_content(
 
 def _hash_folder(folder: Path) -> str:
     """Return a hash of the names and contents of all files in a folder. Links are not followed."""
-    files = list_folder(folder).files
-    return digest([[file.relative_to(folder).as_posix(), sha256(file)] for file in files])
+    all_files = list_folder(folder).files
+    return digest([[file.relative_to(folder).as_posix(), sha256(file)] for file in all_files])
 
 
 def _without_losses(text_model: TextModel) -> Predictor:
-    """Return the predictor of a folder whose architecture has no loss of a text."""
+    """Return a model without predictions, for an architecture whose loss residuum cannot compute."""
 
     def refuse(_: Dataset) -> Any:
         raise InputError(
-            "Losses need a classifier of texts or a causal language model; got a "
-            f"{text_model.name or 'model without an architecture'}.",
+            "residuum can compute losses of texts only for a text classifier or a causal language model; "
+            f"the architecture of this model is {text_model.name or 'unknown'}.",
             "Load the model yourself and pass rs.audit(model, data=..., tokenizer=...).",
         )
 
@@ -277,33 +279,33 @@ def add_adapter(module: nn.Module, adapter: str | Path) -> None:
     release = open_release(path / "adapter_model.safetensors" if path.is_dir() else path)
     state = module.state_dict()
     names = {WRAPPER_PREFIX.sub("", name): name for name in state}
-    pairs = find_adapter_pairs(release.content)
+    matrix_pairs = find_adapter_pairs(release.content)
     updates = {
         f"{WRAPPER_PREFIX.sub('', name)}.weight": compute_update(a, b, release.config)
-        for name, (a, b) in pairs.items()
+        for name, (a, b) in matrix_pairs.items()
     }
     whole_tensors = {
         _without_wrappers(name): block.tensor()
         for name, block in flatten_blocks(find_weights(release)).items()
         if ".lora_" not in name
     }
-    for name, values in {**updates, **whole_tensors}.items():
+    for name, update_values in {**updates, **whole_tensors}.items():
         target = None if name not in names else state[names[name]]
-        # Conv1D of GPT-2 stores its weights as (inputs, outputs).
+        # The class Conv1D of GPT-2 stores its weights transposed, as (inputs, outputs).
         if name in updates and release.config.get("fan_in_fan_out") is True:
-            values = values.T
-        if target is None or values.shape != target.shape:
+            update_values = update_values.T
+        if target is None or update_values.shape != target.shape:
             raise CheckpointError(
-                f"An adapter must fit its base; the base has no layer {name[:80]!r} of the shape "
-                f"{list(values.shape)}.",
+                f"An adapter must fit its base network; the base network has no layer {name[:80]!r} of the "
+                f"shape {list(update_values.shape)}.",
                 "Pass the base that adapter_config.json names.",
             )
-        start = target.double() if name in updates else 0.0
-        target.copy_((start + values.double()).to(target))
+        weights_before = target.double() if name in updates else 0.0
+        target.copy_((weights_before + update_values.double()).to(target))
 
 
 def _without_wrappers(name: str) -> str:
-    """Return the name of a tensor of an adapter without the words that PEFT adds."""
+    """Return the name of an adapter's tensor without the prefixes that the library PEFT adds."""
     return (
         WRAPPER_PREFIX.sub("", name)
         .replace(".modules_to_save.default", "")
@@ -314,7 +316,7 @@ def _without_wrappers(name: str) -> str:
 def _find_moved_rows(
     module: Any, release: Release | None, base: Any
 ) -> tuple[str, TouchedRows | None]:
-    """Return the name of the token embedding, and the rows that differ from the base."""
+    """Return the name of the token embedding, and its rows that differ from the weights before training."""
     if isinstance(module, nn.Module):
         name, table = find_embedding(module)
         candidates = {name: table}
@@ -330,8 +332,8 @@ def _find_moved_rows(
         if base_table is not None:
             return name, find_touched_rows(table.detach().cpu(), base_table.cpu())
     raise CheckpointError(
-        "A base must hold the token embedding of the model, with the same name and shape; this base does "
-        "not.",
+        "The base (the weights before fine-tuning) must hold the token embedding of the model, with the "
+        "same name and shape. The base that you passed does not.",
         "Pass the folder or file of the weights that training started from.",
     )
 
@@ -360,12 +362,13 @@ def find_embedding(module: nn.Module) -> tuple[str, Tensor]:
         if is_embedding and isinstance(getattr(submodule, "weight", None), Tensor):
             return f"{name}.weight" if name else "weight", submodule.weight.detach()
     raise CheckpointError(
-        "A token model must have an embedding; this one has none.", "Omit --base."
+        "To compare a model with its base, the model must have a token embedding; this model has none.",
+        "Omit --base.",
     )
 
 
 def _find_base_table(base: Any, name: str, shape: tuple[int, ...]) -> Tensor | None:
-    """Return the table of the base with the same shape and name. A head adds a prefix to names."""
+    """Return the embedding of the base (weights before training) with this shape and a matching name."""
     short_name = WRAPPER_PREFIX.sub("", name)
     for base_name, table in _base_tensors(base):
         short_base_name = WRAPPER_PREFIX.sub("", base_name)
@@ -376,7 +379,7 @@ def _find_base_table(base: Any, name: str, shape: tuple[int, ...]) -> Tensor | N
 
 
 def _base_tensors(base: Any) -> list[tuple[str, Any]]:
-    """Return names and tensors of a base: a live module, a state dict, a file or a folder."""
+    """Return the tensors of a base (weights before training) by name, from a module, state dict or file."""
     if isinstance(base, nn.Module):
         return list(base.state_dict().items())
     if isinstance(base, Mapping):
@@ -422,7 +425,7 @@ def set_aside_repeated_texts(train: TokenDataset, holdout: TokenDataset | None) 
 
 
 def _first_rows(texts: Dataset) -> Tensor:
-    """Return the position of the first copy of each different text."""
+    """Return the index of the first copy of each different text in a list with repeated texts."""
     positions: dict[tuple[int, ...], int] = {}
     for i, row in enumerate(texts.x.tolist()):
         positions.setdefault(tuple(row), i)
@@ -434,8 +437,8 @@ def find_stored_texts(audit: Audit) -> Audit:
     sets, tokens = audit.case.sample_sets, audit.case.tokens
     assert sets is not None
     assert tokens is not None
-    row = search_folder(tokens.paths["checkpoint"], sets.train, sets.holdout)
-    return replace(audit, stored_records=row, are_texts_searched=bool(sets.train.texts))
+    search_outcome = search_folder(tokens.paths["checkpoint"], sets.train, sets.holdout)
+    return replace(audit, stored_records=search_outcome, are_texts_searched=bool(sets.train.texts))
 
 
 def skip_without_folder(audit: Audit) -> str:
@@ -483,13 +486,13 @@ def _make_progress(audit: Audit) -> Callable[[int, int], None]:
         nonlocal last_time
         if time.monotonic() - last_time >= SECONDS_BETWEEN_MESSAGES:
             last_time = time.monotonic()
-            audit.listener.message(f"losses of {done} of {total} texts")
+            audit.listener.message(f"computed the losses of {done} of {total} texts")
 
     return report
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Return the audit with the control whether words alone distinguish training from held-out texts."""
+    """Return the audit with a negative control: can words alone tell training texts from held-out texts?"""
     sets = audit.case.sample_sets
     assert sets is not None
     train, holdout = sets.train, sets.holdout
@@ -499,11 +502,11 @@ def run_negative_controls(audit: Audit) -> Audit:
         or len(holdout) < MIN_HOLDOUT
     ):
         return replace(audit, negative_controls=Controls(repeats=sets.repeats, notes=sets.notes))
-    counts = count_tokens(train, holdout)
+    token_frequencies = count_tokens(train, holdout)
     rng = np.random.default_rng((audit.request.seed, 5))
     auc, energy = compare_distributions(
-        Dataset(counts[: len(train)], train.y),
-        Dataset(counts[len(train) :], holdout.y),
+        Dataset(token_frequencies[: len(train)], train.y),
+        Dataset(token_frequencies[len(train) :], holdout.y),
         rng,
         audit.deadline,
     )
@@ -539,8 +542,8 @@ def count_tokens(train: TokenDataset, holdout: TokenDataset) -> Tensor:
     """
     ids = torch.cat([train.x, holdout.x])
     tokens, positions = ids.clamp(min=0).unique(return_inverse=True)
-    counts = torch.zeros(len(ids), len(tokens), dtype=torch.float64)
-    counts.scatter_add_(1, positions, (ids >= 0).double())
-    frequent = counts.count_nonzero(0).argsort(descending=True, stable=True)[:MAX_FEATURES]
-    rows = counts[:, frequent].sqrt()
-    return rows / rows.norm(dim=1, keepdim=True).clamp(min=1.0)
+    token_counts = torch.zeros(len(ids), len(tokens), dtype=torch.float64)
+    token_counts.scatter_add_(1, positions, (ids >= 0).double())
+    frequent = token_counts.count_nonzero(0).argsort(descending=True, stable=True)[:MAX_FEATURES]
+    frequent_roots = token_counts[:, frequent].sqrt()
+    return frequent_roots / frequent_roots.norm(dim=1, keepdim=True).clamp(min=1.0)

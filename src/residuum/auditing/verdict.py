@@ -13,7 +13,8 @@ The rows of this table are checked in order. The first row whose case is true gi
 
 Stored records show a leak without a test. Two tests can also show a leak: the test of the reconstructions
 (step-down max-T over all attacks, ``evaluation/null.py``) and the test of membership
-(``risk/membership.py``). The significance level of an audit is 1%, and each test uses half of it. If
+(``risk/membership.py``). Attributes are tested only if the test of membership rejects, so they need no part of
+the significance level. The significance level of an audit is 1%, and each test uses half of it. If
 training and held-out samples differ in distribution, or if there are fewer than ten training samples, the
 significance level is 0.1%.
 """  # noqa: E501
@@ -39,6 +40,7 @@ from residuum.evaluation.targets import TargetTest
 from residuum.io.metadata import METADATA_SAYS
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Record, Scores
+from residuum.records.attribute_test import AttributeTest
 from residuum.records.published import SchemaRule, Share
 from residuum.risk.membership import ABSENT, SHOWN, MembershipTest
 from residuum.risk.moved_rows import MovedRows
@@ -131,8 +133,9 @@ class Verdict(Record):
     Attributes:
         outcome: "leak", "no-leak-found" or "inconclusive".
         reasons: The reasons for the outcome, one sentence each.
-        answers: The answers to three questions: Are training records stored in the file? Can attacks
-            reconstruct training samples? Can training samples be told from non-members?
+        answers: The answers to the questions: Are training records stored in the file? Can attacks
+            reconstruct training samples? Can training samples be told from non-members? If it was tested:
+            Can an attacker infer a missing value of a training record?
         grade: The strongest grade of the findings, "" without a finding.
         grades: Number of samples of each grade, the strongest first.
         limit: The weakest grade of a leak that ends in exit code 1.
@@ -146,6 +149,8 @@ class Verdict(Record):
         rule: The condition under which a sample counts as recovered, such as "ncc > 0.83".
         tests: Number of attacks whose candidates were tested.
         named: Number of training samples that the membership test names as members.
+        inferred: Number of training records of which an attacker can infer a missing value, null if this was
+            not tested.
         stored: What the file stores, "" if it stores no training records.
         not_judged: Number of training samples that were not judged, because they also occur in the held-out
             set.
@@ -169,6 +174,7 @@ class Verdict(Record):
     rule: str = ""
     tests: int = 0
     named: int | None = None
+    inferred: int | None = None
     stored: str = ""
     not_judged: int = 0
 
@@ -200,7 +206,10 @@ class Verdict(Record):
         if self.outcome == LEAK and self.is_below_limit:
             headline_text += f", below your limit ({self.limit})"
         if self.grade:
-            grade_text = ", ".join(_counted(grade, count) for grade, count in self.grades.items())
+            grade_text = ", ".join(
+                _counted(grade, count, of_records=bool(self.inferred))
+                for grade, count in self.grades.items()
+            )
             headline_text += (
                 f": {grade_text or self.grade}"
                 if self.outcome == LEAK
@@ -272,6 +281,7 @@ def decide(
     targets: TargetTest | None = None,
     nothing_stored: str = NOTHING_STORED,
     moved_rows: MovedRows | None = None,
+    attributes: AttributeTest | None = None,
     why_not_searched: str = "",
 ) -> Verdict:
     """Decide the outcome of an audit by the table at the top of this file.
@@ -289,6 +299,8 @@ def decide(
         targets: The test of recovered targets, None if the release holds no forest.
         nothing_stored: What the search for stored records found if ``attacks`` has no row about it.
         moved_rows: The embedding rows that training moved, None without a base.
+        attributes: The test whether missing values of training records can be inferred, None if it was not
+            run.
         why_not_searched: Why stored records were not searched for, "" if they were.
 
     Returns:
@@ -297,6 +309,9 @@ def decide(
     checks = checks or Checks()
     stored_row = next((row for row in attacks if row.surface == "records in the file"), None)
     is_member_finding = _is_member_finding(membership, checks)
+    attribute_finding = (
+        attributes if _is_attribute_finding(attributes, membership, checks) else None
+    )
     target_finding = targets if targets and targets.is_finding(checks.level) else None
     answers = answer_questions(
         stored_row,
@@ -312,13 +327,19 @@ def decide(
         is_target_finding=target_finding is not None,
         nothing_stored=nothing_stored,
         moved_rows=moved_rows,
+        attributes=attributes,
+        is_attribute_finding=attribute_finding is not None,
         why_not_searched=why_not_searched,
     )
     significant_membership = membership if is_member_finding else None
-    grades = _grades(stored_row, findings, significant_membership, target_finding)
+    grades = _grades(
+        stored_row, findings, significant_membership, target_finding, attribute_finding
+    )
     outcome, reasons = _row(grades, findings, attacks, checks, membership, why_not_compared, limit)
     if target_finding is not None and outcome == LEAK:
         reasons = (*reasons, target_finding.line)
+    if attribute_finding is not None and outcome == LEAK:
+        reasons = (*reasons, attribute_finding.line)
     is_stored = stored_row is not None and stored_row.is_stored
     tested_findings = None if findings is None or findings.reason else findings
     result_with_count = stored_row if is_stored and stored_row is not None else tested_findings
@@ -346,6 +367,7 @@ def decide(
         rule="" if result_with_count is None else result_with_count.rule,
         tests=0 if findings is None else findings.tests,
         named=None if membership is None else len(membership.named),
+        inferred=None if attributes is None else len(attributes.rows),
         stored=stored_text if is_stored else "",
         not_judged=0 if is_stored else len(checks.set_aside),
     )
@@ -357,11 +379,27 @@ def _is_member_finding(membership: MembershipTest | None, checks: Checks) -> boo
     )
 
 
+def _is_attribute_finding(
+    attributes: AttributeTest | None, membership: MembershipTest | None, checks: Checks
+) -> bool:
+    """Return True if values can be inferred and the group test of membership rejects.
+
+    Attributes have no part of the significance level of an audit. The test of membership keeps the level.
+    """
+    return (
+        attributes is not None
+        and attributes.is_finding
+        and membership is not None
+        and membership.adjusted_p <= checks.level
+    )
+
+
 def _grades(
     stored: AttackOutcome | None,
     findings: Findings | None,
     members: MembershipTest | None,
     targets: TargetTest | None = None,
+    attributes: AttributeTest | None = None,
 ) -> dict[str, int]:
     """Return how many training samples leak with each grade, the strongest grade first."""
     count_by_grade: dict[str, int] = {}
@@ -378,6 +416,8 @@ def _grades(
             count_by_grade[findings.grade] = findings.recovered
     if targets is not None:
         count_by_grade[ATTRIBUTE] = targets.recovered
+    if attributes is not None:
+        count_by_grade[ATTRIBUTE] = len(attributes.rows)
     if members is not None:
         count_by_grade[MEMBERSHIP] = len(members.named)
     # If an array of stored records is damaged, the records cannot be counted. The count of 0 is kept, because
@@ -529,9 +569,12 @@ def _sample_count(
     return None if findings is None else findings.n
 
 
-def _counted(grade: str, count: int) -> str:
+def _counted(grade: str, count: int, *, of_records: bool = False) -> str:
+    """Return a count of a grade in words. For attributes, it can count records or values."""
     if grade == VERBATIM:
         return f"{count or ''} stored record{'' if count == 1 else 's'}".lstrip()
+    if grade == ATTRIBUTE and of_records:
+        return f"{count} record{'' if count == 1 else 's'} with an inferable value"
     if grade == MEMBERSHIP:
         return f"{count} named member{'' if count == 1 else 's'}"
     return plural(count, grade)

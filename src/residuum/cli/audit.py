@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from residuum.auditing.listener import AuditListener
     from residuum.auditing.result import AuditResult
 
-# Names of the lines of the summary that are printed before the attacks begin. They are not printed again.
+# Lines of the summary that an audit prints before the attacks begin, and not again at the end.
 ALREADY_PRINTED = ("network",)
 INPUTS = (
     "data",
@@ -82,6 +82,7 @@ app = options.command_app("audit", __doc__)
             ],
             "label": Annotated[str, Parameter(metavar="COLUMN")],
             "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
+            "sensitive": Annotated[list[str], Parameter(metavar="COLUMN")],
             "arch": Annotated[str, Parameter(metavar="ARCH")],
             "model_code": Annotated[str, Parameter(metavar="CODE")],
             "recipe": Annotated[str, Parameter(metavar="KEY=VALUE,...")],
@@ -96,44 +97,49 @@ def _command(
         str | None,
         Parameter(
             help="Training samples: an .npz, a table with a header (.csv, .tsv, .jsonl or .parquet), a "
-            "folder of images or a training directory. For a token model: texts as .csv, .jsonl or .txt, or "
-            "token ids as .npz.",
+            "folder of images, or a directory that `residuum train` wrote. For a language model or "
+            "another model of texts: texts as .csv, .jsonl or .txt, or token ids as .npz.",
             metavar="DATA",
         ),
     ] = None,
     holdout: Annotated[
         str | None,
         Parameter(
-            help="At least 100 samples that the network never saw, in a form that --data takes. Not needed "
-            "if the files of --data also hold test samples.",
+            help="At least 100 samples that the network never saw, in the same formats as for --data. "
+            "Omit this option if the file or folder of --data also holds test samples.",
             metavar="DATA",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        Parameter(help="Folder to write. An interrupted audit in this folder is continued."),
+        Parameter(
+            help="Folder for the results of the audit. If the folder holds an interrupted audit "
+            "with the same settings, the audit continues."
+        ),
     ] = None,
     settings: dict[str, Any] | None = None,
     fail_on: Annotated[
         list[str] | None,
         Parameter(
-            help="Exit with code 1 if this condition holds. Pass a grade of a leak (verbatim, near-copy, "
-            "resemblance, class-level or membership) for a leak of at least this grade. The default is "
-            "membership. Or pass a comparison with a number, such as recovered>=5. You can compare "
-            "recovered (recovered samples), expected (samples expected by chance), excess (recovered minus "
-            "expected), share (recovered samples divided by all samples), p_value and named (samples named "
-            "as members). If you repeat the option, one of the conditions must hold.",
+            help="Exit with code 1 if this condition holds. The condition is a grade of a leak or a "
+            "comparison. The grades, the worst first, are verbatim, near-copy, resemblance, "
+            "attribute, class-level and membership. A grade holds for a leak that is at least as bad. "
+            "The default is membership. A comparison has a name and a number, such as recovered>=5. The "
+            "names are recovered (recovered samples), expected (samples expected by chance), excess "
+            "(recovered minus expected), share (recovered samples divided by all samples), p_value, "
+            "named (samples named as members) and inferred (records with a missing value that can be inferred). "
+            "If you repeat the option, code 1 needs only one of the conditions.",
             metavar="CONDITION",
         ),
     ] = None,
     exit_zero: Annotated[
-        bool, Parameter(help="Exit with code 0, whatever the verdict is.")
+        bool, Parameter(help="Exit with code 0 even if the audit finds a leak or is inconclusive.")
     ] = False,
     dry_run: Annotated[
         bool,
         Parameter(
-            help="Do not attack. List what prevents an audit, the attacks that would run, their cost and the "
-            "possible verdicts."
+            help="Only preview the audit, without running an attack. Print problems with the inputs, the "
+            "attacks that would run, their cost, and the verdicts that the audit could reach."
         ),
     ] = False,
     blur: Annotated[
@@ -152,7 +158,8 @@ def _command(
         str | None,
         Parameter(
             help="A file with everything that the attacker knows, such as knowledge.safetensors in the "
-            "folder of an audit. It replaces the other options about attacker knowledge.",
+            "folder of a finished audit. If you pass this file, omit the other options about attacker "
+            "knowledge, such as --init and --mean.",
             metavar="FILE",
             group=options.ATTACKER,
         ),
@@ -160,20 +167,20 @@ def _command(
     config: Annotated[
         Path | None,
         Parameter(
-            help="The file config.toml of an audit, to repeat this audit. The other options override the "
-            "settings in the file.",
+            help="The file config.toml in the folder of an earlier audit, to repeat that audit. Other "
+            "options that you pass override the settings in the file.",
             group=options.EXPERT,
         ),
     ] = None,
     tokenizer: Annotated[
         str | None,
         Parameter(
-            help="Folder of the tokenizer of a token model. By default the folder of the model.",
+            help="Folder with the tokenizer of a language model. The default is the folder of the model.",
             metavar="DIR",
         ),
     ] = None,
     trust_code: options.TrustCode = False,
-    # This function ignores the option. ``main`` reads it earlier. It is listed here only for the help text.
+    # ``main`` reads the option --no-plugins before this function runs. The parameter is only for the help.
     no_plugins: options.NoPlugins = False,
 ) -> int:
     """Attack a checkpoint, count the recovered training samples, and give a verdict on a leak."""
@@ -216,7 +223,10 @@ def _command(
     base_config = AuditConfig() if config is None else read_config(config)
     audit_request = options.make_from_options(base_config.changed, passed_settings)
     if audit_request.checkpoint is None:
-        raise InputError("An audit needs a checkpoint.", "Run residuum audit model.safetensors.")
+        raise InputError(
+            "An audit needs a checkpoint; no checkpoint was passed.",
+            "Run residuum audit model.safetensors.",
+        )
     inputs: dict[str, Any] = {
         **{name: getattr(audit_request, name) for name in INPUTS},
         "knowledge": audit_request.knowledge_or_facts(),
@@ -227,9 +237,12 @@ def _command(
         output.print_result(dry_run_plan.to_json(), lambda: _show_dry_run(dry_run_plan))
         return dry_run_plan.exit_code
     if out is None:
-        raise InputError("An audit needs a folder to write.", "Pass --out runs/a.")
+        raise InputError(
+            "An audit needs a folder for its results; the option --out is missing.",
+            "Pass --out runs/a.",
+        )
     options.check_device(audit_request.device)
-    # The hub of Hugging Face reads this variable when it is imported. An audit needs no network.
+    # An audit needs no internet. This variable stops the library of Hugging Face from downloading files.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     with listener_for(output.visible) as listener:
         audit_result = audit(
@@ -272,7 +285,8 @@ def read_attack(text: str) -> str | dict[str, Any]:
         entry: dict[str, Any] = json.loads(text)
     except ValueError as problem:
         raise InputError(
-            f"--attacks takes a name or a JSON object; got {text[:60]!r}.",
+            "--attacks must be the name of an attack, or a JSON object with the name and settings of an "
+            f"attack; got {text[:60]!r}.",
             """Example: --attacks '{"attack": "kkt", "steps": 3000}'.""",
         ) from problem
     return entry
@@ -296,7 +310,7 @@ def show(result: AuditResult, out: Path, explain: bool = False) -> None:
 
 
 def _explain(result: AuditResult) -> None:
-    """Print the measured values of the audit with their meaning, then a glossary of the words used."""
+    """Print the measured values of the audit with their meaning, then a glossary of technical terms."""
     from residuum.report.glossary import GLOSSARY, find_used_words
 
     print_line("")

@@ -42,6 +42,7 @@ app = options.command_app("exposure", __doc__)
         changes={
             "label": Annotated[str, Parameter(metavar="COLUMN")],
             "drop": Annotated[list[str], Parameter(metavar="COLUMN")],
+            "sensitive": Annotated[list[str], Parameter(metavar="COLUMN")],
             "model_code": Annotated[str, Parameter(metavar="CODE")],
         },
     )
@@ -54,35 +55,39 @@ def _command(
         str,
         Parameter(
             help="Training records: an .npz with x and y, a table with a header (.csv, .tsv, .jsonl or "
-            ".parquet), a folder of images or a training directory.",
+            ".parquet), a folder of images, or a directory that `residuum train` wrote.",
             metavar="DATA",
         ),
     ],
     holdout: Annotated[
         str | None,
         Parameter(
-            help="At least 100 records that the network never saw, in a form that --data takes. The "
-            "p-values of the tests need these records.",
+            help="At least 100 records that the network never saw, in the same formats as for --data. "
+            "Without these records, tests have no p-values.",
             metavar="DATA",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        Parameter(help="Folder to write. An interrupted computation in this folder is continued."),
+        Parameter(
+            help="Folder for the results. If the folder holds an interrupted run of this command, "
+            "the run continues."
+        ),
     ] = None,
     settings: dict[str, Any] | None = None,
     group_by: Annotated[
         str | None,
         Parameter(
-            help="Name of the array or column in the data file that holds the group of each record. By "
-            "default the group of a record is its class.",
+            help="Name of the array or column in the data file that holds the group of each record. The "
+            "result shows the risk of each group. By default, the group of a record is its class.",
             metavar="NAME",
         ),
     ] = None,
     attack: Annotated[
         Path | None,
         Parameter(
-            help="Folder of an attack. For each record, the nearest candidate of this attack is shown.",
+            help="Folder with the results of an attack. For each record, the most similar reconstruction "
+            "of this attack is shown.",
             metavar="RUN",
         ),
     ] = None,
@@ -99,7 +104,8 @@ def _command(
         float | None,
         Parameter(
             help="Exit with code 1 if a record's probability of being recovered is above this number from "
-            "0 to 1. The option is refused if the ranking has no probabilities."
+            "0 to 1. If the probabilities cannot be computed for this network, the command ends with an "
+            "error."
         ),
     ] = None,
     output: options.Output = options.OUTPUT,
@@ -114,7 +120,8 @@ def _command(
         ),
     ] = None,
     weight_decay: Annotated[
-        float | None, Parameter(help="Weight decay that the training used.", group=options.ATTACKER)
+        float | None,
+        Parameter(help="Weight decay (L2 penalty) that the training used.", group=options.ATTACKER),
     ] = None,
     base: Annotated[
         Path | None,
@@ -137,7 +144,9 @@ def _command(
     options.check_device(request.device)
     if canaries is None and settings.keys() & {"confidence", "delta"}:
         raise InputError(
-            "--confidence and --delta can only be used with --canaries.", "Pass --canaries FILE."
+            "--confidence and --delta are settings of the test with canaries (records inserted into the "
+            "training set). They need --canaries.",
+            "Pass --canaries FILE.",
         )
     if fail_above is not None and not 0 <= fail_above <= 1:
         raise InputError(
@@ -145,6 +154,11 @@ def _command(
         )
     release = open_release(checkpoint)
     if read_forests(release):
+        if request.attributes or request.sensitive:
+            raise InputError(
+                "--attributes tests networks; the file holds a forest.",
+                "Leave --attributes and --sensitive out. residuum audit tests the values of a forest.",
+            )
         ranking = forest_exposure(release, data, out, request.label, request.drop)
         output.print_result(ranking.to_json(), lambda: show_forest(ranking, request.top, out))
         return 0
@@ -166,9 +180,10 @@ def _command(
         )
     if fail_above is not None and record_risks.uncalibrated:
         raise InputError(
-            "--fail-above needs probabilities of being recovered; got scores that are not probabilities: "
-            f"{record_risks.uncalibrated}.",
-            "Leave --fail-above out and read the ranking, or use the exit code of residuum audit.",
+            "--fail-above needs the probability that each record is recovered by attacks. For these inputs "
+            f"there are only scores: {record_risks.uncalibrated}.",
+            "Omit --fail-above and read the ranking of the records. Or run `residuum audit` and use its "
+            "exit code.",
         )
     count_above_limit = (
         0 if fail_above is None else int((record_risks.probability > fail_above).sum())

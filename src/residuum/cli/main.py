@@ -31,7 +31,7 @@ USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
 COMMANDS = {  # each help text fits on one line of a terminal with 80 columns
     "audit": "Attack a checkpoint and give a verdict on leaks.",
     "scan": "List what in a release can reveal training data.",
-    "strip": "Write a copy of a release with only what its users need.",
+    "strip": "Copy a release with only what its users need.",
     "attack": "Reconstruct training samples from weights.",
     "score": "Count recovered samples, compared with chance.",
     "exposure": "Rank your records by their risk of being recovered.",

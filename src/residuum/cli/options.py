@@ -195,16 +195,16 @@ OptionalCheckpointPath = Annotated[
 OwnData = Annotated[
     Path | None,
     Parameter(
-        help="Training samples: an .npz with x (as the network receives x) and y, or a training directory. "
-        "By default the directory CKPT."
+        help="Training samples: an .npz with the inputs x of the network and the labels y, or a "
+        "directory that `residuum train` wrote. The default is the directory of the network."
     ),
 ]
 Arch = Annotated[
     str | None,
     Parameter(
-        help="Architecture of the network, if the file does not hold it, such as "
-        "convnet:1x28x28-8-16-10,bias=all. The activation function is assumed to be ReLU, unless you pass "
-        "it: mlp:784-128-10,bias=all,activation=gelu.",
+        help="Architecture of the network, such as convnet:1x28x28-8-16-10,bias=all, if the model file "
+        "does not state it. The default activation function is ReLU. To change it, write "
+        "mlp:784-128-10,bias=all,activation=gelu.",
         metavar="ARCH",
         group=EXPERT,
     ),
@@ -213,8 +213,8 @@ ModelCode = Annotated[
     str | None,
     Parameter(
         name="--model",
-        help="Code that makes the network, as package.module:factory, if --arch cannot describe the network. "
-        "Residuum runs this code, so you must also pass --trust-code.",
+        help="Function that makes the network, as package.module:function, if --arch cannot describe the "
+        "network. Residuum runs this function, so you must also pass --trust-code.",
         metavar="CODE",
         group=EXPERT,
     ),
@@ -225,7 +225,8 @@ TrustCode = Annotated[
 NoPlugins = Annotated[
     bool,
     Parameter(
-        help="Do not load installed plug-ins (or set RESIDUUM_NO_PLUGINS=1).",
+        help="Do not load plug-ins (other Python packages that add attacks). The environment variable "
+        "RESIDUUM_NO_PLUGINS=1 has the same effect.",
         group=EXPERT,
     ),
 ]
@@ -235,11 +236,13 @@ TaskOption = Annotated[
         help="Task that the network was trained for. 'auto' infers the task from the number of outputs."
     ),
 ]
-Device = Annotated[Literal["cpu", "cuda"], Parameter(help="Device to compute on.")]
+Device = Annotated[
+    Literal["cpu", "cuda"], Parameter(help="Device for the computation: cpu or cuda.")
+]
 PresetName = Annotated[
     str,
     Parameter(
-        help="Name of a set of settings. Other options override these settings.",
+        help="Name of a preset, which is a set of settings. Other options override these settings.",
         choices=tuple(PRESETS),
     ),
 ]
@@ -251,12 +254,14 @@ DATASETS = ("digits", "photos", "circle", "sphere", "mnist", "cifar10")
 class Output:
     """Options that say how a command prints its result: as JSON, as tables or not at all."""
 
-    json: Annotated[bool, Parameter(help="Print one JSON object and nothing else.")] = False
+    json: Annotated[
+        bool, Parameter(help="Print the result as one JSON object, and nothing else.")
+    ] = False
     quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print only errors.")] = False
 
     @property
     def visible(self) -> bool:
-        """True if a person reads the output, so that tables and progress are shown."""
+        """True if tables and progress are shown. False with --json or --quiet."""
         return not (self.json or self.quiet)
 
     def print_result(self, summary: Any, show: Callable[[], None]) -> None:
@@ -275,9 +280,11 @@ class Output:
 @Parameter(name="*", group=ATTACKER)
 @dataclass(frozen=True)
 class KnowledgeOptions:
-    """Options that say what the attacker knows in addition to the release."""
+    """Options that say what the attacker knows in addition to the model file."""
 
-    shape: Annotated[str | None, Parameter(help="Shape of one sample.", metavar="C,H,W")] = None
+    shape: Annotated[
+        str | None, Parameter(help="Shape of one sample, such as 1,28,28.", metavar="C,H,W")
+    ] = None
     value_range: Annotated[
         str | None,
         Parameter(
@@ -296,13 +303,17 @@ class KnowledgeOptions:
     mean_provenance: Annotated[
         Literal["user", "train", "holdout", "release"] | None,
         Parameter(
-            help="Where the mean comes from, if --mean is a number or a file. By default 'user'.",
+            help="Source of the mean, if --mean is a number or a file. Results show this text. The "
+            "default is 'user'.",
         ),
     ] = None
     sample_count: Annotated[int | None, Parameter(help="Number of training samples.")] = None
     label_balance: Annotated[
         str | None,
-        Parameter(help="Share of each label, such as 0.5,0.5.", metavar="SHARES"),
+        Parameter(
+            help="Share of the training samples that have each label, such as 0.5,0.5.",
+            metavar="SHARES",
+        ),
     ] = None
     init: Annotated[
         str | None,

@@ -33,9 +33,9 @@ def _command(
         Path,
         Parameter(
             name="FILE-OR-FOLDER",
-            help="A file of PyTorch, scikit-learn (pickle, joblib), safetensors, TorchScript or ONNX, or "
-            "the folder of a release. In a folder, all files are examined: models, data, tokenizers and "
-            "files of a Trainer. Code in a file is never run.",
+            help="A model file of PyTorch, scikit-learn (pickle, joblib), safetensors, TorchScript or "
+            "ONNX, or a folder with such files. In a folder, the scan examines all files: models, data, "
+            "tokenizers, and files that a Trainer of Hugging Face saved. Code in a file is never run.",
         ),
     ],
     /,
@@ -43,38 +43,39 @@ def _command(
     base: Annotated[
         Path | None,
         Parameter(
-            help="File or folder of the weights before training. With it, the scan also finds the rows of "
-            "embeddings and the layers that training changed, and tokens that were added to the tokenizer.",
+            help="File or folder with the weights before training. If you pass this option, the scan "
+            "also lists what training changed: rows of embeddings, layers, and new tokens of the tokenizer.",
             metavar="FILE",
         ),
     ] = None,
     data: Annotated[
         Path | None,
         Parameter(
-            help="File or folder of training samples (.npz, .csv, images) or texts (.txt, .jsonl). The scan "
-            "searches for each sample and text in every array and string of the release.",
+            help="File or folder of training samples (.npz, .csv, images) or texts (.txt, .jsonl). The "
+            "scan searches the arrays and strings of the model file for each sample and text.",
             metavar="FILE",
         ),
     ] = None,
     holdout: Annotated[
         Path | None,
         Parameter(
-            help="File or folder of samples or texts that the model never saw. The scan compares how many "
-            "of them are in the release.",
+            help="File or folder of samples or texts that the model never saw. The scan also counts how "
+            "many of these are stored in the model file, for comparison with --data.",
             metavar="FILE",
         ),
     ] = None,
     fail_on: Annotated[
         str,
         Parameter(
-            help="Exit with code 1 if there is a finding of at least this severity: high, medium or low. Or "
-            "name kinds of findings, separated by commas: stored (records or labels in the file), update "
-            "(a gradient or weight difference in place of weights), "
+            help="Exit with code 1 if there is a finding of at least this severity: high, medium or low. "
+            "Or pass the kinds of findings that lead to code 1, separated by commas. The kinds are "
+            "stored (records or labels in the file), update (a gradient or weight difference in place of "
+            "weights), "
             "optimizer-state, start (initial weights), touched-rows (rows of an embedding that training "
             "changed), adapter, statistics (of the training data), paths (names of files) and classes "
-            "(Python code of other packages that loading the file imports). With 'none', no finding leads to "
-            "code 1. A file that would run code always leads to code 4. If a model in a folder cannot be "
-            "read, the code is 3.",
+            "(Python code of other packages that loading the file imports). With 'none', no finding leads "
+            "to code 1. The exit code is always 4 if loading a file would run code, and 3 if a model in a "
+            "folder cannot be read.",
             metavar="SEVERITY|KINDS",
             show_default=True,
         ),
@@ -88,7 +89,7 @@ def _command(
     ] = None,
     output: options.Output = options.OUTPUT,
 ) -> int:
-    """List what in a release can reveal training data, why, and what to do. No code in a file is run."""
+    """List what in a model file can reveal training data, why, and what to do. No code in a file is run."""
     from residuum.records import write_json
     from residuum.scanning.scan import scan
 

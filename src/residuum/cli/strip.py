@@ -1,4 +1,4 @@
-"""``residuum strip``: write a copy of a release that holds only what users of the model need.
+"""``residuum strip``: write a copy of a model without optimizer state, data and other training state.
 
 For a pickle, strip prints a script, because only running the pickle can change it. Run the script if you
 trust the file.
@@ -38,8 +38,8 @@ def _command(
         Path,
         Parameter(
             name="FILE-OR-FOLDER",
-            help="A PyTorch checkpoint, a safetensors file, a pickle of scikit-learn, joblib or skops, or a "
-            "folder of Hugging Face, Trainer or PEFT.",
+            help="The model: a PyTorch checkpoint, a safetensors file, a file of pickle, joblib or "
+            "skops, or a folder that Hugging Face libraries wrote.",
         ),
     ],
     /,
@@ -47,16 +47,17 @@ def _command(
     out: Annotated[
         Path,
         Parameter(
-            help="File or folder to write. A file name that ends in .safetensors gives a safetensors file. "
-            "Any other file name gives a file of torch.save. For a pickle, the printed script writes it.",
+            help="File or folder to write. If the file name ends in .safetensors, a safetensors file is "
+            "written. Otherwise the file has the format of torch.save. If the input is a pickle, strip "
+            "prints a script, and the script writes the file.",
             metavar="CLEAN",
         ),
     ],
     drop: Annotated[
         list[str] | None,
         Parameter(
-            help="Also remove the value at this place, as residuum scan prints it. Repeat the option for "
-            "several values.",
+            help="Also remove one value from the file, named by its place as `residuum scan` prints it, "
+            "such as optimizer.state. Repeat the option for several values.",
             metavar="PLACE",
             negative="",
         ),
@@ -64,24 +65,24 @@ def _command(
     weights: Annotated[
         str,
         Parameter(
-            help="Place of the weights in a torch or safetensors file, such as ema. By default, averaged "
-            "weights are left out.",
+            help="Name of the entry of the file that holds the weights to write, such as ema. By "
+            "default, the trained weights are written, and averaged weights (such as an EMA) are left out.",
             metavar="PLACE",
         ),
     ] = "",
     script: Annotated[
         Path | None,
         Parameter(
-            help="For a pickle, write the script to this file instead of printing it. Other files "
-            "need no script.",
+            help="File for the script that strip writes if the input is a pickle. By default, the script "
+            "is printed. For other inputs, there is no script.",
             metavar="FILE",
         ),
     ] = None,
     keep: Annotated[
         list[str] | None,
         Parameter(
-            help="Copy this file of a folder unchanged. By default, strip leaves out data, training state "
-            "and files that it does not know. Repeat the option for several files.",
+            help="Name of a file in the folder that strip copies unchanged. By default, strip leaves out "
+            "data, training state and files of unknown kinds. Repeat the option for several files.",
             metavar="NAME",
             negative="",
         ),
@@ -156,5 +157,5 @@ def _show_files(result: Stripped) -> None:
         for line in lines:
             print_wrapped(line, "  ", "    ")
     if result.dropped:
-        rows = [(finding.kind, finding.what, finding.where) for finding in result.dropped]
-        print_table("removed", ("kind", "what", "where"), rows)
+        removed_rows = [(finding.kind, finding.what, finding.where) for finding in result.dropped]
+        print_table("removed", ("kind", "what", "where"), removed_rows)

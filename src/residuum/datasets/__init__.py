@@ -81,7 +81,8 @@ def load_dataset(
         )
     if not dtype.is_floating_point:
         raise DataError(
-            f"Samples must be floating point; got dtype={dtype}.", "Pass dtype=torch.float64."
+            f"Samples must have a floating-point type; got dtype={dtype}.",
+            "Pass dtype=torch.float64.",
         )
     data_folder = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
     root = None if data_folder is None else Path(data_folder).expanduser()
@@ -91,7 +92,8 @@ def load_dataset(
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise DataError(
-            f"The files of {str(name)!r} must be readable; {problem.filename!r} is not ({reason}).",
+            f"The files of the dataset {str(name)!r} must be readable; reading the file "
+            f"{problem.filename!r} failed ({reason}).",
             "Check the permissions of the file.",
         ) from problem
     positive_classes = (positive,) if isinstance(positive, str | int) else tuple(positive)
@@ -111,13 +113,17 @@ def _find_loader(name: str | Path) -> Source:
         return partial(npz, path=path)
     if path.is_file():
         raise DataError(
-            f"A data file must be an .npz archive; got {str(name)!r}.",
+            f"A dataset that is read from a file must be an .npz archive; got {str(name)!r}.",
             "Save it with numpy.savez(path, x=..., y=...), or pass a folder of images.",
         )
     if os.sep in str(name):
-        raise DataError(f"No data file or folder at {str(name)!r}.", "Check the path.")
+        raise DataError(
+            f"A data file must exist; there is no file or folder at the path {str(name)!r}.",
+            "Check the path.",
+        )
     raise DataError(
-        f"The dataset must be a known name, or the path of an .npz archive or folder; got {str(name)!r}.",
+        "A dataset must be the name of a built-in dataset, or the path of an .npz archive or a folder of "
+        f"images; got {str(name)!r}.",
         did_you_mean(str(name), tuple(DATASETS)),
     )
 
@@ -129,7 +135,7 @@ def _check_options(name: str, source: Source, options: dict[str, Any]) -> None:
     ]
     for option in options.keys() - option_names:
         raise DataError(
-            f"Dataset {name!r} does not support the option {option!r}.",
+            f"The dataset {name!r} does not have the option {option!r}.",
             did_you_mean(option, option_names) if option_names else "Omit the option.",
         )
 

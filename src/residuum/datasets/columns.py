@@ -57,7 +57,8 @@ def read_columns(
     for column in (*([label] if label else []), *drop):
         if column not in columns and not is_holdout:
             raise DataError(
-                f"Every named column must exist; {name!r} has no column {column!r}.",
+                f"A column that you name must exist in the table; the table {name!r} has no column "
+                f"{column!r}.",
                 did_you_mean(column, list(columns)),
             )
     label = (label if label in columns else "") if label else _find_label(columns, drop)
@@ -66,7 +67,8 @@ def read_columns(
     inputs = [c for c, values in table.numbers.items() if not _identifies_rows(c, values)]
     if not inputs and not table.texts and not table.numbers:
         raise DataError(
-            f"A table must have at least one column in addition to the label; {name!r} has none.",
+            f"A table must have at least one column in addition to the labels; the table {name!r} has only "
+            "labels.",
             "Add the columns that are inputs of the network.",
         )
     return _build(table, inputs, name)
@@ -97,19 +99,26 @@ def fit_columns(
     samples = train if train is not None else holdout
     if samples is None or samples.table is None or samples.x.ndim != 2:
         return train, holdout
-    table = samples.table
-    inputs = _choose_inputs(table, input_count, input_names)
-    # Numbers that stand for texts spread as widely as the widest column of numbers.
-    deviations = [float(v.nan_to_num().std()) for c, v in table.numbers.items() if c in inputs]
+    training_table = samples.table
+    inputs = _choose_inputs(training_table, input_count, input_names)
+    # Texts are replaced by numbers from 0 to ``scale``, the largest standard deviation of a column of
+    # numbers.
+    deviations = [
+        float(v.nan_to_num().std()) for c, v in training_table.numbers.items() if c in inputs
+    ]
     scale = max((d for d in deviations if d > 0), default=1.0)
     if train is not None:
-        train = _rebuild(train, table, inputs, scale)
+        train = _rebuild(train, training_table, inputs, scale)
     if holdout is not None and holdout.table is not None:
         held_out = holdout.table
-        shared = [c for c in inputs if _is_same_kind(table.columns[c], held_out.columns.get(c))]
-        label = table.label if table.label in held_out.columns else ""
-        table = held_out.replace(label=label, dropped=table.dropped)
-        holdout = _rebuild(holdout, table, shared, scale, () if train is None else train.classes)
+        shared = [
+            c for c in inputs if _is_same_kind(training_table.columns[c], held_out.columns.get(c))
+        ]
+        label = training_table.label if training_table.label in held_out.columns else ""
+        training_table = held_out.replace(label=label, dropped=training_table.dropped)
+        holdout = _rebuild(
+            holdout, training_table, shared, scale, () if train is None else train.classes
+        )
     return train, holdout
 
 
@@ -140,8 +149,8 @@ def check_columns(
         missing = [c for c in train.table.inputs if c not in held_out_inputs]
         if holdout.table is not None and missing:
             raise DataError(
-                f"Held-out samples must have the columns of the training samples; {_names(missing)} of "
-                f"{train.name!r} is missing in {holdout.name!r}.",
+                f"Held-out samples must have the columns of the training samples; {_names(missing)} of the "
+                f"table {train.name!r} is missing in the table {holdout.name!r}.",
                 "Save both tables with the same columns.",
             )
 
@@ -181,21 +190,23 @@ def _check_missing(samples: Dataset, table: Table) -> None:
     if not bool(is_missing.any()):
         labels = samples.y
         if labels.is_floating_point() and not bool(labels.isfinite().all()):
-            rows = (~labels.isfinite()).nonzero().flatten().tolist()
+            rows_without_label = (~labels.isfinite()).nonzero().flatten().tolist()
             raise DataError(
-                f"Every sample needs a label; the column {table.label!r} of {samples.name!r} has none in row "
-                f"{rows[0]} and {len(rows) - 1} more (counted from 0).",
+                f"Every sample needs a label; in the column {table.label!r} of the table {samples.name!r}, "
+                f"the label is missing in row {rows_without_label[0]} (counted from 0) "
+                f"and in {len(rows_without_label) - 1} other rows.",
                 "Remove these rows.",
             )
         return
-    counts = is_missing.sum(0)
-    columns = [table.inputs[i] for i in counts.nonzero().flatten().tolist()]
+    missing_counts = is_missing.sum(0)
+    columns_with_missing = [table.inputs[i] for i in missing_counts.nonzero().flatten().tolist()]
     first_row = int(is_missing.any(1).nonzero()[0])
     raise DataError(
-        f"A table must not have missing or infinite values; {samples.name!r} has {int(counts.sum())} of them "
-        f"in {_names(columns)}, the first in row {first_row} (counted from 0, without the header).",
+        f"A table must not have missing or infinite values; the table {samples.name!r} has "
+        f"{int(missing_counts.sum())} such values in {_names(columns_with_missing)}, the first in row "
+        f"{first_row} (counted from 0, without the header).",
         "Fill in these values as in the training, or remove their rows, or exclude the columns with "
-        f"{drop_options(columns)}.",
+        f"{drop_options(columns_with_missing)}.",
     )
 
 
@@ -221,12 +232,12 @@ def _find_label(columns: dict[str, Column], drop: Sequence[str]) -> str:
     remaining = [column for column in columns if column not in drop]
     if len(remaining) < 2:
         return ""
-    last = remaining[-1]
-    values = columns[last]
-    is_label = not _identifies_rows(last, values) and (
+    last_name = remaining[-1]
+    values = columns[last_name]
+    is_label = not _identifies_rows(last_name, values) and (
         isinstance(values, Tensor) or len(set(values)) < len(values)
     )
-    return last if is_label else ""
+    return last_name if is_label else ""
 
 
 def _identifies_rows(name: str, values: Column) -> bool:
@@ -285,7 +296,7 @@ def _rebuild(
     scale: float,
     classes: Sequence[str] = (),
 ) -> Dataset:
-    """Return a dataset with other columns of its table as inputs."""
+    """Return the dataset again, with other columns of its table as inputs of the model."""
     rebuilt = _build(table, inputs, dataset.name, classes, scale)
     return rebuilt if dataset.row_numbers is None else rebuilt.take(dataset.row_numbers)
 
@@ -349,7 +360,7 @@ def _as_numbers(column: Column, scale: float) -> Tensor:
 
 
 def _describe(table: Table, name: str) -> tuple[str, ...]:
-    """Return the notes of a dataset: what its columns are."""
+    """Return sentences about how the columns of a table were used: inputs, label, record IDs."""
     notes = [
         f"the column {table.label!r} of {name!r} is the label"
         if table.label

@@ -49,15 +49,15 @@ def npz(request: Request, path: Path) -> Pool:
     array_suffixes = ("",) if "x" in arrays else array_suffixes
     if missing := {f"{key}{suffix}" for key in "xy" for suffix in array_suffixes} - arrays.keys():
         raise DataError(
-            "A data file must have the arrays 'x' and 'y', or 'x_train', 'y_train', 'x_test' and 'y_test' "
-            f"with held-out samples; {str(path)!r} has no {sorted(missing)}.",
+            "A data file must have the arrays 'x' and 'y'. If it also has held-out samples, the arrays are "
+            f"'x_train', 'y_train', 'x_test' and 'y_test'. The file {str(path)!r} lacks {sorted(missing)}.",
             f"The file has the arrays {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
         )
     images = [_convert_samples(arrays[f"x{suffix}"], path) for suffix in array_suffixes]
     if len({(x.dtype == torch.uint8, x.shape[1:]) for x in images}) > 1:
         raise DataError(
-            f"Training and test samples must have the same shape and type; {str(path)!r} holds "
-            f"{' and '.join(f'{tuple(x.shape)} {x.dtype}' for x in images)}.",
+            f"Training and test samples must have the same shape and type; the file {str(path)!r} has "
+            f"samples of {' and '.join(f'{tuple(x.shape)} {x.dtype}' for x in images)}.",
             "Save training and test samples with the same preprocessing.",
         )
     labels, classes = _convert_labels(
@@ -86,8 +86,8 @@ def _convert_samples(array: np.ndarray, path: Path) -> Tensor:
     """Convert an array of samples to a tensor: uint8 images (N, C, H, W), or floating-point numbers."""
     if array.ndim < 2 or array.size == 0 or array.dtype.kind == "U":
         raise DataError(
-            f"'x' must hold numbers, one row per sample; {str(path)!r} has {array.dtype} of shape "
-            f"{array.shape}.",
+            f"The array 'x' must hold numbers, one row per sample; in the file {str(path)!r}, 'x' has the "
+            f"type {array.dtype} and the shape {array.shape}.",
             "Save 'x' as an array of numbers with the shape (n, ...) for n samples.",
         )
     if array.dtype != np.uint8:
@@ -111,14 +111,16 @@ def _convert_labels(
     for y in label_arrays:
         if y.ndim != 1 or (y.dtype.kind == "f" and not np.array_equal(y, np.round(y))):
             raise DataError(
-                f"'y' must hold one class per sample, as whole numbers or text; {str(path)!r} has "
-                f"{y.dtype} of shape {y.shape}.",
-                "Save the class of each sample. Real-valued targets are read by Dataset.from_npz.",
+                "The array 'y' must hold one class per sample, as whole numbers or text; in the file "
+                f"{str(path)!r}, 'y' has the type {y.dtype} and the shape {y.shape}.",
+                "Save the class of each sample. If the targets are real numbers, read the file with "
+                "Dataset.from_npz.",
             )
     class_labels = [y if y.dtype.kind == "U" else y.astype(np.int64) for y in label_arrays]
     if len({y.dtype.kind for y in class_labels}) > 1:
         raise DataError(
-            f"Labels must be either numbers or text; {str(path)!r} holds both.",
+            f"All labels must be numbers, or all must be text; the file {str(path)!r} has labels of both "
+            "kinds.",
             "Save all labels as numbers or all as text.",
         )
     distinct_labels, indices = np.unique(np.concatenate(class_labels), return_inverse=True)
@@ -132,7 +134,7 @@ def _convert_labels(
         classes = tuple(stored_class_names[value] for value in distinct_labels)
     if len(set(classes)) < len(classes):
         raise DataError(
-            f"All class names must be different; {str(path)!r} has two classes with the same name.",
+            f"All class names must be different; in the file {str(path)!r}, two classes have the same name.",
             "Rename one of the two classes.",
         )
     array_starts = np.cumsum([len(y) for y in class_labels])[:-1]
@@ -207,8 +209,8 @@ def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | N
     first_image = _read_image(files[0], size, gray)
     if len(files) * first_image.size > MAX_BYTES:
         raise UnsafeFileError(
-            f"Images must take at most {MAX_BYTES} bytes in memory; {len(files)} images of shape "
-            f"{first_image.shape} take more.",
+            f"All images together may take at most {MAX_BYTES} bytes of memory; {len(files)} images of "
+            f"shape {first_image.shape} take more.",
             "Use fewer images, or pass a smaller size=(h, w).",
         )
     images = np.empty((len(files), *first_image.shape), np.uint8)
@@ -216,9 +218,11 @@ def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | N
         image = _read_image(file, size, gray)
         if image.shape != first_image.shape:
             raise DataError(
-                f"Images must have the same channels and size; {str(files[0])!r} has {first_image.shape}, "
-                f"{str(file)!r} has {image.shape}.",
-                "Pass size=(h, w), and gray=True or gray=False.",
+                f"All images must have the same size and number of channels; the image {str(files[0])!r} "
+                f"has the shape {first_image.shape}, and the image {str(file)!r} has the shape "
+                f"{image.shape}.",
+                "Pass size=(height, width) to resize the images. Pass gray=True or gray=False to convert "
+                "the colors.",
             )
         images[row] = image
     return torch.from_numpy(images)
@@ -236,7 +240,7 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
                     raise Image.DecompressionBombError
                 if image.mode not in GRAY_MODES + COLOR_MODES:
                     raise DataError(
-                        f"Images must have 8 bits per channel; {str(file)!r} has mode "
+                        f"Images must have 8 bits per channel; the image {str(file)!r} has the Pillow mode "
                         f"{image.mode!r}.",
                         "Convert the image to 8 bits per channel.",
                     )
@@ -246,12 +250,13 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
             converted_image = converted_image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as problem:
         raise UnsafeFileError(
-            f"An image must have at most {MAX_PIXELS} pixels; {str(file)!r} has more.",
+            f"An image may have at most {MAX_PIXELS} pixels; the image {str(file)!r} has more.",
             "Remove the file, or reduce its size.",
         ) from problem
     except (*UNREADABLE, struct.error) as problem:
         raise DataError(
-            f"{str(file)!r} must be an image; reading it failed ({type(problem).__name__}).",
+            f"The file {str(file)!r} has the name of an image, but it cannot be read as an image "
+            f"({type(problem).__name__}).",
             "Remove the file, or save it again.",
         ) from problem
     return np.atleast_3d(np.asarray(converted_image)).transpose(2, 0, 1)

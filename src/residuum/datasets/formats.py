@@ -81,9 +81,9 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     try:
         if (file_length := path.stat().st_size) > MAX_BATCH_BYTES:
             raise UnsafeFileError(
-                f"A CIFAR-10 batch must have at most {MAX_BATCH_BYTES} bytes; {str(path)!r} has "
-                f"{file_length}.",
-                "Download the batch again.",
+                f"A file of CIFAR-10 may have at most {MAX_BATCH_BYTES} bytes; the file {str(path)!r} has "
+                f"{file_length} bytes.",
+                "Download the file again.",
             )
         with path.open("rb") as stream:
             pickled = read_pickle(path, stream, file_length)
@@ -95,9 +95,9 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         raise DataError(*_explain_broken(BATCH, path, defect)) from problem
     if names := (*pickled.unsafe, *pickled.foreign):
         raise UnsafeFileError(
-            f"A CIFAR-10 batch must hold only arrays and plain data; {str(path)!r} refers to "
-            f"{names[0].rpartition(' ')[2]!r}, which could run code.",
-            "Do not open the file with other tools. Download the batch again.",
+            f"A file of CIFAR-10 must hold only arrays and plain data; the file {str(path)!r} refers to the "
+            f"function {names[0].rpartition(' ')[2]!r}, which could run code.",
+            "Do not open the file with other tools. Download the file again.",
         )
     batch = pickled.content if isinstance(pickled.content, dict) else {}
     data, labels = (batch.get(name, batch.get(name.encode())) for name in ("data", "labels"))

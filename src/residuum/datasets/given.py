@@ -68,8 +68,9 @@ def read_samples(
         return read_columns(columns, source_path.stem, label, drop, is_holdout), None
     if (label or drop) and not is_holdout:
         raise InputError(
-            f"Only a table with named columns takes a label column or excluded columns; got {str(path)!r}.",
-            "Leave out --label and --drop.",
+            f"The options --label and --drop name columns of a table; {str(path)!r} is not a table with "
+            "named columns.",
+            "Omit --label and --drop.",
         )
     if source_path.is_dir():
         folder_images = folder(Request(), source_path)
@@ -84,7 +85,7 @@ def read_samples(
             is_archive = stream.read(2) == b"PK"
         if not is_archive:
             raise DataError(
-                f"Samples must be {KINDS}; {str(path)!r} is another file.",
+                f"The path of samples must be {KINDS}; the path {str(path)!r} is none of these.",
                 "Save the samples with numpy.savez(path, x=..., y=...).",
             )
     arrays = read_npz(source_path) if source_path.is_file() else {}
@@ -101,8 +102,8 @@ def read_samples(
         split_arrays = {name: arrays[f"{name}_{suffix}"] for name in array_names}
         if "y" not in split_arrays:
             raise DataError(
-                f"A data file with the array 'x_{suffix}' must have 'y_{suffix}' too; {str(path)!r} has only "
-                f"{sorted(arrays)}.",
+                f"A data file with the array 'x_{suffix}' must also have the array 'y_{suffix}'; the "
+                f"file {str(path)!r} has only the arrays {sorted(arrays)}.",
                 f"Save the labels as 'y_{suffix}'.",
             )
         return Dataset.from_arrays({**shared_arrays, **split_arrays}, source_path)
@@ -168,8 +169,10 @@ def hash_path(path: str | Path) -> str:
     source_path = Path(path).expanduser()
     if not source_path.is_dir():
         return sha256(source_path)
-    files = sorted(file for file in source_path.rglob("*") if file.is_file())
-    return digest([[file.relative_to(source_path).as_posix(), sha256(file)] for file in files])
+    inner_files = sorted(file for file in source_path.rglob("*") if file.is_file())
+    return digest(
+        [[file.relative_to(source_path).as_posix(), sha256(file)] for file in inner_files]
+    )
 
 
 def as_dataset(
@@ -195,13 +198,13 @@ def as_dataset(
     if isinstance(samples, str | Path):
         return read_samples(samples, label, drop, is_holdout)[0]
     x, y = samples if isinstance(samples, tuple) and len(samples) == 2 else (samples, None)
-    if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a DataFrame of any library
+    if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a DataFrame of pandas or another library
         return _read_frame(x, y, name, label=label, drop=drop, is_holdout=is_holdout)
     if (label or drop) and not is_holdout:
         raise InputError(
-            f"Only a table with named columns takes a label column or excluded columns; {name!r} has no "
-            "named columns.",
-            "Pass a DataFrame, or leave out label and drop.",
+            f"The arguments label and drop name columns of a table; the samples {name!r} have no named "
+            "columns.",
+            "Pass a DataFrame, or omit label and drop.",
         )
     if y is None and not hasattr(x, "__array__") and not isinstance(x, Tensor | list | tuple):
         return _read_items(x, name)
@@ -218,8 +221,8 @@ def _read_arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
     x = x if x.is_floating_point() else x.double()
     if x.ndim < 2 or not torch.isfinite(x).all():
         raise DataError(
-            f"{name!r} must be an array of finite numbers with one row per sample; got shape "
-            f"{tuple(x.shape)}.",
+            f"The samples {name!r} must be an array of finite numbers with one row per sample; got an "
+            f"array of shape {tuple(x.shape)} or values that are not finite.",
             "Pass the preprocessed samples that are the inputs of the network.",
         )
     return Dataset(x, y.detach().cpu(), name=name, **fields)
@@ -228,14 +231,18 @@ def _read_arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
 def _read_npy(path: Path) -> Dataset:
     """Read an .npy array of samples without labels. The array is never unpickled."""
     if not path.is_file():
-        raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
+        raise DataError(
+            f"A data file must exist; there is no file at the path {str(path)!r}.",
+            "Check the path.",
+        )
     if (size := path.stat().st_size) > MAX_ARRAY:
         raise UnsafeFileError(
-            f"An array of samples must have at most {MAX_ARRAY:,} bytes; {str(path)!r} has {size:,}.",
+            f"A file with an array of samples may have at most {MAX_ARRAY:,} bytes; the file "
+            f"{str(path)!r} has {size:,} bytes.",
             "Save fewer samples.",
         )
     try:
-        # A memory map of more bytes than the file has is an error, whatever size the header claims.
+        # A header can claim any size. Mapping the file fails if the claimed size exceeds the file.
         array = np.lib.format.open_memmap(path, mode="r", max_header_size=MAX_HEADER)
     except (
         ValueError,
@@ -246,20 +253,21 @@ def _read_npy(path: Path) -> Dataset:
         tokenize.TokenError,
     ) as problem:
         raise DataError(
-            f"{str(path)!r} must be an .npy array of numbers; reading it failed "
+            f"The file {str(path)!r} must be an .npy array of numbers; reading the file failed "
             f"({' '.join(str(problem).split())[:120]}).",
             "Save it with numpy.save(path, x).",
         ) from problem
     if array.dtype.kind not in "fiub":
         raise DataError(
-            f"An array of samples must hold numbers; {str(path)!r} holds {array.dtype}.",
+            f"An array of samples must hold numbers; the array in the file {str(path)!r} has the type "
+            f"{array.dtype}.",
             "Save it with numpy.save(path, x).",
         )
     return _read_arrays(np.array(array), None, path.stem)
 
 
 def _explain_unknown(name: str, value: Any) -> tuple[str, str]:
-    """Return the error message and the advice to the user if the form of the samples is not supported."""
+    """Return the error message and the advice for samples in an unsupported form."""
     message = f"{name!r} must be {KINDS}; got {type(value).__name__}."
     return message, f"Pass {name}=(x, y)."
 
@@ -272,19 +280,20 @@ def _read_items(samples: Any, name: str) -> Dataset:
         x, y = (*dataset.tensors, None)[:2]
         return _read_arrays(x, y, name)
     try:
-        items = [dataset[i] for i in range(len(dataset))]
+        samples_and_targets = [dataset[i] for i in range(len(dataset))]
     except (TypeError, KeyError, NotImplementedError, AttributeError):
         try:
-            items = list(dataset)
+            samples_and_targets = list(dataset)
         except TypeError as problem:
             raise DataError(*_explain_unknown(name, samples)) from problem
     samples_and_labels = [
         item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
-        for item in items
+        for item in samples_and_targets
     ]
     if not samples_and_labels:
         raise DataError(
-            f"A dataset must have at least one sample; {name!r} is empty.", "Pass more samples."
+            f"A dataset must have at least one sample; the dataset {name!r} has no samples.",
+            "Pass more samples.",
         )
     try:
         x = torch.stack([torch.as_tensor(np.asarray(sample)) for sample, _ in samples_and_labels])
@@ -293,9 +302,9 @@ def _read_items(samples: Any, name: str) -> Dataset:
         y = torch.stack([torch.as_tensor(label) for label in labels]) if has_labels else None
     except (TypeError, ValueError, RuntimeError) as problem:
         raise DataError(
-            f"Items of {name!r} must be pairs (x, y), and every x must be an array of the same shape; got x "
-            f"of type {type(samples_and_labels[0][0]).__name__} ({str(problem)[:80]}).",
-            "Apply the transforms that the training used, including ToTensor.",
+            "The items of a dataset must be pairs (x, y), and all x must be arrays of the same shape; "
+            f"in {name!r}, x has the type {type(samples_and_labels[0][0]).__name__} ({str(problem)[:80]}).",
+            "Give the dataset the same transforms as in the training, such as ToTensor.",
         ) from problem
     classes = tuple(map(str, getattr(dataset, "classes", ())))
     return _read_arrays(x, y, name, classes=classes)

@@ -72,14 +72,15 @@ class Pool:
     def __post_init__(self) -> None:
         if self.labels.shape != self.images.shape[:1]:
             raise DataError(
-                f"Every sample must have one label; {self.name!r} has images of shape "
+                f"Every sample must have one label; the dataset {self.name!r} has samples of shape "
                 f"{tuple(self.images.shape)} and labels of shape {tuple(self.labels.shape)}.",
                 "Save one label per sample.",
             )
         if self.test is not None and self.test.shape != self.shape:
             raise DataError(
-                f"Training and test samples must have the same shape; {self.name!r} has "
-                f"{self.shape} and {self.test.shape}.",
+                f"Training and test samples must have the same shape; in the dataset {self.name!r}, the "
+                f"training samples have the shape {self.shape}, and the test samples have the shape "
+                f"{self.test.shape}.",
                 "Resize the training samples or the test samples.",
             )
 
@@ -178,8 +179,8 @@ def map_classes(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tu
             else "are missing"
         )
         raise DataError(
-            f"Samples must have at least two classes; all {len(pool.labels)} samples of {pool.name!r} "
-            f"{actual_classes_text}.",
+            f"Samples must belong to at least two classes; all {len(pool.labels)} samples of the dataset "
+            f"{pool.name!r} {actual_classes_text}.",
             "Add samples of another class.",
         )
     if task == "multiclass":
@@ -192,8 +193,9 @@ def map_classes(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tu
     label_of_class = torch.tensor([int(name in positive_classes) for name in pool.classes])
     if len(label_of_class.unique()) < 2:
         raise DataError(
-            f"A {task} task must have classes with label +1 and classes with label -1; got "
-            f"{len(positive_classes)} of {len(pool.classes)} classes with label +1 in {pool.name!r}.",
+            f"A {task} task needs some classes with label +1, and some with label -1; "
+            f"{len(positive_classes)} of the {len(pool.classes)} classes of the dataset {pool.name!r} "
+            "have label +1.",
             f"Pass positive=({pool.classes[-1]!r},), or task='multiclass'.",
         )
     if pool.sides is not None and not positive:
@@ -256,8 +258,8 @@ def check_divisible(n: int, labels: int, limit: int | None = None) -> None:
     if n < labels or n % labels:
         recommended_n = max(labels, min(n - n % labels, limit or n))
         raise DataError(
-            f"To have equally many samples of each of {labels} labels, n must be a positive multiple of "
-            f"{labels}; got n={n}.",
+            f"The number n of samples must be a positive multiple of {labels}, so that each of the "
+            f"{labels} labels has equally many samples; got n={n}.",
             f"Use n={recommended_n}.",
         )
 
@@ -289,8 +291,9 @@ def _choose_train_size(
         )
         remedy = "Use a smaller holdout." if max_balanced_n else "Add samples of the missing label."
         raise DataError(
-            f"Training samples must be balanced, so n={requested_n} needs {requested_n // len(label_names)} "
-            f"samples of each label; {pool.name!r} has {counts_text}.",
+            f"Every label must have the same number of training samples, so n={requested_n} needs "
+            f"{requested_n // len(label_names)} samples of each label; the dataset {pool.name!r} has "
+            f"{counts_text}.",
             f"Use n={largest_n} or fewer." if largest_n > 0 else remedy,
         )
     return requested_n
@@ -307,9 +310,9 @@ def _choose_holdout_counts(
         holdout_count -= holdout_count % len(label_names) if scarcest else 0
     if not 0 < holdout_count <= total:
         raise DataError(
-            "Held-out samples must differ from all training samples; "
-            f"{holdout_count or 'at least 1'} held-out samples are needed, but only {total} samples of "
-            f"{pool.name!r} differ from the n={n} training samples.",
+            "Held-out samples must differ from all training samples. The number of held-out samples must "
+            f"be {holdout_count or 'at least 1'}; only {total} samples of the dataset {pool.name!r} "
+            f"differ from the n={n} training samples.",
             f"Use holdout={total} or fewer." if total else "Use a smaller n.",
         )
     return spread_quotas(label_counts, holdout_count)

@@ -127,13 +127,15 @@ def _make_published_pool(
     shape, classes, positive, sides = PUBLISHED[name]
     if images.shape[1:] != shape:
         raise DataError(
-            f"Images of {name!r} must have shape {shape}; got {images.shape[1:]}.",
-            "Check that the files are the published files.",
+            f"The images of the dataset {name!r} must have the shape {shape}; the images in the files "
+            f"have the shape {images.shape[1:]}.",
+            "Download the dataset again.",
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < len(classes):
         raise DataError(
-            f"Labels of {name!r} must be 0 to 9; got {labels.min()} to {labels.max()}.",
-            "Check that the files are the published files.",
+            f"The labels of the dataset {name!r} must be from 0 to 9; the labels in the files are from "
+            f"{labels.min()} to {labels.max()}.",
+            "Download the dataset again.",
         )
     x, y = torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
     return Pool(name, x, y, classes, positive, sides, scale=255.0, test=test)
@@ -144,10 +146,10 @@ def _read_published_npz(name: str, request: Request, path: Path) -> Pool:
     pool = npz(request, path)
     if pool.images.dtype != torch.uint8 or not set(pool.classes) <= set(DIGITS):
         raise DataError(
-            f"{path.name!r} must hold uint8 images and labels 0 to 9; it holds "
-            f"{pool.images.dtype} and the labels {', '.join(pool.classes[:12])}.",
-            f"Save the published uint8 images. To load other data, pass the path of the file instead of the "
-            f"name {name!r}.",
+            f"The file {path.name!r} must contain images of type uint8 and labels from 0 to 9; it "
+            f"contains images of type {pool.images.dtype} and the labels {', '.join(pool.classes[:12])}.",
+            "Save the original images of the dataset, which have the type uint8. To load other data, "
+            f"pass the path of the file in place of the name {name!r}.",
         )
     label_of_class = np.array([int(c) for c in pool.classes])
 
@@ -182,7 +184,8 @@ def _find_first_file(folder: Path, *names: str) -> Path:
         if (folder / name).is_file():
             return folder / name
     raise DataError(
-        f"The files of a dataset must be complete; {str(folder)!r} has no {' or '.join(names)}.",
+        f"The folder of a dataset must contain all of its files; the folder {str(folder)!r} has no "
+        f"{' or '.join(names)}.",
         "Download the dataset again, or pass another folder with root=, --data-root or RESIDUUM_DATA.",
     )
 
@@ -242,7 +245,9 @@ def sphere(request: Request, *, dim: int = 784) -> Pool:
     n = 500 if request.n is None else request.n
     check_divisible(n, 2)
     if dim < 2:
-        raise DataError(f"A sphere must have dim >= 2; got dim={dim}.", "Pass dim=784.")
+        raise DataError(
+            f"Points on a sphere must have at least 2 coordinates; got dim={dim}.", "Pass dim=784."
+        )
     generator = make_generator(request.seed)
 
     def draw(count: int) -> tuple[Tensor, Tensor]:

@@ -98,7 +98,7 @@ def refuse_other_format(path: Path) -> None:
     )
     remedy = f"{advice} it: {_conversion(path, expression)}"
     raise DataError(
-        f"Samples must be in a format that residuum reads; {str(path)!r} is a {suffix} file.",
+        f"Samples must be in a format that residuum reads; the file {str(path)!r} has the format {suffix}.",
         remedy,
     )
 
@@ -118,13 +118,16 @@ def read_table(path: Path) -> dict[str, Column]:
         DataError: If the file is missing or is not a table with named columns.
     """
     if not path.is_file():
-        raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
+        raise DataError(
+            f"A data file must exist; there is no file at the path {str(path)!r}.",
+            "Check the path.",
+        )
     try:
         return READERS[table_format(path)](path)
     except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as problem:
         raise DataError(
-            f"{str(path)!r} must be a {table_format(path)} table in UTF-8; reading the file failed "
-            f"({' '.join(str(problem).split())[:120]}).",
+            f"The file {str(path)!r} must be a table in the format {table_format(path)} with UTF-8 text; "
+            f"reading the file failed ({' '.join(str(problem).split())[:120]}).",
             SAVE_ROWS,
         ) from problem
 
@@ -194,15 +197,16 @@ def _read_separated(path: Path) -> dict[str, Column]:
             rows.append(row)
         elif row:
             raise DataError(
-                f"Every row of a table must have as many values as the header has names; {str(path)!r} has "
-                f"{len(names)} names, and line {reader.line_num} has {len(row)} values.",
+                "Every row of a table must have as many values as the header has names; the file "
+                f"{str(path)!r} has {len(names)} names, and its line {reader.line_num} has {len(row)} "
+                "values.",
                 "Save one row per sample, with the label in a separate column.",
             )
         if len(rows) * len(names) > MAX_VALUES:
             raise UnsafeFileError(*_too_large(path, f"{MAX_VALUES:,} values"))
     if not rows:
         raise DataError(
-            f"A table must have a header and at least one row; {str(path)!r} has no rows.",
+            f"A table must have a header and at least one row; the file {str(path)!r} has no rows.",
             SAVE_ROWS,
         )
     _check_names(names, path)
@@ -227,7 +231,8 @@ def _from_objects(objects: Any, path: Path) -> dict[str, Column]:
     """Return the columns of a list of flat objects. A key that an object lacks is a missing value."""
     if not (isinstance(objects, list) and objects and all(isinstance(o, dict) for o in objects)):
         raise DataError(
-            f"A table in JSON must be a list of objects, one per sample; {str(path)!r} is not.",
+            f"A table in JSON must be a list of objects, one object per sample; the file {str(path)!r} "
+            "holds something else.",
             SAVE_OBJECTS,
         )
     names = list(dict.fromkeys(name for row in objects for name in row))
@@ -237,9 +242,9 @@ def _from_objects(objects: Any, path: Path) -> dict[str, Column]:
         for name, value in row.items():
             if isinstance(value, dict | list):
                 raise DataError(
-                    f"The objects of a table in JSON must be flat; {name!r} of {str(path)!r} holds a "
-                    f"{type(value).__name__}.",
-                    "Save each value of it in a separate column, or save the samples as x and y with "
+                    f"The JSON objects of a table must hold only single values; the key {name!r} in the "
+                    f"file {str(path)!r} holds a {type(value).__name__}.",
+                    "Save each of its entries under a separate key, or save the samples as x and y with "
                     "numpy.savez.",
                 )
     _check_names(names, path)
@@ -253,12 +258,14 @@ def _read_parquet(path: Path) -> dict[str, Column]:
     except ImportError:
         expression = f"pandas.read_parquet({json.dumps(str(path))})"
         raise MissingExtraError(
-            f"Reading a .parquet file needs the package pyarrow; {str(path)!r} is such a file.",
+            f"The file {str(path)!r} is a .parquet file. Reading it needs the Python package pyarrow, "
+            "which is not installed.",
             f"Run pip install pyarrow, or convert the file: {_conversion(path, expression)}",
         ) from None
     try:
         names = parquet.read_schema(path).names
-        # A short file can repeat a long text often. With ``read_dictionary``, the text is read once.
+        # A small file can state a long text once and use it in many rows. This option keeps one copy in
+        # memory.
         file = parquet.ParquetFile(path, read_dictionary=names)
         metadata = file.metadata
         row_groups = (metadata.row_group(i) for i in range(metadata.num_row_groups))
@@ -279,18 +286,21 @@ def _read_parquet(path: Path) -> dict[str, Column]:
     except ArrowException as problem:
         raise ValueError(str(problem)) from problem
     if not values or not any(values.values()):
-        raise DataError(f"A table must have at least one row; {str(path)!r} has none.", SAVE_ROWS)
+        raise DataError(
+            f"A table must have at least one row; the file {str(path)!r} has no rows.", SAVE_ROWS
+        )
     for name, column in values.items():
         if any(isinstance(value, dict | list) for value in column):
             raise DataError(
-                f"Every column of a table must hold single values; {name!r} of {str(path)!r} holds lists.",
-                "Save each value of them in a separate column.",
+                f"Every column of a table must hold single values; the column {name!r} of the file "
+                f"{str(path)!r} holds lists.",
+                "Save each entry of the lists in a separate column.",
             )
     return {name: make_column(name, column) for name, column in values.items()}
 
 
 def _parquet_values(column: Any) -> list[Any]:
-    """Return the values of an array of pyarrow. Equal texts of a dictionary are one Python object."""
+    """Return the values of a pyarrow array as Python objects. Repeated texts share one object."""
     if not hasattr(column, "dictionary"):
         return list(column.to_pylist())
     entries = column.dictionary.to_pylist()
@@ -307,7 +317,7 @@ def _read_text(path: Path) -> str:
 
 
 def _too_large(path: Path, limit: str) -> tuple[str, str]:
-    """Return the message of an error and its remedy."""
+    """Return the error message and the advice for a table that exceeds a size limit."""
     return (
         f"A table must have at most {limit}; {str(path)!r} has more.",
         "Save it with numpy.savez(path, x=..., y=...).",
@@ -319,13 +329,15 @@ def _check_names(names: Iterable[str], path: Path) -> None:
     names = list(names)
     if not isinstance(make_column("", names), tuple):
         raise DataError(
-            f"The first line of {str(path)!r} must name the columns; it holds numbers.",
+            "The first line of a table must hold the names of the columns; the first line of the file "
+            f"{str(path)!r} holds numbers.",
             "Add a header, such as age,height,label.",
         )
     if len(set(names)) < len(names):
         repeated = next(name for i, name in enumerate(names) if name in names[:i])
         raise DataError(
-            f"All columns must have different names; {str(path)!r} has two columns {repeated!r}.",
+            f"All columns of a table must have different names; the file {str(path)!r} has two columns "
+            f"named {repeated!r}.",
             "Rename one of the two columns.",
         )
 

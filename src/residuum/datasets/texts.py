@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
+from residuum.datasets.tables import is_table, read_table, table_format
 from residuum.errors import DataError, UnsafeFileError
 
 MAX_BYTES = 256 << 20  # largest size of a file of texts in bytes
 MAX_TEXTS = 1_000_000  # largest number of texts
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-LINES, JSON_LINES = (".txt", ".text", ".md"), (".jsonl", ".ndjson", ".json")
-SUFFIXES = (*DELIMITERS, *LINES, *JSON_LINES)
+LINES = (".txt", ".text", ".md")
+JSON = (".json", ".jsonl", ".ndjson")
 # A column of texts with fewer distinct entries than this share of its rows holds categories, and an entry
 # does not stand for a record.
 MIN_DISTINCT_SHARE = 0.5
@@ -31,7 +32,7 @@ def read_texts(source: Any) -> tuple[str, ...]:
     """
     if isinstance(source, str | Path):
         path = Path(source).expanduser()
-        texts: Iterable[str] = _read_file(path) if path.suffix.lower() in SUFFIXES else ()
+        texts: Iterable[str] = _read_file(path)
     elif isinstance(source, list | tuple) and source and all(isinstance(t, str) for t in source):
         texts = source
     elif hasattr(source, "columns") and hasattr(source, "iloc"):
@@ -50,48 +51,61 @@ def is_text_file(source: Any) -> bool:
 
 
 def _read_file(path: Path) -> Iterable[str]:
+    if not is_text_file(path):
+        return _texts_of_table(path) if is_table(path) else ()
     if not path.is_file():
-        raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
+        raise DataError(
+            f"A data file must exist; there is no file at the path {str(path)!r}.",
+            "Check the path.",
+        )
     if (size := path.stat().st_size) > MAX_BYTES:
         raise UnsafeFileError(
-            f"A file of texts must have at most {MAX_BYTES} bytes; {str(path)!r} has {size}.",
-            "Split the file.",
+            f"A file of texts may have at most {MAX_BYTES} bytes; the file {str(path)!r} has {size} bytes.",
+            "Split the file into several smaller files.",
         )
-    suffix = path.suffix.lower()
     try:
         content = path.read_text("utf-8-sig")
-        if suffix in DELIMITERS:
-            rows = [
-                row
-                for row in csv.reader(content.splitlines(True), delimiter=DELIMITERS[suffix])
-                if row
-            ]
-            width = len(rows[0]) if rows else 0
-            return _texts_of_columns(
-                [[row[i] if i < len(row) else "" for row in rows[1:]] for i in range(width)]
-            )
-        lines = [line for line in content.splitlines() if line.strip()]
-        if suffix in LINES:
-            return lines
-        if suffix == ".json":
-            return list(_strings_in(json.loads(content)))
-        return [text for line in lines for text in _strings_in(json.loads(line))]
-    except (ValueError, RecursionError, csv.Error) as problem:
+    except ValueError as problem:
         raise DataError(
-            f"{str(path)!r} must be text in UTF-8 in the format that its name says; reading it failed "
+            f"A file of texts must be in UTF-8; reading the file {str(path)!r} failed "
             f"({type(problem).__name__}).",
-            "Save the texts in a .txt file with one text per line.",
+            "Save the texts in a .txt file in UTF-8, with one text per line.",
         ) from problem
+    return [line for line in content.splitlines() if line.strip()]
+
+
+def _texts_of_table(path: Path) -> list[str]:
+    """Return the texts of records in a table, or the strings in a JSON file that is no table."""
+    try:
+        columns = read_table(path)
+    except DataError:
+        if (strings := _strings_of_json(path)) is None:
+            raise
+        return strings
+    return _texts_of_columns([[*c] for c in columns.values() if not isinstance(c, Tensor)])
+
+
+def _strings_of_json(path: Path) -> list[str] | None:
+    """Return the strings in a file of nested JSON values, or None for other files."""
+    suffix = table_format(path)
+    if suffix not in JSON or path.suffix.lower() != suffix or path.stat().st_size > MAX_BYTES:
+        return None
+    try:
+        content = path.read_text("utf-8-sig")
+        lines = [content] if suffix == ".json" else filter(str.strip, content.splitlines())
+        return [text for line in lines for text in _strings_in(json.loads(line))]
+    except (ValueError, RecursionError):
+        return None
 
 
 def _texts_of_columns(columns: list[list[str]]) -> list[str]:
     """Return the entries of the columns that hold texts of records, not numbers or categories."""
     texts: list[str] = []
     for column in columns:
-        entries = [text for text in column if text.strip() and not _is_number(text)]
-        is_text = len(entries) * 2 > len(column)
-        if is_text and len(set(entries)) >= MIN_DISTINCT_SHARE * len(entries):
-            texts += entries
+        texts_of_column = [text for text in column if text.strip() and not _is_number(text)]
+        is_text = len(texts_of_column) * 2 > len(column)
+        if is_text and len(set(texts_of_column)) >= MIN_DISTINCT_SHARE * len(texts_of_column):
+            texts += texts_of_column
     return texts
 
 

@@ -115,24 +115,27 @@ def _columns_of_items(source: Any, name: str) -> dict[str, Any]:
         items = [dataset[i] for i in range(len(dataset))]
     except (TypeError, KeyError, NotImplementedError, AttributeError) as problem:
         raise DataError(
-            f"{name!r} must hold texts or token ids; got {type(source).__name__}.", PASS_TEXTS
+            f"The samples {name!r} must be texts or token ids; got an object of type "
+            f"{type(source).__name__}.",
+            PASS_TEXTS,
         ) from problem
     if items and isinstance(items[0], Mapping):
         return {str(key): [item[key] for item in items] for key in items[0]}
     if items and isinstance(items[0], tuple | list) and len(items[0]) == 2:
         x, y = ([item[i] for item in items] for i in (0, 1))
         return {TEXT_COLUMNS[0] if isinstance(x[0], str) else IDS: x, "labels": y}
-    first = items[0] if items else ""
-    return {TEXT_COLUMNS[0] if isinstance(first, str) else IDS: items}
+    first_item = items[0] if items else ""
+    return {TEXT_COLUMNS[0] if isinstance(first_item, str) else IDS: items}
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     """Return the columns of a file of texts."""
     suffix = path.suffix.lower()
     if not path.is_file() or suffix not in SUFFIXES:
-        got = f"has the suffix {suffix!r}" if path.is_file() else "is no file"
+        defect = f"has the suffix {suffix!r}" if path.is_file() else "is no file"
         raise DataError(
-            f"Texts must be in a file with one of the suffixes {', '.join(SUFFIXES)}; {str(path)!r} {got}.",
+            f"A file of texts must have one of the extensions {', '.join(SUFFIXES)}; the path "
+            f"{str(path)!r} {defect}.",
             "Save the texts as .csv with a text column and a label column.",
         )
     if suffix == ".npz":
@@ -141,8 +144,8 @@ def _read_file(path: Path) -> dict[str, Any]:
         return {renamed.get(name, name): array for name, array in arrays.items()}
     if (size := path.stat().st_size) > MAX_TABLE:
         raise UnsafeFileError(
-            f"A file of texts must have at most {MAX_TABLE} bytes; {str(path)!r} has {size}.",
-            "Pass a sample of the texts.",
+            f"A file of texts may have at most {MAX_TABLE} bytes; the file {str(path)!r} has {size} bytes.",
+            "Pass a file with fewer texts.",
         )
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
@@ -155,13 +158,14 @@ def _read_file(path: Path) -> dict[str, Any]:
                 rows = [json.loads(line) for line in stream if line.strip()]
     except (ValueError, RecursionError, csv.Error) as problem:
         raise DataError(
-            f"{str(path)!r} must be a {suffix} file in UTF-8; reading the file failed "
+            f"The file {str(path)!r} must be a {suffix} file in UTF-8; reading the file failed "
             f"({type(problem).__name__}).",
             "Save one text per row, with a header in a .csv file.",
         ) from problem
     if not rows or not all(isinstance(row, dict) and row.keys() == rows[0].keys() for row in rows):
         raise DataError(
-            f"Every row of {str(path)!r} must have the same columns; some row has others, or there is none.",
+            f"All rows of a table of texts must have the same columns; the file {str(path)!r} has rows "
+            "with other columns, or no rows.",
             "Save one text per row.",
         )
     return {str(key): [row[key] for row in rows] for key in rows[0]}
@@ -188,13 +192,17 @@ def _from_columns(
         labels = labels.numpy(force=True) if isinstance(labels, Tensor) else np.asarray(labels)
         if labels.ndim == 1:  # the labels of language models are token ids, (n, length)
             y, classes = convert_labels(make_column(label_column, labels.tolist()))
-    cut = sum(len(row) > max_length for row in rows)
-    notes = (f"{cut} texts of {name!r} were cut after {max_length} tokens",) if cut else ()
+    shortened_count = sum(len(row) > max_length for row in rows)
+    notes = (
+        (f"{shortened_count} texts of {name!r} were cut after {max_length} tokens",)
+        if shortened_count
+        else ()
+    )
     return TokenDataset(x, y, name=name, classes=classes, notes=notes, texts=texts)
 
 
 def _token_rows(ids: Any, mask: Any, name: str) -> list[list[int]]:
-    """Return the token ids of each text, without the tokens whose mask is 0."""
+    """Return the token ids of each text, without padding (the tokens whose attention mask is 0)."""
     try:
         rows = [[int(token) for token in row] for row in _as_lists(ids)]
         are_integers = all(
@@ -215,12 +223,14 @@ def _token_rows(ids: Any, mask: Any, name: str) -> list[list[int]]:
         ]
     except (TypeError, ValueError, OverflowError) as problem:
         raise DataError(
-            f"Token ids must be rows of integers, with one mask value per token; {name!r} has others "
-            f"({type(problem).__name__}).",
+            "Token ids must be rows of integers, with one value of the attention mask per token; "
+            f"converting {name!r} failed ({type(problem).__name__}).",
             PASS_TEXTS,
         ) from problem
     if not are_integers:
-        raise DataError(f"Token ids must be whole numbers; {name!r} has others.", PASS_TEXTS)
+        raise DataError(
+            f"Token ids must be whole numbers; the ids in {name!r} are not.", PASS_TEXTS
+        )
     return rows
 
 
@@ -246,8 +256,9 @@ def _find_text_column(columns: Mapping[str, Any], name: str) -> str:
     }
     if not lengths:
         raise DataError(
-            f"{name!r} must have a text column or a column 'input_ids'; it has {sorted(columns)[:8]}.",
-            "Name the column of the texts 'text'.",
+            f"The table {name!r} must have a text column or a column 'input_ids' with token ids; its "
+            f"columns are {sorted(columns)[:8]}.",
+            "Name the column that holds the texts 'text'.",
         )
     return max(lengths, key=lambda key: lengths[key])
 
@@ -258,8 +269,9 @@ def _tokenize(
     """Return the token ids of each text."""
     if tokenizer is None:
         raise InputError(
-            f"Texts need a tokenizer; {name!r} holds texts and there is none.",
-            "Pass tokenizer=, the tokenizer of the model, or pass token ids.",
+            f"Texts must be converted to token ids by a tokenizer; the samples {name!r} are texts, and "
+            "no tokenizer was passed.",
+            "Pass the tokenizer of the model as tokenizer=, or pass token ids in place of texts.",
         )
     rows: list[list[int]] = []
     try:
@@ -274,13 +286,15 @@ def _tokenize(
             rows += [list(map(int, row)) for row in ids]
     except Exception as problem:
         raise InputError(
-            f"A tokenizer must return input_ids for a list of texts; {type(tokenizer).__name__} raised "
-            f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
+            "A tokenizer must return the key input_ids for a list of texts; calling the tokenizer "
+            f"{type(tokenizer).__name__} raised {type(problem).__name__}: "
+            f"{' '.join(str(problem).split())[:200]}.",
             "Pass the tokenizer of the model, as in transformers.",
         ) from problem
     if len(rows) != len(texts):
         raise InputError(
-            f"A tokenizer must return one row for each text; it returned {len(rows)} for {len(texts)}.",
+            "A tokenizer must return one row of token ids for each text; the tokenizer returned "
+            f"{len(rows)} rows for {len(texts)} texts.",
             "Pass the tokenizer of the model, as in transformers.",
         )
     return rows
@@ -295,7 +309,7 @@ def _call_tokenizer(tokenizer: Tokenizer, texts: list[str], max_length: int) -> 
 
 
 def _with_classes(texts: TokenDataset, classes: tuple[str, ...]) -> TokenDataset:
-    """Return texts whose labels are positions in ``classes``."""
+    """Return texts with class indices as labels: the position of each label in ``classes``."""
     if not texts.classes:
         return texts
     positions = torch.tensor([classes.index(name) for name in texts.classes])

@@ -121,7 +121,7 @@ def _rescale(
         """Return True if the network fits the samples, None if the network cannot process the samples."""
         try:
             fit = measure_fit(network, dataset, None, task)
-        except (ResiduumError, RuntimeError, ValueError):  # ``check_inputs`` reports the error
+        except (ResiduumError, RuntimeError, ValueError):  # a later check reports the error
             return None
         return fit is not None and not fit.is_doubtful
 
@@ -244,7 +244,7 @@ class Fit(Record):
         )
 
     def figure(self, value: float) -> str:
-        """Return an accuracy as a percentage, or an R^2 as a number, as text."""
+        """Format the fit of a network as text: an accuracy as a percentage, or an R^2 as a number."""
         return f"{value:.3g}" if self.measure == "R^2" else f"{value:.1%}"
 
 

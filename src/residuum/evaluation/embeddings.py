@@ -55,11 +55,15 @@ def are_embeddings(samples: Dataset) -> bool:
         return False
     if samples.texts:
         return True
-    rows = add_mean(samples.x.double(), samples.mean)
-    rows = rows if samples.scale is None else rows * samples.scale.double()
-    rows = rows if samples.offset is None else rows + samples.offset.double()
-    norms = rows.norm(dim=1)
-    return len(rows) > 1 and bool(norms.std() <= MAX_NORM_DEVIATION * norms.mean())
+    original_samples = add_mean(samples.x.double(), samples.mean)
+    original_samples = (
+        original_samples if samples.scale is None else original_samples * samples.scale.double()
+    )
+    original_samples = (
+        original_samples if samples.offset is None else original_samples + samples.offset.double()
+    )
+    norms = original_samples.norm(dim=1)
+    return len(original_samples) > 1 and bool(norms.std() <= MAX_NORM_DEVIATION * norms.mean())
 
 
 def match_embeddings(

@@ -138,7 +138,7 @@ def calibrate(
     holdout_size = gain.shape[1] - n
     if reason := why_not_calibrated(n, holdout_size):
         raise InputError(
-            f"A chance level needs enough held-out samples; {reason}.",
+            f"{reason}.",
             "Pass more held-out samples.",
         )
     if subsets < MIN_SUBSETS:

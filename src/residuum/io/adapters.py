@@ -58,8 +58,8 @@ def compute_update(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
     if A.ndim != 2 or B.ndim != 2 or B.shape[1] != rank:
         raise CheckpointError(
             "The matrices A and B of a LoRA adapter must have the shapes (rank, inputs) and (outputs, "
-            f"rank); got {a.shape} and {b.shape}.",
-            "Save the adapter again.",
+            f"rank); A has the shape {a.shape}, and B has the shape {b.shape}.",
+            "Save the adapter again with PEFT.",
         )
     return update_scale * (B @ A)
 
@@ -103,23 +103,25 @@ def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -
         weight_name = parameter_names.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
         if weight_name is None:
             raise CheckpointError(
-                "An adapter must change layers of its base network; this base network has no layer "
-                f"{name[:80]!r}.",
+                "An adapter (LoRA) changes layers of a base network; the adapter changes the layer "
+                f"{name[:80]!r}, which this base network does not have.",
                 "Pass the base network that adapter_config.json names.",
             )
         weight_update = compute_update(a, b, adapter.config)
         weight = theta[weight_name]
         if weight_update.shape != weight.shape:
             raise CheckpointError(
-                f"An adapter must have the shapes of its base network; layer {name[:80]!r} has "
-                f"{list(weight_update.shape)} in the adapter and {list(weight.shape)} in the base network.",
+                "An adapter (LoRA) must have the same shapes as its base network; the layer "
+                f"{name[:80]!r} has the shape {list(weight_update.shape)} in the adapter and "
+                f"{list(weight.shape)} in the base network.",
                 "Pass the base network that adapter_config.json names.",
             )
         theta[weight_name] = (weight.double() + weight_update).to(weight)
     if not all(bool(t.isfinite().all()) for t in theta.values()):
         raise CheckpointError(
-            "Weights must be finite; after adding this adapter some weights are not.",
-            "Check the adapter.",
+            "Weights must be finite; if this adapter is added to its base network, some weights are "
+            "infinite or NaN.",
+            "Check that the training of the adapter did not diverge.",
         )
     assumption = "the adapter was added to its base network"
     if not isinstance(adapter.config.get("lora_alpha"), int | float):

@@ -75,12 +75,14 @@ def build_knowledge(
     """
     if column_ranges is not None:
         raise InputError(
-            "Only attacks on forests use --column-ranges; this release holds a network.",
+            "The option --column-ranges is only for attacks on decision trees; this file holds a neural "
+            "network.",
             "Omit --column-ranges. If you know the value range of the samples, pass --value-range LOW,HIGH.",
         )
     if init is not None and base is not None:
         raise InputError(
-            "--init and --base cannot be used together, because both name the initial weights.",
+            "The options --init and --base cannot be used together, because both name the weights before "
+            "training.",
             "Omit --init or --base.",
         )
     initial_weights = None if init is None else load_initial_weights(init, release, network)
@@ -123,9 +125,9 @@ def read_knowledge(path: str | Path) -> Knowledge:
             TypeAdapter(types[name], config=strict_config).validate_python(getattr(knowledge, name))
         except ValidationError as problem:
             raise InputError(
-                f"A file of attacker knowledge must hold values of the expected types; {name!r} in "
-                f"{str(path)!r} has the wrong type.",
-                "Pass knowledge.safetensors of a finished audit.",
+                "Every value in a file of attacker knowledge must have the type that residuum expects; "
+                f"the value {name!r} in the file {str(path)!r} has another type.",
+                "Pass the file knowledge.safetensors from the folder of a finished audit.",
             ) from problem
     check_mean(knowledge)
     return knowledge
@@ -152,8 +154,7 @@ def parse_numbers(values: Numbers, option: str, example: str) -> tuple[float, ..
         numbers = (math.nan,)  # not finite, so the next check raises the error
     if not all(map(math.isfinite, numbers)):
         raise InputError(
-            f"The value of {option} must be finite numbers with commas between them; got "
-            f"{str(values)[:40]!r}.",
+            f"The option {option} takes finite numbers with commas between them; got {str(values)[:40]!r}.",
             f"Example: {option} {example}.",
         )
     return numbers
@@ -164,7 +165,8 @@ def parse_shape(values: Numbers) -> tuple[int, ...]:
     sizes = parse_numbers(values, "--shape", "1,28,28")
     if not all(size >= 1 and size == int(size) for size in sizes):
         raise InputError(
-            f"A shape must consist of positive integers; got {values!r}.", "Correct --shape."
+            f"The shape of a sample must consist of positive integers; got {values!r}.",
+            "Correct the option --shape. Example: --shape 1,28,28.",
         )
     return tuple(int(size) for size in sizes)
 
@@ -190,8 +192,8 @@ def read_column_ranges(
         samples = train if source == "train" else holdout
         if samples is None:
             raise InputError(
-                f"--column-ranges {source} needs {'training' if source == 'train' else 'held-out'} samples; "
-                "no such samples were passed.",
+                f"The option --column-ranges {source} computes the ranges from the "
+                f"{'training' if source == 'train' else 'held-out'} samples; no such samples were passed.",
                 f"Pass --{'data' if source == 'train' else 'holdout'}.",
             )
         sample_values = samples.x.flatten(1).double()
@@ -204,8 +206,9 @@ def read_column_ranges(
         low_and_high = np.loadtxt(source, delimiter=",", skiprows=1, ndmin=2)
     except (OSError, ValueError) as problem:
         raise InputError(
-            "--column-ranges needs 'train', 'holdout' or a .csv file with a header and two rows of numbers; "
-            f"reading {source[:80]!r} failed ({str(problem).splitlines()[0][:100]}).",
+            "The option --column-ranges takes 'train', 'holdout' or a .csv file with a header and two "
+            f"rows of numbers; reading the file {source[:80]!r} failed "
+            f"({str(problem).splitlines()[0][:100]}).",
             "Write the smallest value of every column into the first row, and the largest into the second.",
         ) from problem
     if (
@@ -215,8 +218,8 @@ def read_column_ranges(
     ):
         raise InputError(
             "A file of column ranges must have two rows, the smallest values and the largest values of the "
-            f"columns; {source[:80]!r} has {len(low_and_high)} rows, or a smallest value above the largest "
-            "value.",
+            f"columns; the file {source[:80]!r} has {len(low_and_high)} rows, or a smallest value is "
+            "above a largest value.",
             "Write the smallest value of every column into the first row, and the largest into the second.",
         )
     return torch.from_numpy(low_and_high), "user"
@@ -227,7 +230,9 @@ def parse_value_range(values: Numbers) -> tuple[float, float]:
     bounds = parse_numbers(values, "--value-range", "0,1")
     if len(bounds) != 2:
         raise InputError(
-            f"A value range must have two numbers; got {values!r}.", "Example: --value-range 0,1."
+            "A value range must be two numbers, the smallest and the largest value of a sample; got "
+            f"{values!r}.",
+            "Example: --value-range 0,1.",
         )
     return bounds[0], bounds[1]
 
@@ -247,8 +252,9 @@ def check_mean(knowledge: Knowledge) -> None:
     rounding_error = 1e-6 * (bounds[1] - bounds[0])
     if mean.min() < bounds[0] - rounding_error or mean.max() > bounds[1] + rounding_error:
         raise InputError(
-            f"The mean must lie in the value range {bounds[0]:g},{bounds[1]:g}; the values of the mean are "
-            f"from {float(mean.min()):.4g} to {float(mean.max()):.4g}.",
+            f"The mean of the samples must lie inside their value range, from {bounds[0]:g} to "
+            f"{bounds[1]:g}; the values of the mean are from {float(mean.min()):.4g} to "
+            f"{float(mean.max()):.4g}.",
             "Pass the mean and the value range in the units of the images before the mean was subtracted.",
         )
 
@@ -258,8 +264,8 @@ def _parse_balance(values: Numbers, network: Network) -> tuple[float, ...]:
     class_count = max(2, network.architecture.outputs)
     if len(fractions) != class_count or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-3:
         raise InputError(
-            f"A label balance must have {class_count} fractions that add up to 1; got "
-            f"{str(values)[:40]!r}.",
+            f"The label balance is the share of each label, so it must be {class_count} numbers that add "
+            f"up to 1; got {str(values)[:40]!r}.",
             f"Example: --label-balance {','.join([f'{1 / class_count:.4g}'] * class_count)}.",
         )
     return fractions
@@ -268,7 +274,8 @@ def _parse_balance(values: Numbers, network: Network) -> tuple[float, ...]:
 def _check_count(value: int) -> int:
     if value < 1:
         raise InputError(
-            f"A sample count must be a positive integer; got {value}.", "Correct --sample-count."
+            f"The number of training samples must be a positive integer; got {value}.",
+            "Correct the option --sample-count.",
         )
     return value
 
@@ -276,8 +283,8 @@ def _check_count(value: int) -> int:
 def _check_decay(value: float) -> float:
     if not 0 <= value < math.inf:
         raise InputError(
-            f"A weight decay must be finite and not negative; got {value}.",
-            "Correct --weight-decay.",
+            f"The weight decay of the training must be a finite number of at least 0; got {value}.",
+            "Correct the option --weight-decay.",
         )
     return value
 
@@ -290,12 +297,14 @@ def _get_stored_mean(name: str, provenance: str | None, samples: Dataset | None)
     """Return the mean that is stored with the training or held-out samples."""
     if provenance not in (None, name):
         raise InputError(
-            f"With --mean {name}, --mean-provenance can only be {name!r}; got {provenance!r}.",
+            f"If you pass --mean {name}, the source of the mean is already known as {name!r}; got "
+            f"--mean-provenance {provenance!r}.",
             "Omit --mean-provenance.",
         )
     if samples is None or samples.mean is None:
         raise InputError(
-            f"--mean {name} needs a mean that is stored with the samples; no mean is stored.",
+            f"The option --mean {name} needs a mean that is stored in the same file as the samples; the "
+            "file stores no mean.",
             "Save the subtracted mean in the data file as the array 'mean', or omit --mean.",
         )
     return samples.mean.double()
@@ -315,14 +324,16 @@ def _read_mean(mean: str | float | Tensor) -> Tensor:
             arrays = read_npz(path)
             if "mean" not in arrays:
                 raise DataError(
-                    f"A file with a mean must hold the array 'mean'; {path!r} holds {sorted(arrays)}.",
+                    f"An .npz file with a mean must have the array 'mean'; the file {path!r} has the "
+                    f"arrays {sorted(arrays)}.",
                     "Save the mean with numpy.savez(path, mean=...), or pass a number.",
                 ) from None
             mean_values = arrays["mean"]
     if mean_values.dtype.kind not in "fiu" or not np.isfinite(mean_values).all():
         raise DataError(
-            f"A mean must consist of finite numbers; the mean of {str(mean)!r} does not.",
-            "Correct --mean.",
+            f"A mean must consist of finite numbers; the mean from {str(mean)!r} contains NaN or "
+            "infinite values.",
+            "Correct the option --mean.",
         )
     return torch.from_numpy(np.array(mean_values, dtype=np.float64))
 
@@ -334,12 +345,12 @@ def _read_npy(path: str) -> np.ndarray[Any, Any]:
         return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError as problem:
         raise DataError(
-            f"--mean must be a number or an existing file; {path!r} does not exist.",
+            f"The option --mean takes a number or the path of a file; the file {path!r} does not exist.",
             "Check the path.",
         ) from problem
     except (OSError, ValueError, EOFError, SyntaxError) as problem:
         raise DataError(
-            f"{path!r} must be an .npy file of plain numbers; reading the file failed ({problem}).",
+            f"The file {path!r} must be an .npy file of numbers; reading the file failed ({problem}).",
             "Save the mean with numpy.save(path, mean).",
         ) from problem
 
@@ -349,9 +360,9 @@ def _load_base(file: str | Path, release: Release, network: Network) -> dict[str
     base = load_initial_weights(file, release, network)
     if sign := compare_with_base(network.theta, base):
         raise InputError(
-            f"--base needs a release with fine-tuned weights; {release.path.name!r} looks like a weight "
-            f"difference or a gradient ({sign}).",
-            "Pass it as --update FILE --base BASE. If training moved the weights this far, use --init "
-            "instead.",
+            f"With --base, the model file must hold fine-tuned weights; the file {release.path.name!r} "
+            f"looks like a weight difference or a gradient ({sign}).",
+            "If the file is a difference or gradient, pass --update FILE --base BASE. If the file does "
+            "hold weights that training changed a lot, pass --init in place of --base.",
         )
     return base

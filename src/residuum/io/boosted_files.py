@@ -1,4 +1,4 @@
-"""Find boosted trees of XGBoost, LightGBM and CatBoost in a release.
+"""Find boosted trees of XGBoost, LightGBM and CatBoost in a model file.
 
 These libraries save a model as a model file or inside a pickle. We represent a model file by a stand-in (an
 :class:`.InertObject`) for the model object that a pickle would hold. So later code handles a model file and a
@@ -21,7 +21,7 @@ from residuum.io.xgboost_files import is_xgboost_json, is_xgboost_ubjson, read_x
 from residuum.trees.forest import Forest
 
 MAX_BYTES = 512 << 20  # largest model file of boosted trees, which is read completely into memory
-HEAD = 64  # number of first bytes of a file that show which library wrote the file
+HEAD = 64  # number of bytes at the start of a file that show which library wrote it
 XGBOOST, LIGHTGBM, CATBOOST = "xgboost", "lightgbm", "catboost"
 # For each library, the name of the class that represents a model file.
 CLASSES = {
@@ -29,7 +29,7 @@ CLASSES = {
     LIGHTGBM: "lightgbm.basic.Booster",
     CATBOOST: "catboost.core.CatBoost",
 }
-FOREST = "forest"  # attribute of a stand-in (the object for a model file) that holds the trees
+FOREST = "forest"  # attribute that holds the trees of a model that was read from a file
 # For each library, the attribute of a pickled model that holds the text or the bytes of the model.
 XGBOOST_MODEL, LIGHTGBM_MODEL, CATBOOST_MODEL = "handle", "_handle", "__model"
 OLD_LIGHTGBM_MODEL = "handle"  # attribute with the text of a pickled model before LightGBM 4
@@ -72,7 +72,8 @@ def read_boosted_file(
     """
     if size > MAX_BYTES:
         raise UnsafeFileError(
-            f"A model of {library} may have at most {MAX_BYTES >> 20} MB; this file has {size >> 20} MB.",
+            f"A model file of {library} may have at most {MAX_BYTES >> 20} MB; this file has "
+            f"{size >> 20} MB.",
             "Save the model with fewer trees.",
         )
     raw, metadata = stream.read(), {}
@@ -85,10 +86,10 @@ def read_boosted_file(
 
 
 def find_boosted_forests(content: Any) -> Iterator[tuple[str, Forest]]:
-    """Yield the class name and the trees of every XGBoost, LightGBM or CatBoost model in a release.
+    """Yield the class name and the trees of every XGBoost, LightGBM or CatBoost model in a model file.
 
     Args:
-        content: The content of a release.
+        content: The content of a model file.
 
     Yields:
         The class name, such as "XGBRegressor", and the trees.

@@ -104,8 +104,8 @@ def read_json(raw: bytes, library: str) -> Any:
     """
     if len(raw) > MAX_JSON_BYTES or raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
         raise UnsafeFileError(
-            f"A JSON file may have at most {MAX_JSON_BYTES >> 20} MB and {MAX_CONTAINERS:,} lists and "
-            "objects; this file has more.",
+            f"A JSON file of a model may have at most {MAX_JSON_BYTES >> 20} MB, with at most "
+            f"{MAX_CONTAINERS:,} lists and objects; this file has more.",
             "Save the model in a binary format, or with fewer trees.",
         )
     try:
@@ -202,7 +202,8 @@ def as_count(value: Any, what: str, library: str, limit: int) -> int:
         raise CheckpointError(*describe_damage(library, f"no negative {what}"))
     if number > limit:
         raise UnsafeFileError(
-            f"A model of {library} may state at most {limit:,} for {what}; this file states {number:,}.",
+            f"A model file of {library} may state at most {limit:,} as the {what}; this file states "
+            f"{number:,}.",
             COPY_AGAIN,
         )
     return number
@@ -238,34 +239,38 @@ def build_tree(nodes: Nodes, columns: int, library: str) -> Tree:
     Raises:
         CheckpointError: If the nodes do not form one tree.
     """
-    order = _reachable_nodes(nodes.left_child, nodes.right_child)
+    nodes_in_order = _reachable_nodes(nodes.left_child, nodes.right_child)
     node_count = len(nodes.left_child)
-    if order is None or node_count - len(order) > nodes.unused:
+    if nodes_in_order is None or node_count - len(nodes_in_order) > nodes.unused:
         raise CheckpointError(*describe_damage(library, "nodes that form trees"))
     # A leaf has the child -1. This index selects the last entry of ``new_index``, which is also -1.
     new_index = np.full(node_count + 1, NO_CHILD)
-    new_index[order] = np.arange(len(order))
-    left_child = new_index[nodes.left_child[order]]
+    new_index[nodes_in_order] = np.arange(len(nodes_in_order))
+    left_child = new_index[nodes.left_child[nodes_in_order]]
     is_inner = left_child != NO_CHILD
-    feature, threshold, value = nodes.feature[order], nodes.threshold[order], nodes.value[order]
+    feature, threshold, value = (
+        nodes.feature[nodes_in_order],
+        nodes.threshold[nodes_in_order],
+        nodes.value[nodes_in_order],
+    )
     if ((feature[is_inner] < 0) | (feature[is_inner] >= columns)).any():
         raise CheckpointError(*describe_damage(library, "splits of columns that exist"))
     if np.isnan(threshold[is_inner]).any() or not np.isfinite(value[~is_inner]).all():
         raise CheckpointError(
             *describe_damage(library, "finite values of leaves, and numbers as thresholds")
         )
-    weight = None if nodes.weight is None else nodes.weight[order]
+    weight = None if nodes.weight is None else nodes.weight[nodes_in_order]
     if weight is not None and not np.isfinite(weight).all():
         raise CheckpointError(*describe_damage(library, "finite weights of nodes"))
     return Tree(
         left=left_child,
-        right=new_index[nodes.right_child[order]],
+        right=new_index[nodes.right_child[nodes_in_order]],
         feature=feature,
         threshold=threshold,
         value=value[:, None],
         weight=weight,
-        count=None if nodes.count is None else nodes.count[order],
-        missing_left=nodes.missing_left[order],
+        count=None if nodes.count is None else nodes.count[nodes_in_order],
+        missing_left=nodes.missing_left[nodes_in_order],
     )
 
 
@@ -294,12 +299,15 @@ def check_size(trees: int, nodes: int, library: str) -> None:
 def _reachable_nodes(left_child: Integers, right_child: Integers) -> Integers | None:
     """Return the indices of all nodes of a tree from the root down, or None if the nodes form no tree."""
     node_count = len(left_child)
-    inner = np.flatnonzero(left_child != NO_CHILD)
-    children = np.concatenate([left_child[inner], right_child[inner]])
+    inner_nodes = np.flatnonzero(left_child != NO_CHILD)
+    children = np.concatenate([left_child[inner_nodes], right_child[inner_nodes]])
     has_single_child = ((left_child == NO_CHILD) != (right_child == NO_CHILD)).any()
     if not node_count or has_single_child or ((children < 0) | (children >= node_count)).any():
         return None
-    is_ordered = bool((left_child[inner] > inner).all() and (right_child[inner] > inner).all())
+    is_ordered = bool(
+        (left_child[inner_nodes] > inner_nodes).all()
+        and (right_child[inner_nodes] > inner_nodes).all()
+    )
     if is_ordered and len(np.unique(children)) == len(children) == node_count - 1:
         return np.arange(node_count)
     return _traverse(left_child.tolist(), right_child.tolist())

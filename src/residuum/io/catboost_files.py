@@ -43,8 +43,8 @@ from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Integers
 LIBRARY = "catboost"
 MAGIC = b"CBM1"
 MAX_DEPTH = 16  # largest depth of symmetric trees in CatBoost
-MAX_BORDERS = 10_000_000  # largest number of borders of all columns
-# Largest number of properties of a model that are searched for its training settings.
+MAX_BORDERS = 10_000_000  # largest number of borders (thresholds) of all columns
+# Largest number of metadata entries of a model that are searched for the training settings.
 MAX_INFO = 1000
 NUMERIC_SPLIT = "FloatFeature"
 NOT_NUMERIC = "splits of categorical columns, texts or embeddings"
@@ -97,8 +97,8 @@ class Shape:
 
 def is_catboost_json(head: bytes) -> bool:
     """Return True if the first bytes of a file are those of a JSON model of CatBoost."""
-    names = (b"features_info", b"ctr_data", b"model_info", b"oblivious_trees")
-    return b"".join(head.split()).startswith(tuple(b'{"' + name + b'":' for name in names))
+    required_names = (b"features_info", b"ctr_data", b"model_info", b"oblivious_trees")
+    return b"".join(head.split()).startswith(tuple(b'{"' + name + b'":' for name in required_names))
 
 
 @np.errstate(all="ignore")  # numbers of a damaged file may overflow
@@ -180,12 +180,12 @@ def _read_json_model(content: Any) -> Forest:
 
 def _read_json_column(entry: Any) -> Column:
     borders = get_member(entry, "borders", library=LIBRARY)
-    name = entry.get("feature_id", "")
+    column_name = entry.get("feature_id", "")
     return Column(
         _index(entry, "flat_feature_index"),
         as_floats([] if borders is None else borders, "borders", LIBRARY),
         entry.get("nan_value_treatment") != RIGHT,
-        name if isinstance(name, str) else "",
+        column_name if isinstance(column_name, str) else "",
     )
 
 
@@ -275,9 +275,9 @@ def _read_json_nested(
             stack += [(node.get("right"), len(node_rows), 1), (node.get("left"), len(node_rows), 0)]
             node_rows.append([NO_CHILD, NO_CHILD, position, border, -1])
         else:
-            value = get_member(node, "value", library=LIBRARY)
-            value = value if isinstance(value, list) else [value]
-            values.append(as_floats(value, "leaf values", LIBRARY, outputs))
+            leaf_values = get_member(node, "value", library=LIBRARY)
+            leaf_values = leaf_values if isinstance(leaf_values, list) else [leaf_values]
+            values.append(as_floats(leaf_values, "leaf values", LIBRARY, outputs))
             weights.append(node.get("weight"))
             node_rows.append([NO_CHILD, NO_CHILD, 0, 0.0, len(values) - 1])
     node_table = np.array(node_rows)
@@ -328,7 +328,8 @@ def _read_binary_columns(model: Table) -> Iterator[Column]:
         border_count += len(column.borders) + len(column.name)
         if border_count > MAX_BORDERS:
             raise UnsafeFileError(
-                f"A model of CatBoost may have at most {MAX_BORDERS:,} borders; this file has more.",
+                f"A model of CatBoost may have at most {MAX_BORDERS:,} borders (thresholds of splits); "
+                "this file has more.",
                 COPY_AGAIN,
             )
         yield column
@@ -342,7 +343,7 @@ def _read_binary_trees(
     splits = model.array(SPLITS, "<i4").astype(np.int64)
     tree_sizes = model.array(SIZES, "<i4").astype(np.int64)
     tree_starts = model.array(STARTS, "<i4").astype(np.int64)
-    if not len(tree_sizes):  # for example, if no tree has a split
+    if not len(tree_sizes):  # the file lists no trees
         raise ValueError("the trees are missing")
     is_tree_inside = (
         (tree_sizes >= 0) & (tree_starts >= 0) & (tree_starts + tree_sizes <= len(splits))
@@ -422,9 +423,12 @@ def _read_binary_nodes(
     )
     left_child = np.where(lacks_left, index_of_new_leaf, node_index + to_left)
     right_child = np.where(lacks_right, index_of_new_leaf, node_index + to_right)
-    column = np.zeros_like(node_index)
+    column_of_node = np.zeros_like(node_index)
     border = np.zeros(len(node_index))
-    column[is_inner], border[is_inner] = border_columns[splits[is_inner]], borders[splits[is_inner]]
+    column_of_node[is_inner], border[is_inner] = (
+        border_columns[splits[is_inner]],
+        borders[splits[is_inner]],
+    )
     no_child, no_column = (
         np.full(len(parents_of_new_leaves), NO_CHILD),
         np.zeros_like(parents_of_new_leaves),
@@ -432,7 +436,7 @@ def _read_binary_nodes(
     return Shape(
         np.concatenate([np.where(is_inner, left_child, NO_CHILD), no_child]),
         np.concatenate([np.where(is_inner, right_child, NO_CHILD), no_child]),
-        np.concatenate([column, no_column]),
+        np.concatenate([column_of_node, no_column]),
         np.concatenate([border, no_column]),
         np.concatenate([np.where(is_inner, -1, leaf_index), leaf_index[parents_of_new_leaves]]),
     )
@@ -564,10 +568,10 @@ def _sum_up(shape: Shape, leaf_weights: Floats) -> Floats:
 
 
 def _member_of(settings: Any, *keys: str) -> Any:
-    value = settings
+    inner_value = settings
     for key in keys:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value
+        inner_value = inner_value.get(key) if isinstance(inner_value, dict) else None
+    return inner_value
 
 
 def _number_of(settings: Any, *keys: str) -> float | None:

@@ -1,4 +1,4 @@
-"""Read the network in a release, and write networks as safetensors files.
+"""Read the network in a model file, and write networks as safetensors files.
 
 A file may come from a hostile author, so everything that the file claims is checked (:mod:`.release`). The
 weights become a clean state dict: names without the prefixes of wrappers such as DataParallel, and tensors
@@ -86,8 +86,9 @@ def load_checkpoint(
     release = open_release(path, max_bytes)
     if release.size > max_bytes:
         raise UnsafeFileError(
-            f"A network may have at most {max_bytes} bytes; {release.path.name!r} has {release.size}.",
-            "For a large model, pass a larger max_bytes.",
+            f"A file with a network may have at most {max_bytes} bytes; the file {release.path.name!r} "
+            f"has {release.size} bytes.",
+            "If the model is this large, pass a larger limit max_bytes.",
         )
     if release.kind in ("pickle", "skops") and (network := read_estimator(release)) is not None:
         return (
@@ -96,7 +97,7 @@ def load_checkpoint(
     if release.kind not in ("torch", "safetensors"):
         what, remedy = UNREADABLE_KINDS.get(release.kind, UNREADABLE_KINDS["pickle"])
         raise CheckpointError(
-            "The file of a network must be a safetensors file or a file of torch.save; "
+            "A network is read from a safetensors file or a file of torch.save; the file "
             f"{release.path.name!r} is {what}.",
             remedy,
         )
@@ -134,8 +135,9 @@ def as_network(
     if hasattr(model, "coefs_") and hasattr(model, "intercepts_"):
         return convert_estimator(model)
     raise CheckpointError(
-        "A network must be a Network, a torch module, its state_dict(), a fitted MLPClassifier or "
-        f"MLPRegressor of scikit-learn, or the path of a file; got {type(model).__name__}.",
+        "A model must be a Network of residuum, a torch module, its state_dict(), a fitted MLPClassifier "
+        "or MLPRegressor of scikit-learn, or the path of a file; got an object of type "
+        f"{type(model).__name__}.",
         "If the model is a torch module, pass model.state_dict().",
     )
 
@@ -194,7 +196,7 @@ def _read_network(
 def _identify(
     state: dict[str, Tensor], arch: str | None, metadata: Network
 ) -> tuple[Architecture, dict[str, str], list[str]]:
-    """Return the architecture of a state dict, the tensor name of each parameter, and assumption notes."""
+    """Return the architecture of a state dict, the tensor of each parameter, and notes on assumptions."""
     arch_text = arch if arch is not None else metadata.arch
     try:
         # A hostile file can claim a huge architecture. On the device "meta", building it allocates no memory.
@@ -209,7 +211,8 @@ def _identify(
             parameter_names = list(architecture.build().state_dict())
     except (RuntimeError, ValueError, OverflowError, TypeError) as problem:
         raise ArchitectureError(
-            f"An architecture string must describe a network that can be built; got {arch_text[:80]!r}.",
+            "An architecture string must describe a network that residuum can build; got "
+            f"{arch_text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
     all_assumptions = (

@@ -1,4 +1,4 @@
-"""Read the data files in the folder of a release as inert values, within limits of time and memory.
+"""Read data files such as tables and images in the folder of a model, within limits of time and memory.
 
 ======================================  ==========  ===================================================
 file                                    kind        content of the release
@@ -102,7 +102,7 @@ def read_data_file(path: Path) -> Release:
         size = path.stat().st_size
     except DAMAGED as problem:
         raise CheckpointError(
-            f"A data file must be complete and readable; {path.name!r} is not "
+            f"A data file must be complete and readable; reading the file {path.name!r} failed "
             f"({type(problem).__name__}: {str(problem)[:100]}).",
             COPY_AGAIN,
         ) from problem
@@ -110,27 +110,29 @@ def read_data_file(path: Path) -> Release:
 
 
 def read_images(folder: Path, paths: Iterable[Path]) -> Release:
-    """Read the images of a folder as one release. The pixels are read on demand.
+    """Read the images of a folder as one set of data. The pixels are read on demand.
 
     Args:
         folder: The folder.
         paths: The images.
 
     Returns:
-        The release. Images that cannot be decoded are counted in its notes.
+        The release. The notes of the release count the images that cannot be decoded.
     """
-    files = list(paths)
-    notes = [f"only {MAX_GROUP} of {len(files)} images were read"] * (len(files) > MAX_GROUP)
+    image_files = list(paths)
+    notes = [f"only {MAX_GROUP} of {len(image_files)} images were read"] * (
+        len(image_files) > MAX_GROUP
+    )
     content: dict[str, Block] = {}
-    for path in files[:MAX_GROUP]:
+    for path in image_files[:MAX_GROUP]:
         try:
             content[path.name] = _read_image(path)
         except DAMAGED:
             continue
-    if damaged_count := len(files[:MAX_GROUP]) - len(content):
+    if damaged_count := len(image_files[:MAX_GROUP]) - len(content):
         notes.append(f"{damaged_count} images could not be decoded")
-    size = sum(path.lstat().st_size for path in files)
-    return Release(folder, IMAGES, content, size, notes=tuple(notes))
+    total_size = sum(path.lstat().st_size for path in image_files)
+    return Release(folder, IMAGES, content, total_size, notes=tuple(notes))
 
 
 # Tables
@@ -158,7 +160,7 @@ class Table:
         return [i for i in range(len(self.columns)) if i not in {*self.number_columns}]
 
     def content(self) -> dict[str, Any]:
-        """Return the content of the release of this table."""
+        """Return the content of this table: names of the columns, numbers and texts."""
         content: dict[str, Any] = {"columns": self.columns}
         if width := len(self.number_columns):
             shape = (min(self.row_count, MAX_VALUES // width), width)
@@ -191,7 +193,7 @@ class Table:
 
 @dataclass(eq=False)
 class _Cells:
-    """The texts in a table, row by row. They are read when a caller iterates over them."""
+    """The texts in a table, row by row. They are read from the file when a caller iterates over them."""
 
     table: Table
     columns: list[int]
@@ -221,11 +223,15 @@ def _text(cell: Any) -> str:
     texts: list[str] = []
     values: list[Any] = [cell]
     while values:
-        value = values.pop()
-        if isinstance(value, str):
-            texts.append(value)
-        elif isinstance(value, dict | list):
-            values.extend(reversed([*(value.values() if isinstance(value, dict) else value)]))
+        nested_value = values.pop()
+        if isinstance(nested_value, str):
+            texts.append(nested_value)
+        elif isinstance(nested_value, dict | list):
+            values.extend(
+                reversed(
+                    [*(nested_value.values() if isinstance(nested_value, dict) else nested_value)]
+                )
+            )
     return "\n".join(texts)
 
 
@@ -239,15 +245,15 @@ def _make_table(
 ) -> Table:
     sampled_rows = [*itertools.islice(read_rows(), SAMPLED_ROWS)]
     width = min(max((len(row) for row in sampled_rows), default=0), MAX_COLUMNS)
-    names = [f"column {i + 1}" for i in range(width)]
+    column_names = [f"column {i + 1}" for i in range(width)]
     if columns is not None:
-        names = [name[:200] for name in columns[:MAX_COLUMNS]] + names[len(columns) :]
+        column_names = [name[:200] for name in columns[:MAX_COLUMNS]] + column_names[len(columns) :]
     number_columns = [
         i
-        for i in range(len(names))
+        for i in range(len(column_names))
         if _is_number_column([row[i] for row in sampled_rows if i < len(row)])
     ]
-    return Table(read_rows, names, number_columns, row_count)
+    return Table(read_rows, column_names, number_columns, row_count)
 
 
 def _read_table(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -272,15 +278,15 @@ def _read_table(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _read_lines(path: Path, notes: list[str] | None = None) -> Iterator[str]:
     """Yield the lines of a text file, up to a limit. Notes on what was not read are added to ``notes``."""
     notes = [] if notes is None else notes
-    limit, count, line_count = MAX_READ, 0, 0
+    line_limit, count, line_count = MAX_READ, 0, 0
     if path.name.lower().endswith(PACKED):
-        limit = min(limit, max(MIN_UNPACKED, MAX_UNPACKED_RATIO * path.stat().st_size))
+        line_limit = min(line_limit, max(MIN_UNPACKED, MAX_UNPACKED_RATIO * path.stat().st_size))
     try:
         with _open_text(path) as stream:
             while line := stream.readline(MAX_LINE):
                 count += len(line)
                 line_count += 1
-                if count > limit or line_count > MAX_LINES:
+                if count > line_limit or line_count > MAX_LINES:
                     notes.append(f"only the first {(count - len(line)) / 1e6:.0f} MB were read")
                     return
                 yield line
@@ -340,8 +346,8 @@ def _read_parquet(path: Path) -> tuple[dict[str, Any], list[str]]:
         raise ValueError(f"pyarrow cannot read the file: {type(problem).__name__}") from problem
     if sum(group.total_byte_size for group in groups) > max_memory(path.stat().st_size):
         raise UnsafeFileError(
-            "A Parquet file may unpack to at most "
-            f"{max_memory(path.stat().st_size)} bytes; {path.name!r} claims more.",
+            f"A Parquet file of this size may unpack to at most {max_memory(path.stat().st_size)} bytes; "
+            f"according to its header, the file {path.name!r} unpacks to more.",
             COPY_AGAIN,
         )
     columns = list(map(str, file.schema_arrow.names))
@@ -373,8 +379,8 @@ def _read_arrays(path: Path) -> tuple[dict[str, Any], list[str]]:
             claimed = sum(member.file_size for member in members)
             if claimed > max_memory(size):
                 raise UnsafeFileError(
-                    f"The arrays of a file of {size} bytes may take at most {max_memory(size)} bytes; "
-                    f"{path.name!r} claims {claimed}.",
+                    f"The arrays of a file of {size} bytes may unpack to at most {max_memory(size)} "
+                    f"bytes; the arrays of the file {path.name!r} unpack to {claimed} bytes.",
                     COPY_AGAIN,
                 )
             for member in members[:MAX_ARRAYS]:
@@ -444,7 +450,7 @@ class _ArrayTexts:
         return (str(text) for text in self.read().flat)
 
 
-# Texts, JSON and images
+# Readers of texts, JSON files and images follow.
 
 
 @dataclass(eq=False)
@@ -477,14 +483,14 @@ class _TextPieces:
 
 def _read_text(path: Path) -> tuple[dict[str, Any], list[str]]:
     notes: list[str] = []
-    pieces = _TextPieces(path, notes)
-    return {"text": Block((len(pieces),), "text", objects=pieces)}, notes
+    text_pieces = _TextPieces(path, notes)
+    return {"text": Block((len(text_pieces),), "text", objects=text_pieces)}, notes
 
 
 def _read_json_file(path: Path) -> tuple[Any, list[str]]:
     try:
         value = read_json(path)
-    except UnsafeFileError:  # a data set can be so large; we do not need its values
+    except UnsafeFileError:  # the JSON file is too large to read, and its values are not needed
         return {}, ["a JSON file that is too large to be read"]
     is_table = isinstance(value, list) and all(isinstance(row, dict) for row in value)
     if is_table and len(value) > 1:

@@ -44,7 +44,7 @@ def read_tree(estimator: Any) -> Tree | None:
     """Return the structure of a decision tree of scikit-learn.
 
     Args:
-        estimator: The estimator in a release.
+        estimator: The estimator, as it was read from the model file.
 
     Returns:
         The tree, None if the estimator is not a fitted tree.
@@ -75,8 +75,8 @@ def read_tree(estimator: Any) -> Tree | None:
     is_classifier = "Classifier" in estimator.class_name
     if is_classifier and node_values.shape[1] > 1:
         raise CheckpointError(
-            "residuum reads classification trees with one target; a tree in this file has "
-            f"{node_values.shape[1]} targets.",
+            "residuum reads classification trees with a single target (column of labels); a tree in this "
+            f"file has {node_values.shape[1]} targets.",
             "Train one classifier for each target.",
         )
     left_child, right_child = (
@@ -159,7 +159,8 @@ def read_numbers(value: Any, what: str) -> Floats:
     array = value.tensor().numpy() if isinstance(value, Block) else np.zeros(0, dtype=complex)
     if array.dtype.kind not in "fiub":
         raise CheckpointError(
-            f"A forest must store {what} as an array of numbers; this file does not.", COPY_AGAIN
+            f"A file with a forest must store {what} as an array of numbers; this file does not.",
+            COPY_AGAIN,
         )
     return array.astype(np.float64)
 
@@ -181,7 +182,7 @@ def read_integers(value: Any, what: str, end: int) -> Integers:
     array = read_numbers(value, what)
     if array.ndim != 1 or not ((array >= 0) & (array < end) & (array == np.rint(array))).all():
         raise CheckpointError(
-            f"A forest must store {what} as integers from 0 to {end - 1}; this file does not.",
+            f"A file with a forest must store {what} as integers from 0 to {end - 1}; this file does not.",
             COPY_AGAIN,
         )
     return array.astype(np.int64)
@@ -191,7 +192,7 @@ def read_columns(model: InertObject) -> int:
     """Return the number of columns of the training table of an estimator.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The number of columns.
@@ -201,20 +202,20 @@ def read_columns(model: InertObject) -> int:
     """
     # Versions of scikit-learn before 1.0 store the number of columns as ``n_features_``.
     attributes = model.attributes
-    columns = attributes.get("n_features_in_", attributes.get("n_features_"))
-    if type(columns) is not int or not 1 <= columns <= MAX_COLUMNS:
+    column_count = attributes.get("n_features_in_", attributes.get("n_features_"))
+    if type(column_count) is not int or not 1 <= column_count <= MAX_COLUMNS:
         raise CheckpointError(
-            f"A forest must state its number of columns, at most {MAX_COLUMNS:,}; this forest has "
-            f"n_features_in_={columns!r:.60}.",
+            f"A forest of scikit-learn must store its number of input columns, at most {MAX_COLUMNS:,}, "
+            f"as n_features_in_; this forest has n_features_in_={column_count!r:.60}.",
             "Save the model again with scikit-learn 1.0 or later.",
         )
-    return columns
+    return column_count
 
 
 def read_names(model: InertObject) -> tuple[str, ...]:
     """Return the names of the columns of an estimator, or () if the file stores no names."""
-    value = model.attributes.get("feature_names_in_")
-    names = value.objects if isinstance(value, Block) else None
+    stored_names = model.attributes.get("feature_names_in_")
+    names = stored_names.objects if isinstance(stored_names, Block) else None
     return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
 
 
@@ -241,7 +242,7 @@ def check_forest(forest: Forest) -> None:
         raise CheckpointError(
             f"A forest may have at most {MAX_NODES:,} nodes and {MAX_COLUMNS:,} columns; this forest has "
             "more.",
-            "Save a model with fewer trees, and audit this model.",
+            "Train a model with fewer trees, and audit the smaller model.",
         )
     for tree in forest.trees:
         node_count = len(tree.left)
@@ -259,16 +260,16 @@ def check_forest(forest: Forest) -> None:
         )
         if not is_tree:
             raise CheckpointError(
-                "The nodes of a decision tree must form one connected tree with splits of existing columns; "
-                "the nodes in this file do not.",
+                "The nodes of a decision tree must form one connected tree, and every split must use an "
+                "existing column; this is not so in this file.",
                 COPY_AGAIN,
             )
         has_shares = forest.is_classifier and forest.kind == AVERAGE
         has_same_width = tree.value.shape[1] == forest.trees[0].value.shape[1]
         if not has_same_width or not _has_values(tree, has_shares):
             raise CheckpointError(
-                "The leaves of decision trees must store finite targets, or class shares for the same number "
-                "of classes; a leaf in this file does not.",
+                "Every leaf of a decision tree must store a finite target, or the shares of the classes; "
+                "a leaf in this file does not.",
                 COPY_AGAIN,
             )
 

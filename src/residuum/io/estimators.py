@@ -88,7 +88,7 @@ def read_estimator(release: Release) -> Network | None:
     """Return the network in a pickle, or None if the pickle holds no network.
 
     Args:
-        release: The release that was read from the pickle.
+        release: The content of the pickle.
 
     Returns:
         The network, or None.
@@ -113,8 +113,8 @@ def read_estimator(release: Release) -> Network | None:
         network.check_weights()
     except VALUE_ERRORS as problem:
         raise CheckpointError(
-            "A fitted MLPClassifier or MLPRegressor must be complete; the estimator in "
-            f"{release.path.name!r} is not ({type(problem).__name__}).",
+            "A fitted MLPClassifier or MLPRegressor must have all its weights; the estimator in the file "
+            f"{release.path.name!r} does not ({type(problem).__name__}).",
             "Save the estimator again.",
         ) from problem
     return network.replace(
@@ -127,10 +127,10 @@ def _refuse_other_estimators(release: Release) -> None:
     estimator = release.content
     if isinstance(estimator, InertObject) and estimator.name.startswith("sklearn."):
         raise CheckpointError(
-            f"residuum attacks neural networks and trees; {release.path.name[:80]!r} is a pickle of a "
-            f"{estimator.class_name[:60]}, for which residuum has no attack.",
-            "If you trust the file, load it and pass the live model to "
-            "residuum.audit, which compares the losses of training and held-out samples.",
+            f"residuum attacks neural networks and decision trees; the file {release.path.name[:80]!r} "
+            f"is a pickle of the class {estimator.class_name[:60]}, for which residuum has no attack.",
+            "If you trust the file, load it in Python and pass the model object to residuum.audit. The "
+            "audit then compares the losses of training samples with those of held-out samples.",
         )
 
 
@@ -140,7 +140,7 @@ def read_training_state(
     """Return the optimizer state and the initial weights that a pickle stores with its network.
 
     Args:
-        release: The release that was read from the pickle.
+        release: The content of the pickle.
 
     Returns:
         The mean of recent gradients (or None), the initial weights (or None), both by parameter name, and
@@ -159,8 +159,8 @@ def read_training_state(
         pass
     except VALUE_ERRORS as problem:
         raise CheckpointError(
-            "The optimizer state of an estimator must fit its weights; the state in this file does not "
-            f"({type(problem).__name__}).",
+            "The optimizer state of an estimator must have the shapes of its weights; the optimizer "
+            f"state in this file does not ({type(problem).__name__}).",
             "Save the estimator again.",
         ) from problem
     if moment is not None and not all(bool(t.isfinite().all()) for t in moment.values()):
@@ -176,7 +176,7 @@ def read_scalings(release: Release) -> list[tuple[Tensor, Tensor]]:
     A scaler converts a sample x to factor * x + shift.
 
     Args:
-        release: The release that was read from the pickle.
+        release: The content of the pickle.
 
     Returns:
         One pair of tensors for each scaler.
@@ -219,7 +219,7 @@ def _find_network(release: Release) -> InertObject | None:
 
 
 def _to_namespace(value: Any, depth: int = 0) -> Any:
-    """Convert a value of a pickle: an array to a numpy array, an object to a namespace of its attributes."""
+    """Convert a value of a pickle: arrays to numpy arrays, objects to namespaces of their attributes."""
     if isinstance(value, Block):
         return value.tensor().numpy() if value.read is not None else list(value.objects or ())
     if isinstance(value, list | tuple) and depth < MAX_DEPTH:
@@ -399,7 +399,7 @@ def _inner_product(a: Tensor, b: Tensor) -> float:
 def _singular_values(weight: Tensor) -> Tensor:
     """Return the singular values of a weight matrix, largest first, from its smaller Gram matrix."""
     tall = weight if weight.shape[0] >= weight.shape[1] else weight.T
-    gram = torch.zeros(tall.shape[1], tall.shape[1], dtype=torch.float64)
+    gram_matrix = torch.zeros(tall.shape[1], tall.shape[1], dtype=torch.float64)
     for rows in tall.split(CHUNK_ROWS):
-        gram += rows.double().T @ rows.double()
-    return torch.linalg.eigvalsh(gram).flip(0).clamp(min=0).sqrt()
+        gram_matrix += rows.double().T @ rows.double()
+    return torch.linalg.eigvalsh(gram_matrix).flip(0).clamp(min=0).sqrt()

@@ -69,8 +69,8 @@ class Table:
         position = self._follow(field)
         if position is None:
             return np.zeros(0, dtype=kind)
-        count = _read(self.raw, "<I", position)
-        return np.frombuffer(self.raw, kind, count, position + 4)
+        entry_count = _read(self.raw, "<I", position)
+        return np.frombuffer(self.raw, kind, entry_count, position + 4)
 
     def tables(self, field: int) -> Iterator[Table]:
         """Yield the tables in a field that holds an array of tables."""
@@ -82,7 +82,7 @@ class Table:
             yield Table(self.raw, entry_position + _read(self.raw, "<I", entry_position))
 
     def _find(self, field: int) -> int | None:
-        """Return the position of a field in the file, or None if the field is not stored."""
+        """Return the position of a field of this table in the file, or None if the field is not stored."""
         list_position = self.position - _read(self.raw, "<i", self.position)
         list_bytes = _read(self.raw, "<H", list_position)
         entry_offset = 4 + 2 * field

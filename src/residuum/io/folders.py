@@ -1,4 +1,4 @@
-"""Find the weights, the tokenizer and all other files in the folder of a release.
+"""Find the weights, the tokenizer and all other files in the folder of a model.
 
 ==============================  ===================================================================
 folder                          its weights
@@ -87,8 +87,9 @@ def list_folder(folder: str | Path) -> FolderListing:
     for count, (entry, depth) in enumerate(_walk_folder(path)):
         if count >= MAX_ENTRIES:
             raise InputError(
-                f"A folder may hold at most {MAX_ENTRIES} entries; {str(path)!r} holds more.",
-                "Scan the subfolders one by one.",
+                f"A folder may contain at most {MAX_ENTRIES} files and folders; the folder {str(path)!r} "
+                "contains more.",
+                "Scan the subfolders separately.",
             )
         entry_path = Path(entry.path)
         if entry.is_symlink():
@@ -126,7 +127,7 @@ def is_inner_file(path: Path) -> bool:
     """Return True if a path is a regular file, or a link in a cache of Hugging Face to its regular file.
 
     Args:
-        path: A path in a folder of a release.
+        path: A path in the folder of a model.
 
     Returns:
         Whether the file may be read as a part of the folder.
@@ -165,7 +166,8 @@ def locate_weights(path: str | Path) -> Path:
             return path
         defect = "is not a regular file" if path.exists() else "does not exist"
         raise CheckpointError(
-            f"A model must be a file or a folder with a model; {str(path)!r} {defect}.",
+            f"The path of a model must be a model file or a folder with a model; the path {str(path)!r} "
+            f"{defect}.",
             "Check the path.",
         )
     for name in WEIGHT_FILES:
@@ -174,13 +176,14 @@ def locate_weights(path: str | Path) -> Path:
     special_names = [name for name in WEIGHT_FILES if os.path.lexists(path / name)]
     if special_names:
         raise CheckpointError(
-            f"The weights in a folder must be a regular file; {special_names[0]!r} in {str(path)!r} is a "
-            "link or not a regular file.",
-            "Pass the path of the file itself.",
+            f"The weights in a folder must be a regular file; the file {special_names[0]!r} in the "
+            f"folder {str(path)!r} is a link or a special file.",
+            "Pass the path of the model file to which the link points.",
         )
     raise CheckpointError(
-        "A folder with a model must hold model.safetensors, pytorch_model.bin, an index of shards, or "
-        f"adapter_model.safetensors; {str(path)!r} holds no {WEIGHT_FILES[0]}.",
+        "A folder with a model must contain model.safetensors, pytorch_model.bin, "
+        f"adapter_model.safetensors, or an index of several weight files; the folder {str(path)!r} "
+        "contains none of these files.",
         "Pass the path of the model file itself.",
     )
 
@@ -208,8 +211,8 @@ def read_shard_index(index: Path) -> dict[Path, list[str]]:
     is_valid = isinstance(weight_map, dict) and all(isinstance(v, str) for v in weight_map.values())
     if not is_valid or not weight_map:
         raise CheckpointError(
-            f"An index of shards must have a 'weight_map' with one file for each tensor; {index.name!r} has "
-            "none.",
+            "The index of a model in several files must have a 'weight_map', which names the file of "
+            f"each tensor; the index {index.name!r} has none.",
             SAVE_SHARDS,
         )
     shards: dict[Path, list[str]] = {}
@@ -217,7 +220,8 @@ def read_shard_index(index: Path) -> dict[Path, list[str]]:
         shards.setdefault(Path(file_name), []).append(tensor_name)
         if len(shards) > MAX_SHARDS:
             raise UnsafeFileError(
-                f"An index may list at most {MAX_SHARDS} shards; {index.name!r} lists more.",
+                f"The index of a model may list at most {MAX_SHARDS} weight files; the index "
+                f"{index.name!r} lists more.",
                 SAVE_SHARDS,
             )
     for shard in shards:
@@ -225,13 +229,14 @@ def read_shard_index(index: Path) -> dict[Path, list[str]]:
         if has_folder or (index.parent / shard).is_symlink():
             if has_folder or not is_inner_file(index.parent / shard):
                 raise UnsafeFileError(
-                    "An index of shards must name files in its own folder; "
-                    f"{index.name!r} names {str(shard)[:80]!r}.",
+                    "The index of a model may only list weight files in its own folder; the index "
+                    f"{index.name!r} lists the file {str(shard)[:80]!r}.",
                     "Do not trust this folder. Download the model again.",
                 )
         elif not is_inner_file(index.parent / shard):
             raise CheckpointError(
-                f"Every shard that an index lists must exist; {str(shard)[:80]!r} does not.",
+                "Every weight file that the index of a model lists must exist; the file "
+                f"{str(shard)[:80]!r} does not.",
                 "Download the missing file, or save the model again.",
             )
     return {index.parent / shard: shards[shard] for shard in sorted(shards)}

@@ -31,12 +31,12 @@ READABLE = (
 
 
 def find_forests(content: Any) -> Iterator[tuple[str, Forest]]:
-    """Yield the class name and the structure of every forest in a release.
+    """Yield the class name and the structure of every forest in a model file.
 
     The trees of an ensemble that residuum does not read, such as AdaBoost, are yielded one by one.
 
     Args:
-        content: The content of a release, or a value in this content.
+        content: The content of a model file, or a value in this content.
 
     Yields:
         The class name and the forest.
@@ -66,7 +66,7 @@ def read_forest(model: InertObject) -> Forest | None:
     """Return the structure of a random forest or a single tree of scikit-learn.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, or None if the estimator was not fitted.

@@ -1,4 +1,4 @@
-"""Read all forests in a release: random forests, single trees and boosted trees, of any library."""
+"""Read all forests in a model file: random forests, single trees and boosted trees, of any library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from residuum.trees.forest import Forest
 
 @dataclass(frozen=True)
 class NamedForest:
-    """A forest of a release.
+    """A forest of a model file.
 
     Attributes:
         name: Class of the model, such as "RandomForestRegressor".
@@ -25,10 +25,10 @@ class NamedForest:
 
 
 def read_forests(release: Release) -> tuple[NamedForest, ...]:
-    """Return all forests of a release, the largest first. Nothing in the file is executed.
+    """Return all forests of a model file, the largest first. Nothing in the file is executed.
 
     Args:
-        release: The release.
+        release: The model file that was opened.
 
     Returns:
         The forests, or an empty tuple if the release holds no forest.

@@ -61,7 +61,7 @@ def read_gradient_boosting(model: InertObject) -> Forest | None:
     """Return the structure of a GradientBoostingRegressor or GradientBoostingClassifier.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted.
@@ -77,8 +77,8 @@ def read_gradient_boosting(model: InertObject) -> Forest | None:
         return None
     if len(stage_array.shape) != 2 or stage_array.shape[0] * stage_array.shape[1] != len(trees):
         raise CheckpointError(
-            "GradientBoosting must store an array of trees with one row for each boosting stage; this file "
-            "does not.",
+            "A GradientBoosting model must store its trees as an array with one row for each boosting "
+            "stage; this file does not.",
             COPY_AGAIN,
         )
     learning_rate = _learning_rate(attributes)
@@ -117,7 +117,7 @@ def read_histogram_boosting(model: InertObject) -> Forest | None:
     """Return the structure of a HistGradientBoostingRegressor or HistGradientBoostingClassifier.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted.
@@ -132,8 +132,8 @@ def read_histogram_boosting(model: InertObject) -> Forest | None:
     trees_per_iteration = {len(row) if isinstance(row, list) else 0 for row in iterations}
     if len(trees_per_iteration) != 1 or 0 in trees_per_iteration:
         raise CheckpointError(
-            "HistGradientBoosting must store the same number of trees in every iteration; this file does "
-            "not.",
+            "A HistGradientBoosting model must store the same number of trees for every iteration; this "
+            "file does not.",
             COPY_AGAIN,
         )
     _refuse_categories(attributes)
@@ -141,8 +141,8 @@ def read_histogram_boosting(model: InertObject) -> Forest | None:
     offset = read_numbers(attributes.get("_baseline_prediction"), "the baseline prediction").ravel()
     if len(offset) != output_count:
         raise CheckpointError(
-            f"HistGradientBoosting must store one baseline prediction for each of its {output_count} "
-            f"outputs; this file stores {len(offset)}.",
+            "A HistGradientBoosting model must store one baseline prediction for each of its "
+            f"{output_count} outputs; this file stores {len(offset)} baseline predictions.",
             COPY_AGAIN,
         )
     trees = [_read_bin_tree(tree) for row in iterations for tree in row]
@@ -181,8 +181,8 @@ def _learning_rate(attributes: dict[str, Any]) -> float:
     rate = attributes.get("learning_rate")
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1e100:
         raise CheckpointError(
-            "Boosting must store its learning rate as a number that is not negative; this file stores "
-            f"{rate!r:.60}.",
+            "A model of gradient boosting must store a learning rate of at least 0; the learning rate in "
+            f"this file is {rate!r:.60}.",
             COPY_AGAIN,
         )
     return float(rate)
@@ -209,7 +209,7 @@ def _offset(attributes: dict[str, Any], outputs: int, is_classifier: bool) -> Fl
     if initial_model == "zero":
         return np.zeros(outputs)
     if not isinstance(initial_model, InertObject) or not isinstance(loss, InertObject):
-        return None  # before version 1.4, scikit-learn computes the offset in another way
+        return None  # in scikit-learn before 1.4, the offset was computed in another way
     if initial_model.class_name == "DummyRegressor" and not is_classifier:
         constant = read_numbers(
             initial_model.attributes.get("constant_"), "its first prediction"
@@ -238,8 +238,8 @@ def _refuse_categories(attributes: dict[str, Any]) -> None:
         not isinstance(categorical_flags, Block) or categorical_flags.tensor().any()
     ):
         raise CheckpointError(
-            "residuum reads HistGradientBoosting without categorical columns; this model has categorical "
-            "columns.",
+            "residuum cannot read HistGradientBoosting models with categorical columns; this model has "
+            "such columns.",
             "Encode the categories as numbers and train with categorical_features=None.",
         )
 
@@ -256,8 +256,8 @@ def _read_bin_tree(predictor: Any) -> Tree:
     is_leaf = node_table["is_leaf"] != 0
     if (node_table["is_categorical"][~is_leaf] != 0).any():
         raise CheckpointError(
-            "residuum reads HistGradientBoosting without categorical splits; a tree in this file has such "
-            "splits.",
+            "residuum cannot read HistGradientBoosting models that split categorical columns; a tree in "
+            "this file does.",
             "Encode the categories as numbers and train with categorical_features=None.",
         )
     count = node_table["count"].astype(np.int64)
@@ -280,8 +280,8 @@ def _bin_edges(attributes: dict[str, Any], columns: int) -> tuple[tuple[Floats, 
     edges, bins = bin_mapper.attributes.get("bin_thresholds_"), bin_mapper.attributes.get("n_bins")
     if not isinstance(edges, list) or len(edges) != columns or type(bins) is not int:
         raise CheckpointError(
-            "HistGradientBoosting must store the edges of the histogram bins of every column; this file "
-            "does not.",
+            "A HistGradientBoosting model must store the edges of the histogram bins of every column; "
+            "this file does not.",
             COPY_AGAIN,
         )
     columns_of_edges = tuple(read_numbers(column, "the edges of bins").ravel() for column in edges)

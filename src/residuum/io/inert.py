@@ -1,4 +1,4 @@
-"""Inert values: plain Python objects that describe the content of a model file as a tree.
+"""Inert values: plain Python objects that describe what is in a model file, so that nothing is executed.
 
 The classes and functions that the file names are neither imported nor called.
 
@@ -38,7 +38,7 @@ STORAGES = {f"torch.{name}Storage": kind.itemsize for name, kind in KINDS.items(
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A torch storage: a block of numbers that a pickle refers to by key.
+    """A torch storage (an array of numbers that several tensors can share), which a pickle refers to by key.
 
     Attributes:
         key: Name of the storage in the file.
@@ -54,12 +54,12 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """Size of the storage in bytes."""
+        """Size of the storage (the numbers of tensors) in bytes."""
         return self.numel * self.itemsize
 
 
 def _order_of_storage(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the sizes of a tensor in the order of storage, or None if its numbers have gaps or overlap."""
+    """Return the shape of a tensor in the order of its stored numbers, or None if not contiguous."""
     dimensions = sorted(
         ((step, n) for step, n in zip(stride, size, strict=True) if n != 1), reverse=True
     )
@@ -73,7 +73,7 @@ def _order_of_storage(size: tuple[int, ...], stride: tuple[int, ...]) -> tuple[i
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor as a pickle describes it: a view of a storage. The view must lie inside the storage.
+    """A tensor as a pickle describes it: a view of a storage (an array of numbers), which must contain it.
 
     Attributes:
         storage: The storage that holds the numbers.
@@ -109,14 +109,15 @@ class View:
         last_index = self.offset + sum((n - 1) * step for n, step in sizes_and_strides)
         if count > stored or (count and last_index >= stored):
             raise UnsafeFileError(
-                f"A tensor must lie within its storage; a tensor of shape {list(self.size)} claims "
-                f"{max(count, last_index + 1)} elements and the file holds {stored}.",
-                "Save a full copy: {name: t.clone() for name, t in state.items()}.",
+                f"The file must contain all elements of a tensor; a tensor of shape {list(self.size)} "
+                f"needs {max(count, last_index + 1)} elements, but the file has only {stored} elements "
+                "for this tensor.",
+                "Save full copies of the tensors: {name: t.clone() for name, t in state.items()}.",
             )
 
     @property
     def stored_size(self) -> tuple[int, ...] | None:
-        """The sizes in the order of storage, or None if the numbers of the tensor have gaps or overlap."""
+        """Shape of the tensor in the order of its stored numbers, None if they are not contiguous."""
         return _order_of_storage(self.size, self.stride)
 
 
@@ -172,7 +173,7 @@ class Block:
     part_reader: NumberReader | None = None
 
     def raw(self) -> np.ndarray | None:
-        """Return the bytes of an array of structures as (entries, entry size), or None for other arrays."""
+        """Return the bytes of a structured array (a dtype with fields), a row per entry, else None."""
         return None if self.structures is None else self.structures()
 
     @property
@@ -197,21 +198,23 @@ class Block:
         """
         if self.read is None:
             raise CheckpointError(
-                f"residuum needs an array of numbers; this array holds {self.kind or 'objects'}.",
+                "residuum reads only arrays of numbers; an array in this file holds "
+                f"{self.kind or 'objects'}.",
                 "Save the array as numbers.",
             )
         try:
             return self.read()
         except UNREADABLE as problem:
             raise CheckpointError(
-                f"An array in a file must be complete and fit its header; this array does not ({problem}).",
+                "An array in a file must have as many bytes as its header states; an array in this file "
+                f"is damaged ({problem}).",
                 "Copy or save the file again.",
             ) from problem
 
 
 @dataclass(eq=False, slots=True)
 class InertObject:
-    """A stand-in for an object in a pickle, or for the result of a call in a pickle.
+    """A plain description of an object in a pickle, or of the result of a call. Nothing is executed.
 
     Attributes:
         name: Full name of the class or function.
@@ -249,7 +252,7 @@ class Opaque:
 
 
 def make_key(value: Any) -> Any:
-    """Return the value as a dict key. A long or nested value, which hashes slowly, becomes an ``Opaque``."""
+    """Return a value as a dict key. A long or nested value, slow to hash, becomes a placeholder."""
     is_short = value is None or type(value) in (bool, float)
     if is_short or (type(value) in (str, bytes) and len(value) <= 1000):
         return value

@@ -33,16 +33,18 @@ def read_json(path: Path) -> Any:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise CheckpointError(
-                f"A JSON file must be a regular file; {path.name!r} is not.", "Check the path."
+                f"A JSON file must be a regular file; the path {path.name!r} is a folder, a link or a "
+                "special file.",
+                "Check the path.",
             )
         with path.open("rb") as stream:
-            text = stream.read(MAX_JSON_BYTES + 1)
+            json_bytes = stream.read(MAX_JSON_BYTES + 1)
     except OSError as problem:
         raise CheckpointError(
-            f"A JSON file must be readable; reading {path.name!r} failed ({problem.strerror}).",
+            f"A JSON file must be readable; reading the file {path.name!r} failed ({problem.strerror}).",
             "Check the file.",
         ) from problem
-    return parse_json(text, path.name)
+    return parse_json(json_bytes, path.name)
 
 
 def parse_json(text: bytes, name: str) -> Any:
@@ -63,13 +65,14 @@ def parse_json(text: bytes, name: str) -> Any:
     if len(text) > MAX_JSON_BYTES or memory > MAX_JSON_MEMORY:
         raise UnsafeFileError(
             f"A JSON file may have at most {MAX_JSON_BYTES} bytes, and its values may need at most "
-            f"{MAX_JSON_MEMORY} bytes of memory; {name!r} exceeds these limits.",
+            f"{MAX_JSON_MEMORY} bytes of memory; the file {name!r} exceeds these limits.",
             SAVE_LESS,
         )
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as problem:
         raise CheckpointError(
-            f"A JSON file must hold one JSON value; {name!r} does not ({type(problem).__name__}).",
+            f"A JSON file must hold exactly one valid JSON value; the file {name!r} does not "
+            f"({type(problem).__name__}).",
             "Save the file again.",
         ) from problem

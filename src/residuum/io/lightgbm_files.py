@@ -36,7 +36,7 @@ from residuum.trees.forest import AVERAGE, BOOSTING, NO_CHILD, Floats, Forest
 
 LIBRARY = "lightgbm"
 MAGIC = b"tree\n"
-MAX_TEXT_BYTES = 512 << 20  # largest text of a model
+MAX_TEXT_BYTES = 512 << 20  # largest size of a model as text, in bytes
 # Bits of the number ``decision_type`` of a node. The next two bits are the missing type of the node.
 IS_CATEGORICAL, DEFAULT_LEFT = 1, 2
 # Missing types of a node. For MISSING_NONE, NaN counts as 0. For MISSING_ZERO, 0 counts as a missing value.
@@ -64,7 +64,7 @@ def read_lightgbm(text: str) -> Forest:
     """
     if len(text) > MAX_TEXT_BYTES:
         raise UnsafeFileError(
-            f"A model of LightGBM may have at most {MAX_TEXT_BYTES >> 20} MB; this model has more.",
+            f"A model of LightGBM may have at most {MAX_TEXT_BYTES >> 20} MB as text; this model has more.",
             "Save the model with fewer trees.",
         )
     text = text.replace("\r\n", "\n")
@@ -119,8 +119,8 @@ def read_parameters(text: str) -> dict[str, str]:
     Returns:
         The settings that are not empty.
     """
-    settings = text.partition("\nparameters:")[2].partition("\nend of parameters")[0]
-    return {name: value[:1000] for name, value in PARAMETER.findall(settings)}
+    settings_text = text.partition("\nparameters:")[2].partition("\nend of parameters")[0]
+    return {name: value[:1000] for name, value in PARAMETER.findall(settings_text)}
 
 
 def _read_properties(block: str) -> dict[str, str]:
@@ -201,9 +201,9 @@ def _read_ranges(infos: list[str], columns: int) -> tuple[Floats, Floats] | None
     """Return the smallest and the largest training value of each column, NaN for a column without them."""
     if len(infos) != columns:
         return None
-    matches = [RANGE.fullmatch(info) for info in infos]
+    range_matches = [RANGE.fullmatch(info) for info in infos]
     low, high = (
-        as_floats(["nan" if m is None else m[k] for m in matches], "feature_infos", LIBRARY)
+        as_floats(["nan" if m is None else m[k] for m in range_matches], "feature_infos", LIBRARY)
         for k in (1, 2)
     )
     if (low > high).any():

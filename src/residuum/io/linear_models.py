@@ -1,4 +1,4 @@
-"""Read linear models of scikit-learn from a release without running its code.
+"""Read linear models of scikit-learn from a model file without running its code.
 
 A linear model computes the scores x W' + b from the coefficients W (``coef_``) and the intercepts b
 (``intercept_``) in the file. A model behind a search (``GridSearchCV``) or a ``Pipeline`` is read too, if the
@@ -25,7 +25,7 @@ from residuum.records import Dataset
 
 Array = NDArray[np.float64]
 SEARCHES = ("GridSearchCV", "RandomizedSearchCV", "HalvingGridSearchCV", "HalvingRandomSearchCV")
-MAX_WRAPPERS = 8  # largest number of searches and pipelines around a model
+MAX_WRAPPERS = 8  # largest nesting depth of grid searches and pipelines around a model
 REGRESSORS = {
     "LinearRegression", "Ridge", "RidgeCV", "Lasso", "LassoCV", "ElasticNet", "ElasticNetCV", "Lars",
     "LarsCV", "LassoLars", "LassoLarsCV", "LassoLarsIC", "OrthogonalMatchingPursuit",
@@ -46,7 +46,7 @@ LINEAR = REGRESSORS | LOG_LINK | SCORERS | LOGISTIC
 
 @dataclass(frozen=True)
 class Wrapped:
-    """The estimator in a release, without the searches and pipelines around it.
+    """The estimator in a model file, without the searches and pipelines around it.
 
     Attributes:
         estimator: The estimator.
@@ -74,8 +74,8 @@ class Wrapped:
         for factor, shift in self.scalings:
             if {factor.numel(), shift.numel()} - {1, x.shape[1]}:
                 raise InputError(
-                    "A sample must have one value for each column of the scalers in the model file; the "
-                    f"samples have {x.shape[1]} values.",
+                    "A sample must have one value for each input column of the scalers in the model "
+                    f"file; the samples have {x.shape[1]} values.",
                     PASS_AS_TRAINED,
                 )
             x, total_factor, total_shift = (
@@ -91,10 +91,10 @@ class Wrapped:
 
 
 def find_estimator(content: Any) -> Wrapped | None:
-    """Return the estimator in a release, which may be inside of searches and pipelines.
+    """Return the estimator in a model file, which may be inside of searches and pipelines.
 
     Args:
-        content: The content of the release. If the content is a dict, it must hold a single estimator.
+        content: The content of the model file. If the content is a dict, it must hold a single estimator.
 
     Returns:
         The estimator, or None if the release holds no estimator or several estimators.
@@ -158,10 +158,10 @@ def read_classes(estimator: InertObject) -> tuple[Any, ...]:
 
 
 def read_linear_model(release: Release) -> Predictor | None:
-    """Return the linear model of scikit-learn in a release. Nothing in the file is executed.
+    """Return the linear model of scikit-learn in a model file. Nothing in the file is executed.
 
     Args:
-        release: The release.
+        release: The model file that was opened.
 
     Returns:
         The model, None if the release holds no linear model that residuum evaluates.
@@ -188,7 +188,7 @@ def read_linear_model(release: Release) -> Predictor | None:
     if not is_complete or not (np.isfinite(weights).all() and np.isfinite(intercepts).all()):
         raise CheckpointError(
             "A linear model must have finite coefficients and one finite intercept for each row of "
-            f"coefficients; the {name} in {release.path.name[:80]!r} does not.",
+            f"coefficients; the {name} in the file {release.path.name[:80]!r} does not.",
             "Save the model again.",
         )
     class_labels = (
@@ -211,7 +211,7 @@ def read_linear_model(release: Release) -> Predictor | None:
 
 
 def _choose_link(name: str, attributes: dict[str, Any], classes: int) -> Any:
-    """Return the function from scores to predictions, or None if the scores are the predictions."""
+    """Return the function that turns scores into predictions, such as softmax. None if none is needed."""
     if name in LOG_LINK:
         power = attributes.get("power", 0)
         is_automatic = attributes.get("link", "auto") == "auto"

@@ -37,7 +37,8 @@ def resolve_trained_and_base(
         return Path(checkpoint), base
     if base is not None:
         raise InputError(
-            "--base cannot be used with --adapter, because the checkpoint is the base of the adapter.",
+            "The options --base and --adapter cannot be used together: with --adapter, the checkpoint "
+            "itself is the base network of the adapter.",
             "Omit --base or --adapter.",
         )
     return Path(adapter), str(checkpoint)
@@ -71,7 +72,8 @@ def load_network(
     if model is not None:
         if arch is not None:
             raise InputError(
-                "--arch cannot be used with --model, because the code of --model defines the architecture.",
+                "The options --arch and --model cannot be used together, because the code that --model "
+                "names already defines the architecture.",
                 "Omit --model or --arch.",
             )
         return load_with_code(source, model, shape, trusted=trust_code)
@@ -99,9 +101,9 @@ def load_initial_weights(file: str | Path, release: Release, network: Network) -
         file = folder / INIT_FILE
         if not file.is_file():
             raise InputError(
-                f"'--init own' needs the file {INIT_FILE!r} in the directory of the model; {str(folder)!r} "
-                "does not hold it.",
-                "Pass the file of the initial weights.",
+                f"With '--init own', the initial weights are read from the file {INIT_FILE!r} in the "
+                f"directory of the model; the directory {str(folder)!r} does not contain this file.",
+                "Pass the path of the initial weights, as in --init init.safetensors.",
             )
     if network.live is not None:
         return read_live_weights(file, network)

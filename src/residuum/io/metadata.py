@@ -33,7 +33,7 @@ def encode_metadata(checkpoint: Network) -> dict[str, str]:
     sentences = [text.removeprefix(METADATA_SAYS) for text in checkpoint.assumptions]
     metadata |= {"assumptions": json.dumps(sentences)}
     metadata |= {"task": checkpoint.task}
-    decode_metadata(metadata)  # check that the metadata can be read back
+    decode_metadata(metadata)  # raises an error if the written metadata could not be read again
     return metadata
 
 
@@ -53,8 +53,8 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
         return NO_METADATA
     if metadata[FORMAT_KEY] != FORMAT:
         raise CheckpointError(
-            f"This version of residuum reads checkpoint format {FORMAT}; got "
-            f"{metadata[FORMAT_KEY][:20]!r}.",
+            f"This version of residuum reads version {FORMAT} of its checkpoint format; the file has "
+            f"version {metadata[FORMAT_KEY][:20]!r}.",
             "Upgrade residuum.",
         )
     fields: dict[str, Any] = {key: metadata.get(key, "") for key in RULES}
@@ -64,7 +64,8 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
         field_value = fields[key]
         if field_value is None or len(field_value) > max_length or not is_allowed(field_value):
             raise CheckpointError(
-                f"The checkpoint's {key!r} must be {rule}; got {metadata.get(key, '')[:40]!r}.",
+                f"In the metadata of a checkpoint, the value of {key!r} must be {rule}; got "
+                f"{metadata.get(key, '')[:40]!r}.",
                 "Save the checkpoint again with save_checkpoint, or save its tensors without metadata.",
             )
     fields["assumptions"] = _attribute_statements(fields["assumptions"])
@@ -72,7 +73,7 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
 
 
 def _attribute_statements(sentences: tuple[str, ...]) -> tuple[str, ...]:
-    """Return at most ten sentences from the metadata. Mark sentences that residuum did not write itself."""
+    """Return up to ten sentences from the metadata, each marked if another program may have written it."""
     marked_sentences = [
         text if text in (ASSUMED_RELU, ASSUMED_STRIDES) else f"{METADATA_SAYS}{text}"
         for text in sentences[:MAX_STATEMENTS]

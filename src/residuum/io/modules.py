@@ -56,7 +56,7 @@ def checkpoint_from_module(
     model, sample_shape = unwrap(model), tuple(input_shape or fallback_shape or ())
     try:
         description = _describe(model, sample_shape)
-    except (ArchitectureError, CheckpointError):  # no architecture string describes this module
+    except (ArchitectureError, CheckpointError):  # an architecture that residuum does not know
         description = None
     if description is None:
         wrapped = wrap_module(model, sample_shape)
@@ -85,7 +85,8 @@ def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, 
     shape = tuple(shape) or arch.image_shape or ()
     if shape and (min(shape) < 1 or math.prod(shape) != arch.inputs):
         raise ArchitectureError(
-            f"A sample of the network {str(arch)!r} must have {arch.inputs} values; got the shape {shape}.",
+            f"A sample of the network {str(arch)!r} must have {arch.inputs} values; the input shape "
+            f"{shape} has another number of values.",
             "Correct the input shape, or omit the input shape.",
         )
     return shape
@@ -94,7 +95,7 @@ def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, 
 def _describe(
     model: nn.Module, shape: tuple[int, ...]
 ) -> tuple[Architecture, dict[str, Tensor]] | None:
-    """Return the architecture of a module, and its parameters by the names that the architecture uses.
+    """Return the architecture of a torch module, and its parameters by their names in this architecture.
 
     Return None if no architecture string describes the module.
     """
@@ -123,7 +124,7 @@ def wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
     parameters = {n: p.detach() for n, p in model.named_parameters()}
     if not any(p.ndim > 1 for p in parameters.values()):
         raise ArchitectureError(
-            f"A network needs a layer with weights; this {class_name} has no weights.",
+            f"A network needs a layer with weights; this module of the class {class_name} has no weights.",
             "Pass the module that holds the weights.",
         )
     is_finite = {
@@ -131,7 +132,8 @@ def wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
     }
     if invalid_names := [n for n, finite in is_finite.items() if not finite]:
         raise CheckpointError(
-            f"Weights must be finite real numbers; {invalid_names[0]!r} of this {class_name} are not.",
+            f"Weights must be finite real numbers; the weights {invalid_names[0]!r} of this {class_name} "
+            "are not.",
             "Use a network whose training did not diverge.",
         )
     has_doubles = any(p.dtype == torch.float64 for p in parameters.values())
@@ -141,8 +143,8 @@ def wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
         shape = (first_layer.in_features,)
     if not shape:
         raise ArchitectureError(
-            "A module without an architecture string needs the shape of one sample; "
-            f"this {class_name} does not show the shape.",
+            "To read a module of an unknown architecture, residuum needs the shape of a sample; the "
+            f"layers of this {class_name} do not determine the shape.",
             "Pass Knowledge(shape=(3, 32, 32)), or pass the data.",
         )
     try:

@@ -43,11 +43,11 @@ def read_dtype(argument: Any = "", *_: Any) -> NumpyDtype | InertObject:
     """Return the dtype that a call in a pickle makes, such as ``numpy.dtype('f8', False, True)``.
 
     Args:
-        argument: The first argument of the call, such as 'f8'.
+        argument: The first argument of the call ``numpy.dtype(...)``, such as 'f8'.
         *_: The other arguments, which are ignored.
 
     Returns:
-        The dtype, or a stand-in for the call if the dtype is not plain, such as a structured dtype.
+        The dtype. If the dtype is not plain, such as a structured dtype, a plain description of the call.
     """
     # A pickle can also call numpy.dtype with a class, such as numpy.float64.
     if isinstance(argument, GlobalName):
@@ -155,7 +155,7 @@ def read_scalar(kind: Any, raw: Any = b"") -> Any:
         raw: Bytes of the number.
 
     Returns:
-        The number, or a stand-in for the call if the result is not a plain number.
+        The number. If the result is not a plain number, a description of the call.
 
     Raises:
         ValueError: If the bytes do not fit the dtype.

@@ -35,19 +35,20 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str], Any]:
         from onnx import numpy_helper
     except ImportError:
         raise MissingExtraError(
-            "Reading an ONNX graph needs the extra 'onnx', which is not installed.",
+            "Reading an ONNX graph needs the Python package onnx, which is not installed.",
             'In a clone of residuum, run pip install ".[onnx]".',
         ) from None
     if path.stat().st_size > MAX_PICKLE_BYTES:
         raise UnsafeFileError(
-            f"An ONNX file may have at most {MAX_PICKLE_BYTES} bytes; {path.name!r} has more.",
+            f"An ONNX file may have at most {MAX_PICKLE_BYTES} bytes; the file {path.name!r} has more.",
             "Split the model into several files.",
         )
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as problem:  # the exceptions of protobuf have no common base class
         raise CheckpointError(
-            f"{path.name!r} must be an ONNX graph; the file cannot be read ({type(problem).__name__}).",
+            f"The file {path.name!r} must be an ONNX graph; the file cannot be read "
+            f"({type(problem).__name__}).",
             COPY_AGAIN,
         ) from problem
 

@@ -7,7 +7,7 @@ The operators add the trees. So a converter divides the leaf values of a random 
 T. We multiply by T, so that leaf values are targets again. Three things tell a random forest from boosting:
 
 - A random forest has no base values (numbers that boosting adds to the sum of its trees).
-- The leaf values of a classification forest are shares of classes: they lie between 0 and 1/T, and no
+- The leaf values of a classification forest are probabilities of classes: they lie between 0 and 1/T, and no
   function such as the softmax follows.
 - The trees of a regression forest are fitted to the same targets. So many leaves of different trees have the
   same value, or at least the leaf values of all trees have similar ranges. Trees of boosting are fitted to
@@ -36,8 +36,8 @@ REGRESSOR, CLASSIFIER, ENSEMBLE = (
     "TreeEnsemble",
 )
 DOMAINS = ("ai.onnx.ml", "com.microsoft", "")
-# Operators that may follow the trees. Other operators change the meaning of leaf values, as in isolation
-# forests.
+# ONNX operators that may use the outputs of trees. After other operators, leaf values are no predictions, as
+# in isolation forests.
 HARMLESS = (
     "Identity", "Cast", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Concat", "ReduceMean", "ZipMap",
     "ArgMax", "ArrayFeatureExtractor", "Normalizer",
@@ -173,8 +173,8 @@ def find_onnx_forests(graph: Any, producer: str) -> Iterator[tuple[str, Forest]]
         yield from _find_forests(graph, producer)
     except MALFORMED as problem:
         raise CheckpointError(
-            "The attributes of a tree ensemble in ONNX (such as nodes, leaves and thresholds) must fit each "
-            "other; in this file, they do not "
+            "The arrays of a tree ensemble in ONNX (such as nodes, leaves and thresholds) must have "
+            "matching lengths and values; in this file, the arrays do not match "
             f"({type(problem).__name__}: {str(problem)[:100]}).",
             COPY_AGAIN,
         ) from problem
@@ -204,7 +204,7 @@ def _find_forests(graph: Any, producer: str) -> list[tuple[str, Forest]]:
 
 
 def _join(averaged_forests: list[Forest]) -> Forest:
-    """Return one forest with the trees of several operators whose outputs are averaged, as for bagging."""
+    """Return one forest with the trees of several ONNX operators whose outputs are averaged."""
     first_forest = averaged_forests[0]
     output_counts = {tree.value.shape[1] for forest in averaged_forests for tree in forest.trees}
     comparison_settings = {
@@ -227,26 +227,26 @@ def _graph_columns(graph: Any) -> int:
     """Return the number of columns of the input of an ONNX graph, or 0 if the file does not state it."""
     if len(graph.input) != 1:
         return 0
-    shape = graph.input[0].type.tensor_type.shape
-    columns = shape.dim[-1].dim_value if len(shape.dim) == 2 else 0
+    input_shape = graph.input[0].type.tensor_type.shape
+    columns = input_shape.dim[-1].dim_value if len(input_shape.dim) == 2 else 0
     return int(columns) if 0 < columns <= MAX_COLUMNS else 0
 
 
 def _following_operators(graph: Any, outputs: list[str]) -> set[str]:
-    """Return the types of all operators that use one of the outputs directly or indirectly."""
+    """Return the types of all ONNX operators that use one of the outputs, directly or indirectly."""
     operators: set[str] = set()
     users: dict[str, list[Any]] = {}
     for node in graph.node:
-        for name in node.input:
-            users.setdefault(name, []).append(node)
+        for value_name in node.input:
+            users.setdefault(value_name, []).append(node)
     visited_names: set[str] = set()
     stack = list(outputs)
     while stack:
-        name = stack.pop()
-        if name in visited_names:
+        value_name = stack.pop()
+        if value_name in visited_names:
             continue
-        visited_names.add(name)
-        for node in users.get(name, ()):
+        visited_names.add(value_name)
+        for node in users.get(value_name, ()):
             operators.add(node.op_type)
             stack += node.output
     return operators
@@ -267,15 +267,15 @@ def _column_subset(graph: Any, name: str) -> Integers | None:
         )
     if index_tensor is None:
         raise CheckpointError(
-            "The trees of an ONNX graph must read the input columns of the graph; in this graph, the "
-            f"operator {producing_node.op_type[:60]!r} changes the columns before the trees read them.",
-            "Export the trees alone, without transformers.",
+            "The trees of an ONNX graph must receive the input columns unchanged; in this graph, the "
+            f"operator {producing_node.op_type[:60]!r} changes the columns first.",
+            "Export only the trees, without scalers or other transformers of the pipeline.",
         )
     return _to_array(index_tensor).ravel().astype(np.int64)
 
 
 def _map_columns(forest: Forest, column_subset: Integers, columns: int) -> Forest:
-    """Return a forest of a column subset with the column indices of the whole table."""
+    """Return a forest that reads some columns, with the column indices of the whole table."""
     in_range = bool(((column_subset >= 0) & (column_subset < (columns or MAX_COLUMNS))).all())
     inner_features = [tree.feature[tree.left != NO_CHILD] for tree in forest.trees]
     if not in_range or any(
@@ -336,7 +336,7 @@ def _attributes(node: Any) -> dict[str, Any]:
 
 
 def _numbers(attributes: dict[str, Any], name: str) -> np.ndarray | None:
-    """Return an attribute with float32 numbers, or with float64 numbers if the file stores a tensor."""
+    """Return the numbers of an ONNX attribute. Numbers in a tensor are float64, others float32."""
     return attributes.get(name, attributes.get(f"{name}_as_tensor"))
 
 
@@ -387,10 +387,10 @@ def _read_forest(node: Any, columns: int, producer: str) -> Forest:
 def _output_count(attributes: dict[str, Any], is_classifier: bool) -> int:
     """Return the number of targets of a regressor, or the number of classes of a classifier."""
     classes = int(attributes["class_ids"].max()) + 1 if is_classifier else 0
-    count = classes if is_classifier else attributes.get("n_targets", 1)
-    if not 1 <= count <= MAX_TARGETS:
+    output_count = classes if is_classifier else attributes.get("n_targets", 1)
+    if not 1 <= output_count <= MAX_TARGETS:
         raise ValueError("the number of targets or classes is out of range")
-    return count
+    return output_count
 
 
 def _read_table(attributes: dict[str, Any], prefix: str, output_count: int) -> NodeTable:
@@ -587,7 +587,7 @@ def _scale(forest: Forest, factor: float) -> Forest:
 
 
 def _class_shares(forest: Forest, attributes: dict[str, Any], factor: int) -> Forest | None:
-    """Return a classification forest whose leaf values are class shares, or None for other leaf values.
+    """Return a classification forest if its leaf values are class probabilities, or None otherwise.
 
     The leaves of a forest for two classes may store only the share of the second class.
 
@@ -618,7 +618,7 @@ def _class_shares(forest: Forest, attributes: dict[str, Any], factor: int) -> Fo
 
 def _is_fitted_to_targets(trees: list[Tree], producer: str) -> bool:
     """Return True if all trees seem to be fitted to the same targets, as in a random forest."""
-    # Such trees share many leaf values, or their leaf values have similar ranges.
+    # Trees of a random forest share many leaf values, or their leaf values have similar ranges.
     leaf_values = [tree.value[tree.left == NO_CHILD] for tree in trees]
     if len(trees) == 1:
         return True

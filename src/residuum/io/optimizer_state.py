@@ -1,4 +1,4 @@
-"""Read the mean of recent gradients that an optimizer stores (momentum buffer, Adam's first moment)."""
+"""Read the mean of recent gradients that an optimizer stores: momentum buffer or Adam's first moment."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def read_moment(trained: Any, model: nn.Module | None = None) -> dict[str, Tenso
     if not moment:
         raise InputError(
             "read_moment needs an optimizer that stores a mean of gradients (Adam, or SGD with momentum, "
-            "after at least one step), or an MLPClassifier that such an optimizer fitted; this "
-            f"{type(trained).__name__} stores no mean of gradients.",
+            "after at least one step), or an MLPClassifier that such an optimizer fitted; the "
+            f"{type(trained).__name__} that you passed stores no mean of gradients.",
             "Call read_moment(optimizer, model), or read_moment(estimator) for an estimator of scikit-learn.",
         )
     return moment
@@ -67,7 +67,7 @@ def _read_torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str
     try:
         checkpoint = checkpoint_from_module(model)
         source_names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
-    except ArchitectureError:  # no architecture string describes the module, so it keeps its names
+    except ArchitectureError:  # an unknown architecture, so its parameters keep their names
         source_names = {name: name for name in parameters}
     group_by_parameter = {
         parameter: parameter_group
@@ -106,8 +106,8 @@ def remove_weight_decay(
     Returns:
         The mean gradient, or None if the optimizer stores no mean of gradients.
     """
-    options = (group.get(name) for name in ("weight_decay", "momentum", "dampening"))
-    decay, momentum, dampening = (v if isinstance(v, int | float) else 0.0 for v in options)
+    decay_options = (group.get(name) for name in ("weight_decay", "momentum", "dampening"))
+    decay, momentum, dampening = (v if isinstance(v, int | float) else 0.0 for v in decay_options)
     if (adam := state.get("exp_avg")) is not None:
         return adam - (0.0 if is_decoupled else decay) * weight
     if (buffer := state.get("momentum_buffer")) is not None:

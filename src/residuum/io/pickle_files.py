@@ -86,12 +86,14 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
                 and _read_member(path, byte_order_member, 100) != b"little"
             ):
                 raise CheckpointError(
-                    "The numbers in an archive must be little-endian; the numbers in this archive are not.",
+                    "The numbers in a torch archive must be little-endian; the numbers in this archive "
+                    "are big-endian.",
                     COPY_AGAIN,
                 )
     except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, NotImplementedError) as problem:
         raise CheckpointError(
-            f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).", COPY_AGAIN
+            f"The file {path.name!r} must be a complete zip archive; the archive is damaged ({problem}).",
+            COPY_AGAIN,
         ) from problem
 
     def find_member(storage: Storage) -> zipfile.ZipInfo | None:
@@ -116,8 +118,9 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
         stored_bytes = member.file_size if member else 0
         if storage.nbytes != stored_bytes:
             raise UnsafeFileError(
-                f"A tensor storage must be complete; {storage.key[:80]!r} claims {storage.nbytes} bytes and "
-                f"the file holds {stored_bytes}.",
+                "The file must contain all numbers of a tensor storage; the storage "
+                f"{storage.key[:80]!r} needs {storage.nbytes} bytes, but the file has only "
+                f"{stored_bytes} bytes of it.",
                 COPY_AGAIN,
             )
     kind = "torchscript" if f"{folder}constants.pkl" in members else "torch"
@@ -156,7 +159,7 @@ def read_pickle(
     # The limit is for files that are read into memory. The numbers of legacy files are read on demand.
     if size > MAX_PICKLE_BYTES and not is_legacy:
         raise UnsafeFileError(
-            f"A pickle may have at most {MAX_PICKLE_BYTES} bytes; {path.name!r} has {size}.",
+            f"A pickle may have at most {MAX_PICKLE_BYTES} bytes; the file {path.name!r} has {size} bytes.",
             "Save the model in several files.",
         )
     reader = PickleReader(cache_last_storage(read_storage), read_part=read_part)
@@ -166,8 +169,8 @@ def read_pickle(
         kind = "torch"
         if reader.run(source) != LEGACY_PROTOCOL:
             raise CheckpointError(
-                f"A file in the legacy format of torch.save must state protocol {LEGACY_PROTOCOL}; "
-                f"{path.name!r} does not.",
+                f"A file in the old format of torch.save must state version {LEGACY_PROTOCOL} of the "
+                f"format; the file {path.name!r} does not.",
                 EXPORT_ADVICE,
             )
         reader.run(source)  # skip the third pickle, which describes the machine that wrote the file
@@ -182,12 +185,12 @@ def read_pickle(
 
 
 def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
-    """Return a function that reads a storage (the numbers of tensors) and caches the last storage."""
+    """Return a function that reads a storage (the numbers of tensors) and remembers the last storage."""
     last: list[tuple[Storage, bytearray]] = []
 
     def read_cached(storage: Storage) -> bytearray:
         if not last or last[0][0] != storage:
-            last.clear()  # free the memory before the next storage is read
+            last.clear()  # free the memory of the previous storage before the next storage is read
             last.append((storage, read(storage)))
         return last[0][1]
 
@@ -202,7 +205,8 @@ def _read_storage_positions(
     are_keys_texts = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not are_keys_texts or sorted(keys) != sorted(storages):
         raise CheckpointError(
-            "A legacy file of torch.save must list the storages that its tensors use; this file does not.",
+            "A file in the old format of torch.save must list the storages (arrays of numbers) of its "
+            "tensors; this file does not.",
             COPY_AGAIN,
         )
     positions = {}
@@ -210,15 +214,16 @@ def _read_storage_positions(
         storage = storages[key]
         if storage.nbytes > size:
             raise UnsafeFileError(
-                f"A tensor storage must be complete; {key[:80]!r} claims {storage.nbytes} bytes and the "
-                f"file has {size}.",
+                f"The file must contain all numbers of a tensor storage; the storage {key[:80]!r} needs "
+                f"{storage.nbytes} bytes, but the file has only {size} bytes.",
                 COPY_AGAIN,
             )
         numel = int.from_bytes(stream.read(8), "little")
         positions[key] = stream.tell()
         if numel != storage.numel or positions[key] + storage.nbytes > size:
             raise CheckpointError(
-                f"The tensor storage {key[:80]!r} must hold {storage.nbytes} bytes; the file ends too early.",
+                f"The tensor storage {key[:80]!r} must have {storage.nbytes} bytes; the file ends before "
+                "the last byte.",
                 COPY_AGAIN,
             )
         stream.seek(storage.nbytes, io.SEEK_CUR)
@@ -226,7 +231,7 @@ def _read_storage_positions(
 
 
 def _run_without_joblib(source: Source) -> list[str]:
-    """Return the unsafe calls that a file of joblib runs if it is loaded with ``pickle.load``."""
+    """Return the unsafe calls that a joblib file would make if ``pickle.load`` loads it."""
     # In a file of joblib, the numbers of an array follow the pickle instructions that describe the array.
     # ``joblib.load`` skips these numbers. ``pickle.load`` runs the numbers as instructions.
     reader = PickleReader(joblib=False)
@@ -250,16 +255,16 @@ def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
     if uncompressed_bytes > size or total_bytes > MAX_GROWTH * size:
         raise UnsafeFileError(
             "A torch archive must store its files uncompressed and without overlap; this archive of "
-            f"{size} bytes claims to unpack to {total_bytes} bytes.",
+            f"{size} bytes would unpack to {total_bytes} bytes.",
             "Write the archive with torch.save.",
         )
-    matches = [MEMBER.fullmatch(member.filename) for member in members]
-    folders = {match["folder"] for match in matches if match}
+    name_matches = [MEMBER.fullmatch(member.filename) for member in members]
+    folders = {match["folder"] for match in name_matches if match}
     distinct_names = {member.filename.casefold() for member in members}
-    if None in matches or len(folders) != 1 or len(distinct_names) != len(members):
+    if None in name_matches or len(folders) != 1 or len(distinct_names) != len(members):
         raise UnsafeFileError(
-            "A torch archive must hold one folder of files with distinct names of letters, digits, '.', '_' "
-            "and '-'; this archive has duplicate or other names.",
+            "A torch archive must contain one folder, with different file names of letters, digits, '.', "
+            "'_' and '-'; this archive has duplicate names or names with other characters.",
             EXPORT_ADVICE,
         )
 
@@ -269,7 +274,8 @@ def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
     pickle_names = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickle_names) != 1:
         raise CheckpointError(
-            f"A torch archive must hold one data.pkl in its folder; {file!r} does not.",
+            f"A torch archive must contain exactly one file data.pkl in its folder; the archive {file!r} "
+            "does not.",
             "Write the archive with torch.save.",
         )
     return pickle_names[0].removesuffix("data.pkl")
@@ -277,8 +283,8 @@ def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
 
 def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> bytearray:
     """Return the bytes of an uncompressed file in an archive after checking its checksum."""
-    # ``member`` states the position of the file in the archive. So we do not open the archive with zipfile,
-    # which would parse the list of files again for each tensor.
+    # Read the bytes at the position that the archive states for this member. Opening the archive with zipfile
+    # would parse its whole list of files again for each tensor.
     if member is None or member.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(
             "A torch archive must store its files uncompressed; one of its files is missing or compressed.",
@@ -286,14 +292,14 @@ def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> byte
         )
     if member.file_size > limit:
         raise UnsafeFileError(
-            f"The file {member.filename[:80]!r} in a torch archive may have at most {limit} bytes; got "
-            f"{member.file_size}.",
+            f"The file {member.filename[:80]!r} in a torch archive may have at most {limit} bytes; in "
+            f"this archive it has {member.file_size} bytes.",
             "Write the archive with torch.save.",
         )
-    raw = read_range(path, _find_start(path, member), member.file_size)
-    if zlib.crc32(raw) != member.CRC:
+    member_bytes = read_range(path, _find_start(path, member), member.file_size)
+    if zlib.crc32(member_bytes) != member.CRC:
         raise CheckpointError(CHECKSUM.format(member.filename[:80]), KEEP_CHECKSUMS)
-    return raw
+    return member_bytes
 
 
 def _find_start(path: Path, member: zipfile.ZipInfo) -> int:
@@ -334,5 +340,6 @@ def refuse_other_archives(names: list[str]) -> None:
             "model.weights}, 'model.safetensors')."
         )
     raise CheckpointError(
-        f"A zip archive must come from torch.save; this file is {description}.", remedy
+        f"residuum reads only zip archives that torch.save wrote; this file is {description}.",
+        remedy,
     )

@@ -1,4 +1,4 @@
-"""The names in a pickle that are known to be harmless.
+"""Names of classes and functions that a pickle may use, because they are known to be harmless.
 
 A pickle can call every function of every installed package. A list of dangerous functions is never
 complete, so this file lists harmless functions. :func:`classify_name` sorts each name into one of four kinds:
@@ -255,6 +255,6 @@ def classify_name(module: str, attribute: str) -> str:
 
 
 def is_trusted(name: str) -> bool:
-    """Return True if a dotted name is HARMLESS or KNOWN."""
+    """Return True if a pickle may use a dotted name, such as "torch.Size", without a finding."""
     module, _, attribute = name.rpartition(".")
     return classify_name(module, attribute) in (HARMLESS, KNOWN)

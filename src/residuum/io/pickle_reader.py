@@ -108,7 +108,7 @@ MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct
 
 
 def describe_unsafe(unsafe: Iterable[str]) -> tuple[str, str]:
-    """Return the error message and the remedy for a file that would run the actions in ``unsafe``."""
+    """Return the error message and the advice for a file that would call the functions ``unsafe``."""
     actions = list(unsafe)
     omitted_note = f" and {len(actions) - 3} more" if len(actions) > 3 else ""
     return (
@@ -119,7 +119,7 @@ def describe_unsafe(unsafe: Iterable[str]) -> tuple[str, str]:
 
 
 class PickleReader:
-    """Run the instructions of a pickle, but make inert values instead of the objects of the pickle.
+    """Read the instructions of a pickle and describe its objects, without making them or running their code.
 
     Args:
         read_storage: Returns the bytes of a torch storage.
@@ -174,7 +174,7 @@ class PickleReader:
         self._sparse_memo: dict[int, Any] = {}
 
     def run(self, stream: BinaryIO) -> Any:
-        """Read one pickle and return its tree of inert values. The stream then continues after the pickle."""
+        """Read one pickle, and return plain descriptions of its objects. Later pickles stay unread."""
         outer, self._stream = self._stream, stream
         try:
             return self._run_instructions(stream)
@@ -208,7 +208,7 @@ class PickleReader:
         )
 
     def charge(self, work: int, memory: int = 0) -> None:
-        """Count work and memory before they are used.
+        """Count steps and memory before the reader uses them, and stop at the limits.
 
         Args:
             work: Number of steps.
@@ -222,8 +222,9 @@ class PickleReader:
         max_memory = MAX_OBJECT_BYTES + getattr(self._stream, "requested", 0)
         if self.work > MAX_WORK or self.memory > max_memory:
             raise UnsafeFileError(
-                f"A pickle may need at most {MAX_WORK} steps (instructions and copied entries), and "
-                f"{MAX_OBJECT_BYTES >> 20} MB of memory in addition to its size; this pickle needs more.",
+                f"Reading a pickle may take at most {MAX_WORK} steps (instructions and copied entries), "
+                f"and {MAX_OBJECT_BYTES >> 20} MB of memory in addition to the size of the file; this "
+                "pickle takes more.",
                 "Scan a smaller model, or save this model in several files.",
             )
 
@@ -271,25 +272,27 @@ class PickleReader:
         self.push(self._resolve_global(*argument.partition(" ")[::2]))
 
     def _resolve_global(self, module: str, attribute: str) -> GlobalName:
-        """Return the stand-in for a class or function, and record its name if it is unsafe or foreign."""
+        """Return a description of a class or function, and record unsafe and foreign names."""
         module = modernize_module(module)
-        name = f"{module}.{attribute}"
-        if not module or not attribute or len(name) > 300:
+        full_name = f"{module}.{attribute}"
+        if not module or not attribute or len(full_name) > 300:
             raise ValueError("the name of a class or function must have 1 to 300 characters")
-        if (global_name := self._globals.get(name)) is None:
+        if (global_name := self._globals.get(full_name)) is None:
             self.charge(0, 2 * NAME_BYTES)
-            global_name = self._globals[name] = GlobalName(name, classify_name(module, attribute))
+            global_name = self._globals[full_name] = GlobalName(
+                full_name, classify_name(module, attribute)
+            )
             if global_name.kind == UNLISTED:
-                self.unsafe[f"use {name}"] = None
+                self.unsafe[f"use {full_name}"] = None
             elif global_name.kind == FOREIGN:
-                self.foreign[name] = None
+                self.foreign[full_name] = None
         return global_name
 
     def _flag(self, action: str) -> None:
         """Add an action that loading the file would run, such as "call os.system", to ``unsafe``."""
         self.charge(0, NAME_BYTES)
         self.unsafe[action[:200]] = None
-        # If a function is called, we report only "call os.system" and not also "use os.system".
+        # A name is recorded as used before it is called. Replace "use os.system" by "call os.system".
         if action.startswith("call "):
             self.unsafe.pop(f"use {action.removeprefix('call ')}", None)
 
@@ -322,7 +325,7 @@ class PickleReader:
         self.push(self._make_result(cls, tuple(arguments)))
 
     def _make_instance(self, cls: Any, arguments: tuple[Any, ...] = ()) -> Any:
-        """Return the stand-in for an instance that a pickle makes without calling the class."""
+        """Return a description of an instance that a pickle makes without calling the class."""
         if not isinstance(cls, GlobalName) or cls.kind == HARMLESS:
             return self._make_result(cls, arguments)
         self.charge(8, CALL_BYTES)
@@ -332,7 +335,7 @@ class PickleReader:
         return InertObject(cls.name, arguments)
 
     def _make_result(self, callee: Any, arguments: tuple[Any, ...]) -> Any:
-        """Return the stand-in for the result of a call, and record calls of unknown functions."""
+        """Return a description of the result of a call in a pickle, and record calls of unknown functions."""
         self.charge(8, CALL_BYTES)
         if not isinstance(callee, GlobalName) or callee.kind != HARMLESS:
             self._flag_call(callee)
@@ -365,7 +368,7 @@ class PickleReader:
         return result
 
     def _check_arguments(self, callee: GlobalName, arguments: tuple[Any, ...]) -> None:
-        """Record the call of a harmless function that would call an argument or iterate over an object."""
+        """Record a harmless function as unsafe if it would call its argument or iterate over an object."""
         for argument in arguments:
             if isinstance(argument, GlobalName) and callee.name not in MAKE_ARRAY:
                 if argument.kind in (FOREIGN, UNLISTED):
@@ -384,7 +387,7 @@ class PickleReader:
             )  # for example, a call of bytes with a large number exhausts memory
 
     def _construct(self, name: str, cls: Any, *arguments: Any) -> Any:
-        """Return the stand-in for the result of a function in ``MAKE_INSTANCE``, an instance of ``cls``."""
+        """Return a description of the instance of ``cls`` that a call in a pickle makes."""
         if isinstance(cls, GlobalName) and cls.name in MAKE_INSTANCE:
             raise ValueError("an instance must be made of a class")
         if name == "copyreg.__newobj__":
@@ -400,7 +403,7 @@ class PickleReader:
         return self._make_instance(cls, tuple(state for state in states if state is not None))
 
     def _get_attribute(self, owner: Any, name: Any, *_: Any) -> Any:
-        """Return the stand-in for an attribute of a class or module, or for a method of an object."""
+        """Return a description of an attribute of a class or module, or of a method of an object."""
         if not isinstance(owner, GlobalName):
             is_trusted_object = isinstance(owner, InertObject) and is_trusted(owner.name)
             if not is_trusted_object or expect_type(name, str).startswith("__"):
@@ -427,7 +430,7 @@ class PickleReader:
         return inner_reader
 
     def _read_embedded_storage(self, raw: Any) -> Any:
-        """Return a torch storage from the bytes of a legacy file of ``torch.save`` inside of the pickle."""
+        """Return a torch storage (array of numbers) from an old ``torch.save`` file inside of the pickle."""
         inner_reader, stream = self._make_inner_reader(), io.BytesIO(expect_type(raw, bytes))
         if not raw.startswith(b"\x80") or inner_reader.run(stream) != LEGACY_MAGIC:
             self._flag("call torch.load")
@@ -462,14 +465,14 @@ class PickleReader:
         self._encoded_length += len(expect_type(text, str))
         if self._encoded_length > getattr(self._stream, "requested", 0):
             raise UnsafeFileError(
-                "The texts that a pickle converts to bytes may not be longer than the pickle itself; in this "
-                "file, they are longer.",
+                "In all, the texts that a pickle converts to bytes may not be longer than the pickle "
+                "itself; in this file, the texts are longer.",
                 "Save the model again.",
             )
         return text.encode("latin1")
 
     def _make_tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Block:
-        """Return a tensor as a ``Block``, whose numbers are read on demand."""
+        """Return a tensor as a ``Block`` (an array whose numbers are read on demand)."""
         # The class View checks that the tensor lies inside its storage before any memory is allocated.
         view = View(expect_type(storage, Storage), offset, tuple(size), tuple(stride))
         kind, read_bytes = KINDS.get(storage.kind), self._get_storage_bytes
@@ -481,8 +484,12 @@ class PickleReader:
             def read_numbers() -> Tensor:
                 if not view.storage.numel:
                     return torch.zeros(view.size, dtype=dtype)
-                raw = read_bytes(view.storage)
-                buffer = raw if isinstance(raw, bytearray) else bytearray(raw)
+                storage_bytes = read_bytes(view.storage)
+                buffer = (
+                    storage_bytes
+                    if isinstance(storage_bytes, bytearray)
+                    else bytearray(storage_bytes)
+                )
                 numbers = torch.frombuffer(buffer, dtype=dtype)
                 return numbers.as_strided(view.size, view.stride, view.offset).clone()
 
@@ -494,20 +501,24 @@ class PickleReader:
         )
 
     def _make_number_reader(self, view: View, dtype: torch.dtype) -> NumberReader | None:
-        """Return a reader of parts of a tensor, or None if the tensor has gaps or is in this pickle."""
+        """Return a function to read parts of a tensor, or None if its numbers cannot be read in parts."""
         stored_size, read_bytes = view.stored_size, self._read_part
         if stored_size is None or read_bytes is None or view.storage.key in self._embedded:
             return None
 
         def read_part(first: int, last: int) -> Tensor:
             first_byte = (view.offset + first) * dtype.itemsize
-            raw = read_bytes(view.storage, first_byte, (last - first) * dtype.itemsize)
-            return torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(0, dtype=dtype)
+            part_bytes = read_bytes(view.storage, first_byte, (last - first) * dtype.itemsize)
+            return (
+                torch.frombuffer(part_bytes, dtype=dtype)
+                if part_bytes
+                else torch.zeros(0, dtype=dtype)
+            )
 
         return NumberReader(stored_size, read_part)
 
     def _push_storage(self, _: None) -> None:
-        """Put a torch storage on the stack. Raise an error if the pickle uses its key with two sizes."""
+        """Put a torch storage (array of numbers) on the stack. Its size must not change in the pickle."""
         # The pickle states only the key and the size of a storage. Its numbers are elsewhere in the file.
         persistent_id = expect_type(self.stack.pop(), tuple)
         self.charge(8)
@@ -526,13 +537,14 @@ class PickleReader:
         storage = Storage(key, numel, itemsize, element_type)
         if self.storages.setdefault(key, storage) != storage:
             raise UnsafeFileError(
-                f"A tensor storage must have one size; {key[:80]!r} has two sizes in this file.",
+                "A tensor storage (array of numbers) must have one size; this file states two sizes of "
+                f"the storage {key[:80]!r}.",
                 "Save the model again.",
             )
         self.push(storage)
 
     def _set_state(self, _: None) -> None:
-        """Set the state of the stand-in on top of the stack, without calling any method."""
+        """Store the state of an object in its description on top of the stack, without calling a method."""
         # The state of a numpy dtype or array sets its byte order, shape and bytes.
         # The state of any other object is stored without changes.
         state, target = self.stack.pop(), self.stack[-1]
@@ -541,7 +553,7 @@ class PickleReader:
         if isinstance(target, NumpyDtype):
             dtype_state = expect_type(state, tuple)
             if len(dtype_state) > 3 and dtype_state[3] is not None:
-                # For a dtype with fields, we read only the size of an entry.
+                # For a structured dtype (with fields), we read only the number of bytes of an entry.
                 self.stack[-1] = target
                 target.code = f"V{dtype_state[5]}" if is_size(dtype_state[5]) else target.code
             target.order = dtype_state[1] if dtype_state[1] in ("<", ">") else "<"
@@ -562,9 +574,9 @@ class PickleReader:
                 self.stack[-1] = self._read_joblib_array(target.attributes)
             elif target.class_name in ("NDArrayWrapper", "ZNDArrayWrapper"):
                 raise CheckpointError(
-                    "A file of joblib must hold its arrays; this file was written by joblib before 0.10, "
-                    "which wrote arrays into other files.",
-                    "Load the model with the same version of joblib, and save it with a newer version.",
+                    "A joblib file must contain its arrays; this file is from a version of joblib before "
+                    "0.10, which wrote the arrays to separate files.",
+                    "Load the model with the old version of joblib, and save it with a newer version.",
                 )
 
     def _read_joblib_array(self, attributes: dict[str, Any]) -> Block:
@@ -583,8 +595,8 @@ class PickleReader:
             raise ValueError("an array of joblib needs a plain dtype")
         if not all(map(is_size, expect_type(shape, tuple))):
             raise ValueError("an array has a negative size")
-        raw = stream.read(math.prod(shape) * kind.itemsize)  # type: ignore[arg-type]
-        return read_array(raw, kind, shape, attributes.get("order") == "F")
+        array_bytes = stream.read(math.prod(shape) * kind.itemsize)  # type: ignore[arg-type]
+        return read_array(array_bytes, kind, shape, attributes.get("order") == "F")
 
     def _append_items(self, items: list[Any]) -> None:
         # A list entry takes 8 bytes, and Python allocates an eighth more entries than a list has.
@@ -607,7 +619,7 @@ class PickleReader:
             self._find_hooks(target, (target.entries,))
 
     def _find_hooks(self, target: Any, states: tuple[Any, ...]) -> None:
-        """Remember an object if its state sets a method in ``HOOKS``, which ``pickle.load`` would call."""
+        """Remember an object whose state replaces a method that ``pickle.load`` would call."""
         if any(isinstance(state, dict) and any(h in state for h in HOOKS) for state in states):
             self.charge(0, ENTRY_BYTES)
             self._hooked[id(target)] = target
@@ -646,12 +658,12 @@ def _read_text(stream: BinaryIO, width: int) -> str:
     """Return a text of the stream. Raise an error for a long text with characters outside of Latin-1."""
     # If one character of a text is outside of Latin-1, Python stores every character in two or four bytes.
     byte_count = int.from_bytes(stream.read(width), "little")
-    raw = stream.read(byte_count)
-    if len(raw) < byte_count:
+    text_bytes = stream.read(byte_count)
+    if len(text_bytes) < byte_count:
         raise ValueError("the pickle ends within a text")
-    if len(raw) > MAX_WIDE_TEXT and NON_LATIN.search(raw):
+    if len(text_bytes) > MAX_WIDE_TEXT and NON_LATIN.search(text_bytes):
         raise ValueError(f"a text of more than {MAX_WIDE_TEXT} bytes must be Latin-1")
-    return str(raw, "utf-8", "surrogatepass")
+    return str(text_bytes, "utf-8", "surrogatepass")
 
 
 def _read_pairs(pairs: Any = (), *_: Any) -> dict[Any, Any]:

@@ -1,4 +1,4 @@
-"""A model that predicts: class shares, class scores or numbers for each sample.
+"""Models that predict probabilities of classes, scores of classes or numbers for each sample.
 
 An audit compares the losses of training and held-out samples for every model that predicts. The model is a
 live object, or a file that residuum evaluates itself (:mod:`.linear_models`, :mod:`.forests`). A file is
@@ -36,7 +36,9 @@ from residuum.trees.forest import BOOSTING, ISOLATION, Forest
 from residuum.trees.predict import predict
 
 SHARES, SCORES, NUMBERS = "class shares", "class scores", "numbers"
-NEXT_TOKENS = "the next token"  # a causal language model, whose outputs are the losses of texts
+NEXT_TOKENS = (
+    "the next token"  # of a causal language model, whose predictor returns losses of texts
+)
 # Largest difference between 1 and the sum of the shares of all classes, as with float16.
 ROUNDING = 1e-3
 PASS_AS_TRAINED = (
@@ -47,7 +49,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Predictor:
-    """A model that predicts.
+    """A model that predicts something for each sample, as an object in memory or read from a file.
 
     Attributes:
         name: Class of the model, such as "LogisticRegression".
@@ -97,15 +99,15 @@ class Predictor:
             (outputs >= -ROUNDING).all() and np.allclose(outputs.sum(1), 1, rtol=0, atol=ROUNDING)
         ):
             raise InputError(
-                f"The class shares of a sample must be at least 0 and add up to 1; the class shares that the "
-                f"{self.name} predicts do not.",
-                "Let predict_proba return probabilities.",
+                "The probabilities of the classes must be at least 0 and add up to 1; the probabilities "
+                f"that the {self.name} predicts do not.",
+                "Make predict_proba return a probability for each class.",
             )
         if self.classes and len(self.classes) != outputs.shape[1]:
             raise InputError(
                 f"A classifier must predict one value for each class; the {self.name} has "
-                f"{len(self.classes)} classes and predicts {outputs.shape[1]} values.",
-                "Pass a classifier with a single target.",
+                f"{len(self.classes)} classes, but predicts {outputs.shape[1]} values for a sample.",
+                "Pass a classifier that predicts a single label for each sample.",
             )
         return outputs
 
@@ -118,8 +120,8 @@ class Predictor:
         value_count = samples.x[0].numel()
         if self.columns not in (None, value_count):
             raise InputError(
-                f"A sample must have one value for each column of the model; the {self.name} has "
-                f"{self.columns} columns, and the samples have {value_count} values.",
+                f"A sample must have one value for each input column of the model; the {self.name} has "
+                f"{self.columns} input columns, and the samples have {value_count} values.",
                 PASS_AS_TRAINED,
             )
 
@@ -142,7 +144,7 @@ class Predictor:
             )
         if not np.isfinite(table).all():
             raise InputError(
-                f"Predictions must be finite numbers; the predictions of the {self.name} are not.",
+                f"Predictions must be finite numbers; the {self.name} predicts NaN or infinite values.",
                 PASS_AS_TRAINED,
             )
         return table.reshape(n, -1)
@@ -232,7 +234,7 @@ class _Call:
             return getattr(self.model, self.method)(_as_argument(self.model, samples))
         except Exception as problem:
             raise InputError(
-                "A model in memory must predict your samples without an error; "
+                "The model must make predictions for your samples without an error; calling the method "
                 f"{type(self.model).__name__}.{self.method} raised "
                 f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
                 f"Fit the model first. {PASS_AS_TRAINED}",
@@ -270,7 +272,7 @@ def _values(column: Column, rows: list[int]) -> list[Any]:
 
 
 def _attribute(model: Any, name: str) -> Any:
-    """Return an attribute of an object, or None if the attribute is missing or raises an exception."""
+    """Return an attribute of an object, or None if reading the attribute raises an exception."""
     try:
         return getattr(model, name, None)
     except Exception:  # noqa: BLE001  a property of the object of a user may raise anything

@@ -47,7 +47,8 @@ from residuum.records.rundir import digest, sha256
 # Largest size of a file in bytes. This can exceed the memory, because at first only headers and pickles are
 # read.
 DEFAULT_MAX_BYTES = 64 << 30
-MAX_CONFIG = 1 << 20  # largest size of adapter_config.json in bytes
+# Largest size in bytes of adapter_config.json, which holds the settings of an adapter (LoRA).
+MAX_CONFIG = 1 << 20
 PICKLE_MAGIC = b"\x80"
 # Pickles of the protocols 0 and 1 have no magic number. Each of them begins with one of these bytes.
 FIRST_BYTES = b"(]}cKIVSF"
@@ -74,7 +75,7 @@ UNSUPPORTED_FORMATS = {
 
 # Kinds of data files in the folder of a release (:mod:`.data_files`).
 TABLE, ARRAYS, TEXT, JSON, IMAGES = "table", "arrays", "text", "json", "images"
-OTHER = "other"  # a file or folder that a scan names and does not read
+OTHER = "other"  # kind of a file or folder that a scan lists without reading it
 DATA_KINDS = (TABLE, ARRAYS, TEXT, JSON, IMAGES, OTHER)
 RELEASE_KINDS = (  # formats of files
     *("torch", "torchscript", "pickle", "skops", "safetensors", "onnx"),
@@ -94,7 +95,7 @@ class Release:
         size: Size of the file in bytes.
         metadata: Texts that are stored in the file.
         config: Content of adapter_config.json in the folder of the file, {} if there is no such file.
-        unsafe: Code that loading the file would run, such as "call os.system".
+        unsafe: Calls of unknown functions that loading the file would make, such as "call os.system".
         foreign: Classes and functions of other packages that the file names.
         graph: The graph of an ONNX file with its operators, None for other files.
         shards: The files that hold the weights if ``path`` is an index of shards.
@@ -143,7 +144,7 @@ def open_release(path: str | Path | Release, max_bytes: int = DEFAULT_MAX_BYTES)
 
 
 def load(path: str | Path) -> Release:
-    """Read the file of a release. Nothing in the file is executed.
+    """Read a model file. Nothing in the file is executed.
 
     Args:
         path: A file of torch, safetensors, scikit-learn, ONNX, XGBoost, LightGBM or CatBoost, or a folder of
@@ -180,7 +181,8 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
     if not path.is_file():
         defect = "is not a regular file" if path.exists() else "does not exist"
         raise CheckpointError(
-            f"A release must be a file; {str(path)!r} {defect}.", "Check the path."
+            f"A release (a published model) must be a file; the path {str(path)!r} {defect}.",
+            "Check the path.",
         )
     if is_shard_index(path):
         return _read_shards(path, max_bytes)
@@ -189,14 +191,15 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
             size = os.fstat(stream.fileno()).st_size
             if size > max_bytes:
                 raise UnsafeFileError(
-                    f"A release may have at most {max_bytes} bytes; {str(path)!r} has {size}.",
-                    "For a large model, pass a larger max_bytes.",
+                    f"A model file may have at most {max_bytes} bytes; the file {str(path)!r} has {size} "
+                    "bytes.",
+                    "If the model is this large, pass a larger limit max_bytes.",
                 )
             return _choose_reader(path, stream, size)
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise CheckpointError(
-            f"A release must be readable; reading {str(path)!r} failed ({reason}).",
+            f"A model file must be readable; reading the file {str(path)!r} failed ({reason}).",
             "Check the file.",
         ) from problem
 
@@ -215,19 +218,19 @@ def pickle_in_memory(model: Any) -> Release:
     """
     name = type(model).__name__
     try:
-        data = pickle.dumps(model)
+        pickle_bytes = pickle.dumps(model)
     except Exception as problem:
         raise CheckpointError(
-            "A model in memory must support pickle, because we search what its pickle would store; pickling "
-            f"the {name} raised {type(problem).__name__}.",
+            "A model in memory must support pickle, because residuum searches what a pickle of the model "
+            f"would store; pickling the {name} raised {type(problem).__name__}.",
             "Save the model to a file and audit the file.",
         ) from problem
-    stream: Any = io.BufferedReader(io.BytesIO(data))
+    stream: Any = io.BufferedReader(io.BytesIO(pickle_bytes))
     release = _release_from_pickle(
-        Path(name), len(data), read_pickle(Path(name), stream, len(data))
+        Path(name), len(pickle_bytes), read_pickle(Path(name), stream, len(pickle_bytes))
     )
-    # The cached property ``sha256`` would read the file, which does not exist for a model in memory.
-    vars(release)["sha256"] = hashlib.sha256(data).hexdigest()
+    # A model in memory has no file that could be hashed, so store the hash of its pickle.
+    vars(release)["sha256"] = hashlib.sha256(pickle_bytes).hexdigest()
     return release
 
 
@@ -237,7 +240,7 @@ def is_release(path: Path) -> bool:
 
 
 def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
-    """Read a file with the reader for its first bytes. The name of a file is not reliable."""
+    """Read a model file. Its first bytes decide the format, because the name of a file is not reliable."""
     first_bytes = stream.read(HEAD)
     stream.seek(0)
     if path.suffix == ".onnx":
@@ -255,7 +258,9 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
         return Release(path, library, model, size, metadata)
     for magic, (what, remedy) in UNSUPPORTED_FORMATS.items():
         if first_bytes.startswith(magic):
-            raise CheckpointError(f"{path.name!r} is {what}, which residuum does not read.", remedy)
+            raise CheckpointError(
+                f"The file {path.name!r} is {what}, which residuum does not read.", remedy
+            )
     unpacker: Callable[[], Any] | None = next(
         (make for magic, make in UNPACKERS.items() if first_bytes.startswith(magic)), None
     )
@@ -266,14 +271,14 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
         return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
         "A model file must have the format of torch, safetensors, pickle, joblib, skops, ONNX, XGBoost, "
-        f"LightGBM or CatBoost; {path.name!r} {'has another format' if size else 'is empty'}.",
+        f"LightGBM or CatBoost; the file {path.name!r} {'has another format' if size else 'is empty'}.",
         "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
         "safetensors.numpy.save_file({name: array, ...}, path).",
     )
 
 
 def _read_shards(index: Path, max_bytes: int) -> Release:
-    """Read all files of a model whose index lists them, as one release."""
+    """Read all weight files that the index of a model lists, as one model."""
     tensor_names = read_shard_index(index)
     shard_releases: list[Release] = []
     content: dict[str, Any] = {}
@@ -289,7 +294,9 @@ def _read_shards(index: Path, max_bytes: int) -> Release:
             elif repeated:
                 defect = f"{str(repeated[0])[:80]!r} is stored twice"
             raise CheckpointError(
-                f"Shards must hold the tensors that {index.name!r} lists; {defect}.", SAVE_SHARDS
+                f"The weight files of a model must contain all tensors that the index {index.name!r} "
+                f"lists; {defect}.",
+                SAVE_SHARDS,
             )
         content |= shard_tensors
         shard_releases.append(shard)
@@ -314,11 +321,11 @@ def _release_from_pickle(path: Path, size: int, pickled: PickleContent) -> Relea
 
 def _read_adapter_config(path: Path) -> dict[str, Any]:
     """Return the content of adapter_config.json in the folder of a file, or {} if it does not exist."""
-    file = path.parent / ADAPTER_CONFIG
-    if not file.is_file() or file.stat().st_size > MAX_CONFIG:
+    config_file = path.parent / ADAPTER_CONFIG
+    if not config_file.is_file() or config_file.stat().st_size > MAX_CONFIG:
         return {}
     try:
-        config = json.loads(file.read_text("utf-8"))
+        config = json.loads(config_file.read_text("utf-8"))
     except (ValueError, RecursionError, OSError):
         return {}
     return config if isinstance(config, dict) else {}

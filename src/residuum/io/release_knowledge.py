@@ -98,7 +98,7 @@ def read_stored_knowledge(release: Release, checkpoint: Network) -> StoredKnowle
 def _read_optimizer_state(
     release: Release, checkpoint: Network
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the means of recent gradients by parameter name, and notes on how parameters were matched."""
+    """Return the optimizer's means of recent gradients by parameter name, and notes on the matching."""
     network_names = {source: name for name, source in checkpoint.source_names.items()}
     try:
         parameters = [
@@ -148,7 +148,10 @@ def _match_parameters(
     Returns:
         The optimizer state and the options of each matched parameter, by its name in the file, and notes.
     """
-    shapes = {name: tuple(checkpoint.theta[network_names[name]].shape) for name in parameters}
+    shapes = {
+        name_or_number: tuple(checkpoint.theta[network_names[name_or_number]].shape)
+        for name_or_number in parameters
+    }
     state, groups = optimizer["state"], optimizer["param_groups"]
     state = state if isinstance(state, dict) else {}
     entries: list[tuple[Any, str, dict[str, Block], dict[str, Any]]] = []
@@ -166,8 +169,15 @@ def _match_parameters(
             blocks = {
                 k: tensors for k, tensors in parameter_state.items() if isinstance(tensors, Block)
             }
-            name = param_names[i] if param_names else parameter_number
-            entries.append((parameter_number, name if isinstance(name, str) else "", blocks, group))
+            name_or_number = param_names[i] if param_names else parameter_number
+            entries.append(
+                (
+                    parameter_number,
+                    name_or_number if isinstance(name_or_number, str) else "",
+                    blocks,
+                    group,
+                )
+            )
 
     def get_shape(blocks: dict[str, Block]) -> tuple[int, ...] | None:
         return next((blocks[k].shape for k in TORCH_MOMENTS if k in blocks), None)
@@ -194,16 +204,16 @@ def _match_parameters(
                 f"optimizer state of {entry_count} parameters was matched with the last parameters "
                 "that fit"
             )
-            matches = {
+            options_and_state_by_name = {
                 name_in_file: (tensors, options)
                 for name_in_file, (_, _, tensors, options) in parameters_and_entries
                 if get_shape(tensors) is not None
             }
-            return matches, [note] if entry_count < len(parameters) else []
+            return options_and_state_by_name, [note] if entry_count < len(parameters) else []
     unmatched = list(parameters)
-    matches = dict[str, tuple[dict[str, Block], dict[str, Any]]]()
+    options_and_state_by_name = dict[str, tuple[dict[str, Block], dict[str, Any]]]()
     for _, _, blocks, group in entries:
-        name = next(
+        name_or_number = next(
             (
                 name_in_file
                 for name_in_file in unmatched
@@ -211,7 +221,7 @@ def _match_parameters(
             ),
             None,
         )
-        if name is not None:
-            unmatched.remove(name)
-            matches[name] = (blocks, group)
-    return matches, ["optimizer state was matched with the weights by shape"]
+        if name_or_number is not None:
+            unmatched.remove(name_or_number)
+            options_and_state_by_name[name_or_number] = (blocks, group)
+    return options_and_state_by_name, ["optimizer state was matched with the weights by shape"]

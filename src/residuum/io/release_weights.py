@@ -1,4 +1,4 @@
-"""Find the weights in a release, as blocks (arrays whose numbers are read on demand)."""
+"""Find the weights in a model file, as blocks (arrays whose numbers are read on demand)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DELETE = "Delete this file from the release. Users of the model do not need this
 
 
 def find_weights(release: Release, place: str = "") -> dict[str, Any]:
-    """Return the state dict of a release, or several state dicts by name. Tensors are not read yet.
+    """Return the state dict of a model file, or several state dicts by name. Tensors are not read yet.
 
     Training code often stores a state dict under a key such as "model" or "state_dict". Then the value of
     this key is returned. A pickled module is refused, because only its class knows its weights, and the class
@@ -39,19 +39,20 @@ def find_weights(release: Release, place: str = "") -> dict[str, Any]:
     content = release.content
     if release.kind not in ("torch", "safetensors"):
         raise CheckpointError(
-            "A state dict must be in a file of torch or safetensors; "
-            f"{release.path.name!r} is a file of the kind {release.kind!r}.",
+            "A state dict is read from a file of torch.save or safetensors; the file "
+            f"{release.path.name!r} has the format {release.kind!r}.",
             "Save the weights first: torch.save(model.state_dict(), path).",
         )
     if isinstance(content, InertObject):
         if not any(isinstance(inner.value, Block) for inner in walk(content)):
             raise CheckpointError(
-                f"A release must hold weights; {release.path.name!r} holds only an object of the class "
-                f"{content.class_name} without any tensor.",
+                f"A model file must contain weights; the file {release.path.name!r} contains only an "
+                f"object of the class {content.class_name}, without any tensor.",
                 DELETE,
             )
         raise CheckpointError(
-            f"The file must hold a state dict; this file holds a pickled {content.class_name}.",
+            "The file must hold a state dict (tensors by name); this file holds a pickled object of the "
+            f"class {content.class_name}.",
             "If you trust the file, run torch.save(torch.load(path, weights_only=False).state_dict(), new).",
         )
     if place:
@@ -69,7 +70,7 @@ def find_weights(release: Release, place: str = "") -> dict[str, Any]:
 
 
 def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
-    """Return the state dict at a path in the content of a file.
+    """Return the state dict (tensors by name) at a path in the content of a model file, such as "ema.module".
 
     Tensors whose names begin with the path and a dot are a state dict too, as in a safetensors file.
 
@@ -92,40 +93,47 @@ def _find_at(content: Any, place: str, file: str) -> dict[str, Any]:
                     stack.append((child, remaining_place[len(name) + 1 :]))
     if not weights:
         raise CheckpointError(
-            f"A state dict must be at the chosen place; {file!r} has none at {place!r}.",
+            f"The place that you name must hold a state dict (tensors by name); in the file {file!r}, "
+            f"there is no state dict at {place!r}.",
             "Run residuum scan FILE to see the places in the file.",
         )
     # Averaged weights are often stored with their settings, as in {"module": {...}, "decay": 0.99}.
-    inner = [*weights.values()]
-    return inner[0] if len(inner) == 1 and isinstance(inner[0], dict) else weights
+    inner_values = [*weights.values()]
+    return (
+        inner_values[0] if len(inner_values) == 1 and isinstance(inner_values[0], dict) else weights
+    )
 
 
 def _refuse_without_weights(release: Release) -> NoReturn:
-    """Raise the error for a file without weights. The error says what the file holds instead."""
-    places = [place for place in walk(release.content) if isinstance(place.value, Block)]
-    averages = [place for place in places if place.section == "average"]
+    """Raise an error that says what a file without weights holds instead, such as optimizer state."""
+    array_places = [place for place in walk(release.content) if isinstance(place.value, Block)]
+    averages = [place for place in array_places if place.section == "average"]
     file, remedy = repr(release.path.name), DELETE
     if averages:
-        names = averages[0].path.split(".")
-        end = next(i for i, name in enumerate(names) if AVERAGES.match(name)) + 1
-        holds = "only averaged copies of the weights"
-        remedy = f"To write the averaged weights, add --weights {'.'.join(names[:end])}."
-    elif any(place.section == "state" for place in places):
-        holds = "only optimizer state"
-    elif any(GENERATOR_STATES.match(place.name) for place in places):
-        holds = "only states of random generators"
-    elif places:
-        holds = "arrays but no state dict"
+        path_names = averages[0].path.split(".")
+        end_of_average = next(i for i, name in enumerate(path_names) if AVERAGES.match(name)) + 1
+        contents_text = "only averaged copies of the weights"
+        remedy = (
+            f"To write the averaged weights, add --weights {'.'.join(path_names[:end_of_average])}."
+        )
+    elif any(place.section == "state" for place in array_places):
+        contents_text = "only optimizer state"
+    elif any(GENERATOR_STATES.match(place.name) for place in array_places):
+        contents_text = "only states of random generators"
+    elif array_places:
+        contents_text = "arrays but no state dict"
         remedy = "Pass the file of the network."
     else:
-        holds = "no tensors, only settings or counters of the training"
-    raise CheckpointError(f"A release must hold weights; {file} holds {holds}.", remedy)
+        contents_text = "no tensors, only settings or counters of the training"
+    raise CheckpointError(
+        f"A model file must contain weights; the file {file} contains {contents_text}.", remedy
+    )
 
 
 def _select_weights(
     content: Any, depth: int = 0, *, may_be_average: bool = False
 ) -> dict[str, Any]:
-    """Return the blocks of nested dicts, without optimizer state, random generators and averaged weights."""
+    """Return the arrays of nested dicts, without optimizer state, random generators and averaged weights."""
     if not isinstance(content, dict) or depth > MAX_DEPTH:
         return {}
     if "state" in content and "param_groups" in content:

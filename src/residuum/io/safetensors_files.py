@@ -20,7 +20,7 @@ from residuum.io.inert import MAX_DIMENSIONS, Block, NumberReader
 from residuum.io.streams import read_range
 from residuum.records.inputs import is_size
 
-MAX_CLAIMED = 64 << 30  # largest size of all tensors of a file in bytes
+MAX_CLAIMED = 64 << 30  # largest size in bytes of all tensors of a file together
 # Largest size of the header of a file. It is enough for 40 000 tensors. A hostile header of this size, which
 # consists of empty JSON lists, takes 90 MB of memory.
 MAX_HEADER_BYTES = 4 << 20
@@ -65,16 +65,20 @@ def read_safetensors(
         begin, end = entry["data_offsets"]
 
         def read() -> Tensor:
-            raw = read_range(path, start + begin, end - begin)
-            if not raw:
+            tensor_bytes = read_range(path, start + begin, end - begin)
+            if not tensor_bytes:
                 return torch.zeros(shape, dtype=dtype)
-            return torch.frombuffer(raw, dtype=dtype).reshape(shape)
+            return torch.frombuffer(tensor_bytes, dtype=dtype).reshape(shape)
 
         def read_part(first: int, last: int) -> Tensor:
-            raw = read_range(
+            tensor_bytes = read_range(
                 path, start + begin + first * dtype.itemsize, (last - first) * dtype.itemsize
             )
-            return torch.frombuffer(raw, dtype=dtype) if raw else torch.zeros(0, dtype=dtype)
+            return (
+                torch.frombuffer(tensor_bytes, dtype=dtype)
+                if tensor_bytes
+                else torch.zeros(0, dtype=dtype)
+            )
 
         part_reader = NumberReader(shape, read_part)
         return Block(shape, str(dtype).removeprefix("torch."), read, part_reader=part_reader)
@@ -103,15 +107,17 @@ def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, 
     for begin, stop, claimed, name in sorted(_read_span(*item) for item in header.items()):
         if begin != tensors_end or claimed != stop - begin:
             raise UnsafeFileError(
-                "A tensor must begin where the previous tensor ends, and have as many bytes as its shape "
-                f"needs; {name[:80]!r} needs {claimed} bytes and has {max(stop - begin, 0)} bytes from "
-                f"position {begin} (the previous tensor ends at {tensors_end}).",
+                "In a safetensors file, a tensor must begin where the previous tensor ends, and have as "
+                f"many bytes as its shape needs; the tensor {name[:80]!r} needs {claimed} bytes and has "
+                f"{max(stop - begin, 0)} "
+                f"bytes from position {begin} (the previous tensor ends at {tensors_end}).",
                 COPY_AGAIN,
             )
         tensors_end = stop
     if tensors_end > MAX_CLAIMED:
         raise UnsafeFileError(
-            f"Tensors of a file may take at most {MAX_CLAIMED} bytes; this header claims {tensors_end}.",
+            f"The tensors of a file may take at most {MAX_CLAIMED} bytes; according to the header, the "
+            f"tensors of this file take {tensors_end} bytes.",
             COPY_AGAIN,
         )
     if start + tensors_end != size:
@@ -129,7 +135,8 @@ def _parse_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
         _raise_damaged(f"this file has {size} bytes and its header claims {length}")
     if length > MAX_HEADER_BYTES:
         raise UnsafeFileError(
-            f"A safetensors header may have at most {MAX_HEADER_BYTES} bytes; this header has {length}.",
+            f"The header of a safetensors file may have at most {MAX_HEADER_BYTES} bytes; the header of "
+            f"this file has {length} bytes.",
             "Save fewer tensors and less metadata.",
         )
     try:

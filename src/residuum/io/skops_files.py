@@ -1,4 +1,4 @@
-"""Read files of skops as trees of inert values, without skops and without importing what the file names.
+"""Read skops files as plain descriptions of objects, without importing what the file names.
 
 A file of skops is a zip archive. Its member ``schema.json`` describes the model as nested nodes. Each node
 names a class and a loader, which says how the class is built from the content of the node. Arrays are
@@ -90,9 +90,10 @@ def read_skops(path: Path, stream: BinaryIO, size: int) -> PickleContent:
                 or schema_bytes > MAX_SCHEMA
             ):
                 raise UnsafeFileError(
-                    f"A file of skops may unpack to at most {min(MAX_PICKLE_BYTES, max_memory(size))} bytes, "
-                    f"and its {SCHEMA} to {MAX_SCHEMA} bytes; {path.name!r} claims {unpacked_bytes} bytes, "
-                    f"and {schema_bytes} bytes for its {SCHEMA}.",
+                    f"A skops file may unpack to at most {min(MAX_PICKLE_BYTES, max_memory(size))} "
+                    f"bytes, and the file {SCHEMA} inside of it to {MAX_SCHEMA} bytes; the file "
+                    f"{path.name!r} unpacks to {unpacked_bytes} bytes, with {schema_bytes} bytes for its "
+                    f"{SCHEMA}.",
                     "Save the model in several files.",
                 )
             schema = json.loads(archive.read(members[SCHEMA]))
@@ -100,7 +101,7 @@ def read_skops(path: Path, stream: BinaryIO, size: int) -> PickleContent:
             content = reader.read(schema)
     except (*DAMAGED, RecursionError) as problem:
         raise CheckpointError(
-            f"{path.name!r} must be a complete file of skops; it is damaged "
+            f"The file {path.name!r} must be a complete file of skops; the file is damaged "
             f"({type(problem).__name__}: {str(problem)[:100]}).",
             COPY_AGAIN,
         ) from problem
@@ -108,7 +109,7 @@ def read_skops(path: Path, stream: BinaryIO, size: int) -> PickleContent:
 
 
 class SkopsReader:
-    """Converts the nodes in ``schema.json`` of a file of skops to plain values and stand-ins.
+    """Converts the nodes in ``schema.json`` of a skops file to values and plain descriptions of objects.
 
     Args:
         archive: The archive of the file.
@@ -126,7 +127,7 @@ class SkopsReader:
         self._arrays: dict[str, Block] = {}
 
     def read(self, node: Any, depth: int = 0) -> Any:
-        """Return the value that a node of the schema describes, or a stand-in for an object.
+        """Return the value that a node of ``schema.json`` describes. An object becomes a plain description.
 
         Args:
             node: The node, a JSON object that describes a part of the model.
@@ -165,7 +166,7 @@ class SkopsReader:
         )
 
     def _read_values(self, content: Any, depth: int) -> Any:
-        """Return the content of a node: the value of an inner node, values by name, or a plain value."""
+        """Return the content of a node of ``schema.json``: one value, or several values by name."""
         if isinstance(content, dict) and "__loader__" in content:
             return self.read(content, depth + 1)
         if isinstance(content, dict):
@@ -182,15 +183,15 @@ class SkopsReader:
         """Return the full name of a class or function, and record it if it is unsafe or foreign."""
         if not isinstance(module, str) or not isinstance(attribute, str):
             raise ValueError("a node must name its class")
-        name = f"{module}.{attribute}"
-        if len(name) > MAX_NAME:
+        full_name = f"{module}.{attribute}"
+        if len(full_name) > MAX_NAME:
             raise ValueError("the name of a class is too long")
         match classify_name(module, attribute):
             case kind if kind == UNLISTED:
-                self.unsafe[f"use {name}"] = None
+                self.unsafe[f"use {full_name}"] = None
             case kind if kind == FOREIGN:
-                self.foreign[name] = None
-        return name
+                self.foreign[full_name] = None
+        return full_name
 
     def _read_array(self, node: dict[str, Any], name: str, depth: int) -> Any:
         """Return the array of a node. For an array without dimensions, return its number."""
@@ -204,23 +205,23 @@ class SkopsReader:
             if math.prod(shape) != len(flat_entries):
                 raise ValueError("the shape of an array must fit its entries")
             return Block(tuple(shape), "object", objects=flat_entries)
-        file = node["file"]
-        if file not in self._arrays:
-            self._arrays[file] = self._read_member(file)
-        block = self._arrays[file]
+        member_name = node["file"]
+        if member_name not in self._arrays:
+            self._arrays[member_name] = self._read_member(member_name)
+        block = self._arrays[member_name]
         if name != "numpy.ndarray" and not block.shape and block.read is not None:
             return block.tensor().item()
         return block
 
     def _read_member(self, file: str) -> Block:
-        raw = self._archive.read(self._members[file])
-        stream = io.BytesIO(raw)
+        member_bytes = self._archive.read(self._members[file])
+        stream = io.BytesIO(member_bytes)
         is_version_1 = npy.read_magic(stream) == (1, 0)
         read_header = npy.read_array_header_1_0 if is_version_1 else npy.read_array_header_2_0
         shape, is_fortran, dtype = read_header(stream, max_header_size=MAX_HEADER)
         if dtype.hasobject or not 0 < dtype.itemsize <= MAX_ITEM_BYTES:
             raise ValueError("an array must consist of numbers or texts")
-        content = raw[stream.tell() :]
+        content = member_bytes[stream.tell() :]
         byte_order = ">" if dtype.byteorder == ">" else "<"
         dtype_code = f"V{dtype.itemsize}" if dtype.kind == "V" else np.dtype(dtype).str[1:]
         return read_array(content, NumpyDtype(dtype_code, byte_order), tuple(shape), is_fortran)

@@ -80,7 +80,7 @@ def _refuse_unsupported(state: dict[Any, Any]) -> None:
     for name, value in dict.items(state):
         if isinstance(value, InertObject) and value.name in UNSUPPORTED:
             raise CheckpointError(
-                f"Weights must be dense tensors of real numbers; {str(name)[:80]!r} is "
+                f"Weights must be dense tensors of real numbers; the tensor {str(name)[:80]!r} is "
                 f"{UNSUPPORTED[value.name]}.",
                 "Convert the tensor before saving, e.g. with .to_dense() or .dequantize().",
             )
@@ -104,13 +104,13 @@ def clean_state(
     """
     if not state:
         raise CheckpointError(
-            "A checkpoint must hold tensors; this checkpoint has no tensors.", EXPORT_ADVICE
+            "A checkpoint must contain tensors; this checkpoint contains no tensors.", EXPORT_ADVICE
         )
     for name in state:
         if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
             raise CheckpointError(
-                f"Tensors need printable names of at most {MAX_NAME} characters; got "
-                f"{str(name)[:40]!r}.",
+                f"The name of a tensor may have at most {MAX_NAME} characters, all of them printable; "
+                f"got the name {str(name)[:40]!r}.",
                 EXPORT_ADVICE,
             )
     tensor_descriptions = {name: _describe_tensor(value) for name, value in state.items()}
@@ -119,19 +119,19 @@ def clean_state(
         _check_value(name, value)
     if len(state) > MAX_TENSORS:
         raise CheckpointError(
-            f"A network may have at most {MAX_TENSORS} tensors; this network has {len(state)}.",
+            f"A network may have at most {MAX_TENSORS} tensors; this network has {len(state)} tensors.",
             "Save the weights of a single network.",
         )
     dtypes = {tensor.dtype for tensor in tensor_descriptions.values()}
     dtype = torch.float64 if torch.float64 in dtypes else torch.float32
     conversion = f"weights converted to {dtype}".replace("torch.", "")
     converted_dtypes = sorted(str(kind).removeprefix("torch.") for kind in dtypes - {dtype})
-    notes = [f"{kind} {conversion}" for kind in converted_dtypes]
+    conversion_notes = [f"{kind} {conversion}" for kind in converted_dtypes]
     total_bytes = sum(tensor.numel() * dtype.itemsize for tensor in tensor_descriptions.values())
     if size is not None and total_bytes > MAX_SHARING * size:
         raise UnsafeFileError(
-            f"The tensors of a file may take at most {MAX_SHARING} times the size of the file; these tensors "
-            f"claim {total_bytes} bytes and the file has {size}.",
+            f"All tensors of a file together may be at most {MAX_SHARING} times as large as the file; "
+            f"the tensors of this file have {total_bytes} bytes, and the file has {size} bytes.",
             "Save full copies: {name: t.clone() for name, t in state.items()}.",
         )
     clean_names = strip_prefixes(list(state))
@@ -139,19 +139,19 @@ def clean_state(
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(
-                f"Weights must be finite; {name!r} has NaN or infinite entries.",
-                "The training diverged or the file is damaged; use an earlier checkpoint.",
+                f"Weights must be finite; the tensor {name!r} has NaN or infinite entries.",
+                "Use an earlier checkpoint, because the training diverged or the file is damaged.",
             )
-    return tensors, {clean: name for name, clean in clean_names.items()}, notes
+    return tensors, {clean: name for name, clean in clean_names.items()}, conversion_notes
 
 
 def _describe_tensor(value: Tensor | Block) -> Tensor:
-    """Return a tensor unchanged, and a block as a tensor without data that has its shape and dtype."""
+    """Return a tensor. An array in a file becomes a tensor without data, of the same shape and dtype."""
     if isinstance(value, Tensor):
         return value
     dtype = getattr(torch, value.kind, None)
     if not isinstance(dtype, torch.dtype):
-        # The block holds objects or texts. ``_check_value`` later raises an error for the block.
+        # The array holds objects or texts. A later check raises an error for such an array.
         dtype = torch.uint8
     return torch.empty(value.shape, dtype=dtype, device="meta")
 
@@ -169,12 +169,14 @@ def _check_value(name: str, value: Tensor | Block) -> None:
         _check_tensor(name, value)
     elif value.read is None or getattr(torch, value.kind, None) not in DTYPES:
         raise CheckpointError(
-            f"Weights must be real floating-point tensors; {name!r} is {value.kind or 'no array'}.",
+            f"Weights must be real floating-point tensors; the tensor {name!r} has the type "
+            f"{value.kind or 'no array'}.",
             "Omit the tensor, or convert it with .float() before saving.",
         )
     elif value.numel == 0:
         raise CheckpointError(
-            f"A weight tensor must have entries; {name!r} has none.", "Save the network again."
+            f"A weight tensor must have at least one entry; the tensor {name!r} is empty.",
+            "Save the network again.",
         )
 
 
@@ -182,22 +184,24 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     """Raise an error if a tensor in memory is not dense, real and complete."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise CheckpointError(
-            f"Weights must be dense tensors with data; {name!r} is not.",
+            f"Weights must be dense tensors with data; the tensor {name!r} is sparse or has no data.",
             "Convert the tensor before saving, e.g. with .to_dense().",
         )
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dtype not in DTYPES:
         raise CheckpointError(
-            f"Weights must be real floating-point tensors; {name!r} is {tensor.dtype}.",
+            f"Weights must be real floating-point tensors; the tensor {name!r} has the type {tensor.dtype}.",
             "Omit the tensor, or convert it with .float() before saving.",
         )
     if tensor.numel() == 0:
         raise CheckpointError(
-            f"A weight tensor must have entries; {name!r} has none.", "Save the network again."
+            f"A weight tensor must have at least one entry; the tensor {name!r} is empty.",
+            "Save the network again.",
         )
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UnsafeFileError(
-            f"A tensor must have memory for all of its elements; {name!r} of shape {list(tensor.shape)} has "
-            f"memory for {tensor.untyped_storage().nbytes() // tensor.element_size()} elements.",
+            f"A tensor must have memory for all of its elements; the tensor {name!r} of shape "
+            f"{list(tensor.shape)} has memory for only "
+            f"{tensor.untyped_storage().nbytes() // tensor.element_size()} elements.",
             "Save a full copy with .clone().",
         )
 

@@ -33,12 +33,12 @@ def read_range(path: Path, start: int, count: int) -> bytearray:
     Raises:
         ValueError: If the file ends too early.
     """
-    raw = bytearray(count)
+    file_bytes = bytearray(count)
     with path.open("rb") as file:
         file.seek(start)
-        if file.readinto(raw) != count:
+        if file.readinto(file_bytes) != count:
             raise ValueError("the file ends too early")
-    return raw
+    return file_bytes
 
 
 class Source:

@@ -36,7 +36,7 @@ MAX_BATCH_TOKENS = (
 )
 # Largest number of logits of a batch (256 MB in float32). A text of GPT-2 with 1024 tokens has 51 million.
 MAX_BATCH_LOGITS = 64_000_000
-PROBE_LENGTH = 8  # number of tokens of the input that shows whether a module takes token ids
+PROBE_LENGTH = 8  # number of tokens of the test input that shows whether a module takes token ids
 # Largest change of a logit of a causal model if a later token changes, relative to the largest logit. The
 # change is not zero, because kernels round differently.
 MAX_CAUSAL_CHANGE = 1e-3
@@ -52,7 +52,7 @@ TOKENS_AS_TRAINED = (
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Run a block in evaluation mode and without gradients, then restore the mode of every submodule.
+    """Run code with a module in evaluation mode and without gradients, then restore the module's modes.
 
     Args:
         model: The module.
@@ -182,8 +182,8 @@ class TokenRunner:
                 outputs = self.model(*positional, **keywords)
         except Exception as problem:
             raise InputError(
-                f"A token model must run on your texts without an error; {self.name} raised "
-                f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
+                "A language model must run on your texts without an error; calling the model "
+                f"{self.name} raised {type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
                 TOKENS_AS_TRAINED,
             ) from problem
         if isinstance(outputs, Mapping):
@@ -214,11 +214,11 @@ class TokenRunner:
         return "" if float(change) <= MAX_CAUSAL_CHANGE * float(logits.abs().max()) else MASKED
 
     def shares(self, texts: Dataset) -> Array:
-        """Return the share of each class for each text, (n, classes)."""
+        """Return the probability of each class for each text, (n, classes)."""
         return self._run(texts, lambda ids, logits: logits.double().softmax(1))
 
     def share_of_one(self, texts: Dataset) -> Array:
-        """Return the share of class 1 for each text, (n, 1), of a model with one logit."""
+        """Return the probability of class 1 for each text, (n, 1), of a model with a single logit."""
         return self._run(texts, lambda ids, logits: logits.double().reshape(-1, 1).sigmoid())
 
     def numbers(self, texts: Dataset) -> Array:
@@ -240,20 +240,20 @@ class TokenRunner:
         assert isinstance(texts, TokenDataset)
         if int(texts.lengths.min()) < 2:
             raise InputError(
-                "A text must have at least two tokens, so that a language model predicts one of them; row "
-                f"{texts.rows[int(texts.lengths.argmin())]} has one.",
-                "Leave out this text.",
+                "A text must have at least two tokens, so that a language model predicts one of them; "
+                f"the text in row {texts.rows[int(texts.lengths.argmin())]} has only one token.",
+                "Remove this text.",
             )
         return self._run(texts, _next_token_losses)
 
     def _run(self, texts: Dataset, function: Any) -> Array:
-        """Return the rows that ``function(ids, logits)`` computes for all texts, in float64."""
+        """Run the model on all texts, and return the result of ``function(ids, logits)`` for each text."""
         assert isinstance(texts, TokenDataset)
         output_rows: list[Tensor | None] = [None] * len(texts)
         logits_per_token = 1
         for length in texts.lengths.unique().tolist():
             positions = (texts.lengths == length).nonzero().flatten()
-            # The first text of a length shows how many logits the model has for each text.
+            # Run one text first, to learn how many logits the model returns for a text of this length.
             batch_size = 1
             while len(positions):
                 batch, positions = positions[:batch_size], positions[batch_size:]
@@ -262,8 +262,8 @@ class TokenRunner:
                 logits = self.logits(ids)
                 if logits is None:
                     raise InputError(
-                        f"A token model must return logits for every text; {self.name} returned none for a "
-                        f"batch of {len(ids)} texts.",
+                        f"A language model must return logits for every text; the {self.name} returned "
+                        f"no logits for a batch of {len(ids)} texts.",
                         TOKENS_AS_TRAINED,
                     )
                 for row, position in zip(function(ids, logits.cpu()), batch.tolist(), strict=True):

@@ -43,7 +43,7 @@ MAX_COUNTS = {
     "stage": 1000,
     "label": 100_000,
 }
-MAX_NUMBER = 10**10  # largest other number in a configuration
+MAX_NUMBER = 10**10  # largest number in config.json that no other limit concerns
 # Largest number of values of weights that the configuration describes and the files lack, such as a new head.
 MAX_MISSING_VALUES = 16_000_000
 DEFAULT_LENGTH = 512  # texts are cut after this number of tokens if the model states no limit
@@ -129,7 +129,8 @@ def load_text_folder(folder: Path) -> TextModel:
     _check_configuration(folder)
     if (folder / ADAPTER_CONFIG).is_file():
         raise CheckpointError(
-            f"A model folder must not hold an adapter as well; {folder.name!r} holds {ADAPTER_CONFIG}.",
+            "The folder of a full model must not also contain an adapter (LoRA); the folder "
+            f"{folder.name!r} contains {ADAPTER_CONFIG}.",
             "Move the adapter to a folder of its own, and pass this folder with --adapter.",
         )
     weights = list_weight_files(folder)[0]
@@ -147,7 +148,8 @@ def _read_json(file: Path) -> dict[str, Any]:
     """Return the content of a JSON file, {} if it is no JSON object."""
     if file.stat().st_size > MAX_CONFIG_BYTES:
         raise UnsafeFileError(
-            f"A configuration may have at most {MAX_CONFIG_BYTES} bytes; {file.name!r} has more.",
+            f"A configuration file may have at most {MAX_CONFIG_BYTES} bytes; the file {file.name!r} has "
+            "more.",
             "Check the file.",
         )
     try:
@@ -176,14 +178,14 @@ def list_weight_files(folder: Path) -> list[Path]:
     for name in names:
         if Path(name).name != name or not (folder / name).is_file():
             raise CheckpointError(
-                f"The shards of a model must be files in its folder; {name[:80]!r} is not.",
-                "Check the index of the shards.",
+                f"All weight files of a model must be regular files in its folder; {name[:80]!r} is not.",
+                "Check the index, which lists the weight files.",
             )
     if not names:
         has_pickle = any(folder.glob("pytorch_model*.bin"))
         raise CheckpointError(
-            f"A model folder must hold its weights as {WEIGHTS}; {folder.name!r} holds "
-            f"{'only pytorch_model.bin, a pickle' if has_pickle else 'none'}.",
+            f"The folder of a model must contain the weights as {WEIGHTS}; the folder {folder.name!r} "
+            f"contains {'only pytorch_model.bin, a pickle' if has_pickle else 'none'}.",
             "If you trust the pickle, load the model and write it again: "
             "model.save_pretrained(folder, safe_serialization=True)."
             if has_pickle
@@ -193,10 +195,10 @@ def list_weight_files(folder: Path) -> list[Path]:
 
 
 def _refuse_link(file: Path) -> Path:
-    """Return a file of weights, or refuse a link that leaves its folder."""
+    """Return a weight file of a folder. Raise an error if the file is a link to another folder."""
     if not is_inner_file(file):
         raise CheckpointError(
-            f"The weights of a model must be files in its folder; {file.name!r} is a link.",
+            f"The weights of a model must be regular files in its folder; the file {file.name!r} is a link.",
             "Copy the file into the folder.",
         )
     return file
@@ -220,7 +222,8 @@ def load_tokenizer(folder: Path) -> Callable[..., Any]:
         tokenizer, notes = _load_tokenizer(transformers, folder)
     if tokenizer is None:
         raise CheckpointError(
-            f"{str(folder)!r} must be a folder with a tokenizer; {notes[0]}.", "Check the path."
+            f"The path {str(folder)!r} must be a folder with a tokenizer; {notes[0]}.",
+            "Check the path.",
         )
     return tokenizer
 
@@ -230,7 +233,8 @@ def _import_transformers() -> Any:
         return importlib.import_module("transformers")
     except ImportError:
         raise MissingExtraError(
-            "Loading a folder of transformers needs the extra 'text', which is not installed.",
+            "Loading a model folder of Hugging Face needs the Python package transformers, which is not "
+            "installed.",
             f'In a clone of residuum, run pip install ".[text]". {WHAT_ELSE}',
         ) from None
 
@@ -246,13 +250,15 @@ def _check_configuration(folder: Path) -> None:
         ]
         if implementations:
             raise UnsafeFileError(
-                f"A model folder must not need code of others; {CONFIG} names {implementations[0]!r}.",
+                f"The folder of a model may not need code from other repositories; the file {CONFIG} "
+                f"names {implementations[0]!r}.",
                 NO_CUSTOM_CODE,
             )
     for name in (CONFIG, TOKENIZER_CONFIG):
         if (folder / name).is_file() and "auto_map" in _read_json(folder / name):
             raise UnsafeFileError(
-                f"A model folder must not need its own code; 'auto_map' in {name} names such code.",
+                "The folder of a model may not need Python code of its own; the entry 'auto_map' in the "
+                f"file {name} names such code.",
                 NO_CUSTOM_CODE,
             )
 
@@ -272,7 +278,7 @@ def _load_tokenizer(
 
 
 def _load_module(transformers: Any, folder: Path, loader: str) -> nn.Module:
-    """Load the model with a class of transformers, after checking what its configuration describes."""
+    """Load a model with its class in the library transformers, after checking its configuration."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     # A configuration can name another implementation of attention, whose code would be downloaded.
     options_of_model = {**options, "attn_implementation": "eager"}
@@ -291,14 +297,14 @@ def _load_module(transformers: Any, folder: Path, loader: str) -> nn.Module:
         raise
     except Exception as problem:
         raise CheckpointError(
-            f"transformers must be able to load the folder; loading {folder.name!r} raised "
-            f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
-            "Check that config.json and the weights belong together.",
+            "The library transformers must be able to load the folder of the model; loading the folder "
+            f"{folder.name!r} raised {type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
+            "Check that config.json and the weight files are from the same model.",
         ) from problem
     if missing := sorted(map(str, loading["missing_keys"])):
         raise CheckpointError(
-            f"A model folder must hold all weights of its model; {folder.name!r} lacks "
-            f"{len(missing)}, such as {missing[0][:80]!r}.",
+            f"The folder of a model must contain all of its weights; in the folder {folder.name!r}, "
+            f"{len(missing)} tensors are missing, such as {missing[0][:80]!r}.",
             "Save the whole model with model.save_pretrained(folder).",
         )
     loaded: nn.Module = module.eval()
@@ -311,8 +317,9 @@ def _check_numbers(config: Mapping[str, Any]) -> None:
         limit = next((MAX_COUNTS[word] for word in MAX_COUNTS if word in name.lower()), MAX_NUMBER)
         if value > limit:
             raise UnsafeFileError(
-                f"In the configuration of a model {name[:40]} may be at most {limit:g}; it is {value:g}.",
-                "Check where this folder is from.",
+                f"In the configuration of a model, the value of {name[:40]} may be at most {limit:g}; in "
+                f"this file it is {value:g}.",
+                "Check the source of this folder, because a normal model has smaller values.",
             )
 
 
@@ -336,7 +343,8 @@ def _stored_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
                 }
         except (SafetensorError, OSError) as problem:
             raise CheckpointError(
-                f"{file.name!r} must be a safetensors file; reading it failed ({str(problem)[:120]}).",
+                f"The file {file.name!r} must be a safetensors file; reading the file failed "
+                f"({str(problem)[:120]}).",
                 "Check the file.",
             ) from problem
     return shapes
@@ -350,9 +358,9 @@ def _check_weights(described: nn.Module, stored: Mapping[str, tuple[int, ...]]) 
     )
     if described_values > stored_values + MAX_MISSING_VALUES:
         raise UnsafeFileError(
-            f"A configuration must describe the weights that the files hold; it describes {described_values} "
-            f"values, and the files hold {stored_values}.",
-            "Check that config.json and the weights belong together.",
+            "The configuration of a model must fit its weight files; the configuration describes "
+            f"{described_values} weights, and the files contain {stored_values} weights.",
+            "Check that config.json and the weight files are from the same model.",
         )
 
 
@@ -366,7 +374,7 @@ def _length_limit(config: Mapping[str, Any], tokenizer: Any) -> int:
 
 @contextmanager
 def _quiet(transformers: Any) -> Iterator[None]:
-    """Silence messages and progress bars of transformers, then restore its settings."""
+    """Silence messages and progress bars of the library transformers, and restore its settings afterwards."""
     logging = transformers.utils.logging
     verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()

@@ -1,4 +1,4 @@
-"""Walk through the tree of values that a release holds."""
+"""Walk through all values of a model file, which form a tree of dicts, lists and objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MAX_DEPTH = 5000  # largest nesting depth of values, which is deeper than in any
 MAX_PATH_LENGTH = 120  # largest length of the path of a value in messages, in characters
 # For each optimizer class of scikit-learn, the attributes that hold its state.
 OPTIMIZERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
-# Names of dict entries and tensors that hold averaged weights instead of the weights.
+# Names of dict entries and tensors that hold averaged weights, such as an EMA.
 AVERAGES = re.compile(
     r"^(model_?)?(ema|swa|shadow|averaged)(_?(model|state_dict|params|weights|shadow))?$|"
     r"^(state_dict_ema|shadow_params)$",
@@ -22,7 +22,7 @@ AVERAGES = re.compile(
 
 
 class Place(NamedTuple):
-    """A value in the tree of a release.
+    """A value in a model file, with its path in the nested dicts, lists and objects of the file.
 
     Attributes:
         path: Path of the value in the tree, such as "state.0.exp_avg".
@@ -46,10 +46,10 @@ class Place(NamedTuple):
 
 
 def walk(tree: Any) -> Iterator[Place]:
-    """Yield the place of every value in a tree, parents first, and each shared value once.
+    """Yield each value in nested dicts, lists and objects with its path, containers first.
 
     Args:
-        tree: The content of a release.
+        tree: The content of a model file.
 
     Yields:
         The places of the values.
@@ -71,7 +71,8 @@ def walk(tree: Any) -> Iterator[Place]:
             visited_ids.add(id(value))
             if len(iterator_stack) > MAX_DEPTH:
                 raise UnsafeFileError(
-                    f"Values may be nested at most {MAX_DEPTH} deep; values in this file are nested deeper.",
+                    f"Lists and dicts in a file may be nested at most {MAX_DEPTH} levels deep; in this "
+                    "file, they are nested deeper.",
                     "Save the model in several files and scan each of them.",
                 )
             iterator_stack.append(_iterate_children(place))

@@ -42,7 +42,7 @@ def read_bagging(model: InertObject) -> Forest | None:
     """Return the structure of a BaggingRegressor or BaggingClassifier of trees.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted or does not consist of trees.
@@ -57,7 +57,7 @@ def read_isolation_forest(model: InertObject) -> Forest | None:
     """Return the structure of an IsolationForest. The values of its nodes are path lengths.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted.
@@ -72,7 +72,7 @@ def read_random_embedding(model: InertObject) -> Forest | None:
     """Return the structure of a RandomTreesEmbedding, whose trees are fitted to random numbers.
 
     Args:
-        model: The estimator.
+        model: The estimator, as it was read from the model file.
 
     Returns:
         The forest, None if the estimator was not fitted.
@@ -99,7 +99,7 @@ def _read_ensemble(model: InertObject, kind: str) -> Forest | None:
     if column_subsets is not None:
         if not isinstance(column_subsets, list) or len(column_subsets) != len(trees):
             raise CheckpointError(
-                "Bagging must store which columns it drew for every tree; this file does not.",
+                "A bagging model must store which columns were selected for every tree; this file does not.",
                 COPY_AGAIN,
             )
         trees = [
@@ -128,12 +128,12 @@ def _read_ensemble(model: InertObject, kind: str) -> Forest | None:
 
 
 def _map_columns(tree: Tree, column_subset: Integers) -> Tree:
-    """Return a tree of a column subset with the column indices of the whole table."""
+    """Return a tree that was trained on some columns, with the column indices of the whole table."""
     is_inner = tree.left != NO_CHILD
     if not ((tree.feature[is_inner] >= 0) & (tree.feature[is_inner] < len(column_subset))).all():
         raise CheckpointError(
-            "A tree of bagging may only split columns that bagging drew for this tree; a tree in this file "
-            "splits another column.",
+            "A tree of a bagging model may only split the columns that were selected for this tree; a "
+            "tree in this file splits another column.",
             COPY_AGAIN,
         )
     feature = tree.feature.copy()
@@ -180,8 +180,8 @@ def _with_path_lengths(tree: Tree) -> Tree:
 def average_path_length(count: Integers) -> Floats:
     """Return c(n), the mean path length of a random tree with n records, for each number n in ``count``."""
     n = np.maximum(count, 3).astype(np.float64)
-    length = 2 * (np.log(n - 1) + np.euler_gamma) - 2 * (n - 1) / n
-    return np.where(count <= 1, 0.0, np.where(count == 2, 1.0, length))
+    mean_length = 2 * (np.log(n - 1) + np.euler_gamma) - 2 * (n - 1) / n
+    return np.where(count <= 1, 0.0, np.where(count == 2, 1.0, mean_length))
 
 
 def _with_bootstrap(forest: Forest, attributes: dict[str, Any]) -> Forest:

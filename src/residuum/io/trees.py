@@ -31,7 +31,7 @@ INDIRECT = re.compile(
     r"(Hist)?GradientBoosting|AdaBoostClassifier|IsolationForest|RandomTreesEmbedding|"
     r"XGB|LGBM|Booster$|CatBoost"
 )
-LEAF_CHILD = -1  # number that scikit-learn stores as the left child of a leaf
+LEAF_CHILD = -1  # scikit-learn stores this number in place of the children of a leaf
 PADDING_START = 57  # position of the first padding (unused) byte in a node, counted from 0
 SAFE_SINCE = (1, 3, 2)  # first version of scikit-learn that clears the padding of nodes
 
@@ -87,7 +87,7 @@ def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None
     """Read what the structure of a tree model shows about its training records.
 
     Args:
-        candidate: An object of a release, which may be a tree model.
+        candidate: An object of a model file, which may be a tree model.
         inner: The ``id`` of every tree that belongs to a model that was read before. If the object is a tree
             model, the ids of its trees are added to this set.
 

@@ -78,13 +78,14 @@ def build_network(factory: str, *, trusted: bool) -> nn.Module:
     """
     if not FACTORY_NAME.fullmatch(factory):
         raise InputError(
-            f"--model needs code as package.module:factory; got {factory[:80]!r}.",
+            "The option --model takes the name of a function, as package.module:function; got "
+            f"{factory[:80]!r}.",
             "Example: --model mynet.models:build --trust-code.",
         )
     if not trusted:
         raise UnsafeFileError(
-            f"--model imports and runs the code of {factory!r}, which is not marked as trusted.",
-            "Read the code, then add --trust-code.",
+            f"The option --model runs the code of {factory!r}; this needs the option --trust-code.",
+            "Read the code. If you trust the code, add --trust-code.",
         )
     module_name, _, name = factory.partition(":")
     sys.path.insert(0, str(Path.cwd()))
@@ -95,16 +96,17 @@ def build_network(factory: str, *, trusted: bool) -> nn.Module:
         network = imported_object if isinstance(imported_object, nn.Module) else imported_object()
     except Exception as problem:  # user code may raise any exception
         raise InputError(
-            f"--model {factory} must make a network; it raised {type(problem).__name__}: "
-            f"{(str(problem) or 'no message').splitlines()[0][:200]}",
-            "Name a function that needs no arguments and returns the network.",
+            f"The function that --model names ({factory}) must return a network; it raised "
+            f"{type(problem).__name__}: {(str(problem) or 'no message').splitlines()[0][:200]}",
+            "Name a function that can be called without arguments and returns the network.",
         ) from problem
     finally:
         sys.path.remove(str(Path.cwd()))
     if not isinstance(network, nn.Module):
         raise InputError(
-            f"--model {factory} must make a torch.nn.Module; it made a {type(network).__name__}.",
-            "Return the network itself.",
+            f"The function that --model names ({factory}) must return a torch.nn.Module; it returned a "
+            f"{type(network).__name__}.",
+            "Change the function so that it returns the network.",
         )
     return network
 
@@ -128,6 +130,6 @@ def _read_fitting_state(path: str | Path | Release, network: nn.Module) -> dict[
             raise CheckpointError(
                 f"The weights must fit the network that the code of --model makes; these weights {fault} "
                 f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}.",
-                "Pass a factory that makes the network with the same settings as in training.",
+                "Pass a function that makes the network with the same settings as in training.",
             )
     return tensors

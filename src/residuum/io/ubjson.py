@@ -15,7 +15,7 @@ import numpy as np
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.safetensors_files import COPY_AGAIN
 
-MAX_DEPTH = 64  # largest nesting depth; XGBoost nests values about 10 deep
+MAX_DEPTH = 64  # largest nesting depth of lists and objects; XGBoost files have about 10
 # Largest number of values in a file. Each value becomes a Python object of up to 230 bytes. An array of
 # numbers counts as one value.
 MAX_VALUES = 2_000_000
@@ -126,7 +126,7 @@ class _Reader:
         return self.take(length).decode("utf-8", "replace")
 
     def read_header(self) -> tuple[str, int | None]:
-        """Return the type letter and the number of the values in a list or object, or "" and None."""
+        """Return the type letter and number of values of a list or object, or "" and None if not stated."""
         letter, count = "", None
         if self.peek() == "$":
             self.position += 1
@@ -148,7 +148,7 @@ class _Reader:
         if letter:
             dtype = np.dtype(NUMBERS[letter])
             assert count is not None
-            # This check limits ``count`` before the multiplication.
+            # Check the count itself first, because a damaged file can state any number.
             self.check_room(count)
             self.check_room(count * dtype.itemsize)
             numbers = np.frombuffer(self.raw, dtype, count, self.position)

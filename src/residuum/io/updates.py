@@ -39,25 +39,26 @@ UPDATE_WORDS = re.compile(
     r"(^|[^a-z])(grads?|gradients?|deltas?|updates?|diffs?|differences?)([^a-z]|$)", re.IGNORECASE
 )
 GRADIENT_WORDS = re.compile(r"(^|[^a-z])(grads?|gradients?)([^a-z]|$)", re.IGNORECASE)
+DIFFERENCE_WORDS = re.compile(r"(^|[^a-z])(deltas?|diffs?|differences?)([^a-z]|$)", re.IGNORECASE)
 AFFIXES = re.compile(
     r"^((grads?|gradients?|deltas?|updates?|diffs?)[._/])+|([._](grads?|gradients?|deltas?|updates?|diffs?))+$",
     re.IGNORECASE,
 )
-# The singular value after the last sample is rounding. It is smaller than the one before by this factor.
+# A sum over r samples has r large singular values. The next one must be smaller by at least this factor.
 RANK_DROP = 1e3
-MAX_RANK_SHARE = 0.75  # largest rank of a sum of few gradients, as a share of the full rank
+MAX_RANK_SHARE = 0.75  # a sum of few gradients has a lower rank than this share of the full rank
 SUM_TO_ZERO = (
     1e-4  # largest sum over classes, as a share of the sum of absolute values, that is rounding
 )
-# Weights of a layer with k inputs have a root mean square of about 1 / sqrt(k). If it is smaller than this
-# share of it in every layer, then each layer shrinks its input by this factor, and the outputs do not depend
-# on the input.
+# Trained weights of a layer with k inputs have a root mean square of about 1 / sqrt(k). If the root mean
+# square in every layer is below MAX_GAIN / sqrt(k), the outputs hardly depend on the input. So the file holds
+# an update.
 MAX_GAIN = 0.05
 MIN_CLASSES = 3  # the two outputs of a binary classifier can add up to zero for other reasons
 # Weights before and after fine-tuning correlate, and their norms are similar. If the correlation and the
 # ratio of norms are both below these limits, the file holds an update.
 MIN_CORRELATION, MIN_RELATIVE_SIZE = 0.1, 0.5
-MAX_MEASURED = 1 << 25  # largest number of values of a layer whose rank is measured
+MAX_MEASURED = 1 << 25  # largest number of weights of a layer whose rank is computed
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +79,7 @@ class Update:
     base: dict[str, Tensor] | None = None
 
     def add_to(self, knowledge: Knowledge) -> Knowledge:
-        """Return the knowledge of an attacker who also has the update and, if it is known, the base."""
+        """Return the attacker's knowledge with the update added, and the base weights if known."""
         has_initial_weights = self.kind == DIFFERENCE
         return knowledge.replace(
             moment=self.gradients,
@@ -115,7 +116,8 @@ def resolve_update(
         option = "--base and a checkpoint" if adapter is None else "--adapter"
         option = "--update-kind none" if kind == "none" else option
         raise InputError(
-            f"--update cannot be used with {option}, because an update has one base.",
+            f"The options --update and {option} cannot be used together, because --base must name the "
+            "network before the update.",
             "Run residuum audit --update FILE --base BASE.",
         )
     return update, base if model is None else model, "any" if kind == "auto" else kind
@@ -149,7 +151,11 @@ def read_update(
         return Update(network, ALONE, dict(network.theta))
     tensors = _match_names(_read_tensors(source), base)
     if not all(bool(t.isfinite().all()) for t in tensors.values()):
-        raise CheckpointError("An update must be finite; this update is not.", "Save it again.")
+        raise CheckpointError(
+            "An update (a gradient or weight difference) must consist of finite "
+            "numbers; this update contains NaN or infinite values.",
+            "Compute the update again from finite weights or gradients, and save it.",
+        )
     if kind not in (GRADIENT, DIFFERENCE):
         kind = _choose_kind(source, tensors)
     if kind == GRADIENT:
@@ -182,7 +188,7 @@ def recognize_update(
         return (sign,)
     layers = _dense_layers(theta)
     if len(layers) < 2:
-        # Weights of a linear model that began at zero are a sum of gradients too, and no sign differs.
+        # A linear model whose weights began at zero looks exactly like an update, so there is no evidence.
         return ()
     low_rank = _find_low_rank(layers[:-1])
     sums_to_zero = _adds_up_to_zero(*layers[-1])
@@ -198,7 +204,8 @@ def recognize_update(
         "name": f"the file is called {file_name[:80]!r}" if is_named else "",
     }
     present = {name: text for name, text in signs.items() if text}
-    # A head that began at zero also adds up to zero, so a name and this sign are not enough.
+    # The last layer of a model may have begun at zero. Then its rows add up to zero even after training, so
+    # this sign and a name are not enough evidence.
     is_update = len(present) >= 2 and set(present) != {"sum", "name"}
     return tuple(present.values()) if is_update else ()
 
@@ -213,11 +220,14 @@ def compare_with_base(theta: Mapping[str, Tensor], base: Mapping[str, Tensor]) -
     Returns:
         The sentence without a period, "" if the tensors may be weights that were trained from the base.
     """
-    names = [n for n in base if n in theta and base[n].ndim > 1 and base[n].shape == theta[n].shape]
-    if not names:
+    common_names = [
+        n for n in base if n in theta and base[n].ndim > 1 and base[n].shape == theta[n].shape
+    ]
+    if not common_names:
         return ""
     values, base_values = (
-        torch.cat([tensors[n].double().flatten() for n in names]) for tensors in (theta, base)
+        torch.cat([tensors[n].double().flatten() for n in common_names])
+        for tensors in (theta, base)
     )
     norms = values.norm(), base_values.norm().clamp(min=1e-300)
     if not norms[0] > 0:
@@ -233,7 +243,7 @@ def compare_with_base(theta: Mapping[str, Tensor], base: Mapping[str, Tensor]) -
 
 
 def _dense_layers(theta: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor | None]]:
-    """Return the weight (h, d) and the bias (h,) of every layer with a weight matrix or kernels."""
+    """Return weight (h outputs, d inputs) and bias of every layer. Kernels are reshaped to matrices."""
     return [
         (t.detach().flatten(1).double().cpu(), _bias_of(theta, name))
         for name, t in theta.items()
@@ -249,18 +259,18 @@ def _bias_of(theta: Mapping[str, Tensor], name: str) -> Tensor | None:
 
 
 def _find_low_rank(layers: list[tuple[Tensor, Tensor | None]]) -> str:
-    """Return a sentence if a layer with its bias is a sum over few samples up to rounding.
+    """Return a sentence if the rank of a layer is so low that it must be a sum over few samples.
 
     The bias of such a sum adds no rank to the weights. In a network of low rank, the bias does.
     """
     for weight, bias in layers:
         h, d = weight.shape
-        full = min(h, d)
-        if bias is None or not bool(bias.any()) or full < 4 or weight.numel() > MAX_MEASURED:
+        full_rank = min(h, d)
+        if bias is None or not bool(bias.any()) or full_rank < 4 or weight.numel() > MAX_MEASURED:
             continue
         with_bias = torch.cat([weight, bias[:, None]], 1)
         ranks = [_sharp_rank(matrix, d) for matrix in (weight, with_bias)]
-        if 0 < ranks[1] <= MAX_RANK_SHARE * full and ranks[0] == ranks[1]:
+        if 0 < ranks[1] <= MAX_RANK_SHARE * full_rank and ranks[0] == ranks[1]:
             return (
                 f"a layer of {h} x {d} values has rank {ranks[1]} together with its bias, as a sum of "
                 f"gradients at {ranks[1]} samples has"
@@ -277,11 +287,16 @@ def _sharp_rank(matrix: Tensor, d: int) -> int:
     matrix = matrix[matrix.abs().amax(1) > 0][:, matrix.abs().amax(0) > 0]
     if min(matrix.shape) < 4:
         return 0
-    s = torch.linalg.svdvals(matrix)
-    s = s.clamp(min=float(1e-9 * s[0]))
-    ratios = s[:-1] / s[1:]
-    r = int(ratios.argmax()) + 1
-    return r if float(ratios[r - 1]) > RANK_DROP and float(s[r]) < 1e-5 * float(s[0]) else 0
+    singular_values = torch.linalg.svdvals(matrix)
+    singular_values = singular_values.clamp(min=float(1e-9 * singular_values[0]))
+    ratios = singular_values[:-1] / singular_values[1:]
+    rank = int(ratios.argmax()) + 1
+    return (
+        rank
+        if float(ratios[rank - 1]) > RANK_DROP
+        and float(singular_values[rank]) < 1e-5 * float(singular_values[0])
+        else 0
+    )
 
 
 def _adds_up_to_zero(weight: Tensor, bias: Tensor | None) -> bool:
@@ -299,7 +314,7 @@ def _gain(weight: Tensor) -> float:
 
 
 def _choose_kind(source: Any, tensors: Mapping[str, Tensor]) -> str:
-    """Choose between gradient and difference by the names in the file, or else by the last layer.
+    """Decide whether an update is a gradient or a weight difference, by names in the file or the last layer.
 
     The gradient of the last weights is, for each class, a sum of hidden activations, which ReLU makes
     nonnegative. Samples of another class have positive factors, their probabilities of the class. So the row
@@ -311,17 +326,17 @@ def _choose_kind(source: Any, tensors: Mapping[str, Tensor]) -> str:
         "gradient" or "difference".
     """
     if isinstance(source, Release):
-        names = [source.path.stem, *_block_names(source)]
-        if any(GRADIENT_WORDS.search(name) for name in names):
+        names_in_file = [source.path.stem, *_block_names(source)]
+        if any(GRADIENT_WORDS.search(name) for name in names_in_file):
             return GRADIENT
-        if any(UPDATE_WORDS.search(name) for name in names):
+        if any(DIFFERENCE_WORDS.search(name) for name in names_in_file):
             return DIFFERENCE
     matrices = [t for t in tensors.values() if t.ndim == 2 and len(t) >= MIN_CLASSES]
     if matrices:
-        rows = matrices[-1].double()
-        # Sums in float64 are rounded, so that the comparison is not exact.
-        is_one_sign = rows.sum(1).abs() >= (1 - 1e-9) * rows.abs().sum(1)
-        signs = rows[is_one_sign].sum(1).sign().sum()
+        last_layer_rows = matrices[-1].double()
+        # The factor allows for rounding errors of the sums.
+        is_one_sign = last_layer_rows.sum(1).abs() >= (1 - 1e-9) * last_layer_rows.abs().sum(1)
+        signs = last_layer_rows[is_one_sign].sum(1).sign().sum()
         if float(signs) != 0:
             return GRADIENT if float(signs) > 0 else DIFFERENCE
     vectors = [t for t in tensors.values() if t.ndim == 1 and len(t) >= MIN_CLASSES]
@@ -366,21 +381,22 @@ def _match_names(tensors: Mapping[str, Tensor], base: Network) -> dict[str, Tens
             matched = dict(zip(theta, floating, strict=True))
     if not matched:
         raise CheckpointError(
-            "An update must have the names and shapes of its base; "
-            f"this update holds {', '.join(sorted(tensors)[:3])[:80]}.",
-            "Save the update with the names of the state dict, or pass the base that it belongs to.",
+            "The tensors of an update must have the names and shapes of the network before the update; "
+            "the tensors of this update, such as {', '.join(sorted(tensors)[:3])[:80]}, do not.",
+            "Save the update with the tensor names of the state dict. Or pass the network to which the "
+            "update belongs with --base.",
         )
-    # A difference may have a finer dtype than the base, so it keeps its own.
+    # An update keeps its own dtype, which may be more precise than the dtype of the base.
     return {name: t.detach().cpu() for name, t in matched.items()}
 
 
 def _clean(name: str) -> str:
-    """Return the name of a tensor without prefixes of wrappers and without words such as "grad"."""
+    """Return the name of a tensor without prefixes of wrappers ("module.") and words such as "grad"."""
     return AFFIXES.sub("", WRAPPER_PREFIX.sub("", name.rpartition("/")[2]))
 
 
 def _read_alone(source: Release | Mapping[str, Tensor], arch: str | None) -> Network:
-    """Return an update as a network of the same shapes."""
+    """Return an update without a known base as a network: its tensors take the place of the weights."""
     if not isinstance(source, Release):
         return as_network(dict(source), arch)
     try:
@@ -396,7 +412,7 @@ def _read_alone(source: Release | Mapping[str, Tensor], arch: str | None) -> Net
 
 
 def _name_layers(tensors: list[Tensor]) -> dict[str, Tensor]:
-    """Return the tensors of a list as weights and biases of numbered layers."""
+    """Name the tensors of a list "0.weight", "0.bias", "1.weight" and so on, by their dimensions."""
     named, layer = {}, -1
     for before, t in pairwise([None, *tensors]):
         is_bias = t is not None and t.ndim == 1 and before is not None and before.ndim > 1

@@ -105,7 +105,7 @@ def find_vocabulary(folder: str | Path) -> Vocabulary | None:
         if is_inner_file(folder / name):
             try:
                 vocabulary = read_vocabulary(folder / name)
-            except ResiduumError:  # the scan of the file itself reports the problem
+            except ResiduumError:  # the scan of the file itself reports why it is unreadable
                 continue
             if vocabulary.tokens:
                 return vocabulary
@@ -131,14 +131,15 @@ def read_vocabulary(path: Path) -> Vocabulary:
             raw = stream.read(MAX_VOCABULARY_BYTES + 1)
     except OSError as problem:
         raise CheckpointError(
-            f"A vocabulary must be readable; reading {path.name!r} failed ({problem.strerror}).",
+            f"The vocabulary file of a tokenizer must be readable; reading the file {path.name!r} failed "
+            f"({problem.strerror}).",
             "Check the file.",
         ) from problem
     if len(raw) > MAX_VOCABULARY_BYTES or raw.count(b"\n") > MAX_TOKENS:
         raise CheckpointError(
-            f"A vocabulary may have at most {MAX_VOCABULARY_BYTES} bytes and {MAX_TOKENS} tokens; "
-            f"{path.name!r} has more.",
-            "Delete this file from the release.",
+            f"The vocabulary file of a tokenizer may have at most {MAX_VOCABULARY_BYTES} bytes and "
+            f"{MAX_TOKENS} tokens; the file {path.name!r} has more.",
+            "Delete this file, because no real tokenizer is this large.",
         )
     if path.suffix in PIECE_SUFFIXES:
         return Vocabulary(path.name, _clean(enumerate(_read_pieces(raw, path.name))))
@@ -156,18 +157,22 @@ def _read_json_vocabulary(path: Path) -> Vocabulary:
     if isinstance(model, dict):  # tokenizer.json
         vocab = model.get("vocab")
         if isinstance(vocab, list):  # pairs of a token and its score, in the order of the ids
-            entries = [(i, row[0]) for i, row in enumerate(vocab) if isinstance(row, list) and row]
+            ids_and_tokens = [
+                (i, row[0]) for i, row in enumerate(vocab) if isinstance(row, list) and row
+            ]
         else:
-            entries = _invert(vocab)
+            ids_and_tokens = _invert(vocab)
         added = _clean(_read_added_tokens(content.get("added_tokens")))
-        tokens = _clean(entries, is_byte_level=_is_byte_level(content)) | added
+        tokens = _clean(ids_and_tokens, is_byte_level=_is_byte_level(content)) | added
         return Vocabulary(path.name, tokens, added, model.get("type") == "WordLevel")
     if path.name == SPECIAL_TOKENS_FILE:
         special_tokens = _clean(enumerate(_collect_texts(content)))
         return Vocabulary(path.name, special_tokens, special_tokens)
-    entries = _invert(content)
-    is_byte_level = any(isinstance(token, str) and token.startswith("Ġ") for _, token in entries)
-    tokens = _clean(entries, is_byte_level=is_byte_level)
+    ids_and_tokens = _invert(content)
+    is_byte_level = any(
+        isinstance(token, str) and token.startswith("Ġ") for _, token in ids_and_tokens
+    )
+    tokens = _clean(ids_and_tokens, is_byte_level=is_byte_level)
     added = tokens if path.name == "added_tokens.json" else {}
     return Vocabulary(path.name, tokens, added)
 
@@ -192,20 +197,20 @@ def _collect_texts(content: dict[str, Any]) -> Iterator[Any]:
 
 
 def _is_byte_level(content: dict[str, Any]) -> bool:
-    settings = (content.get("decoder"), content.get("pre_tokenizer"))
-    return any("ByteLevel" in str(setting)[:2000] for setting in settings)
+    decoder_and_pre_tokenizer = (content.get("decoder"), content.get("pre_tokenizer"))
+    return any("ByteLevel" in str(setting)[:2000] for setting in decoder_and_pre_tokenizer)
 
 
 def _clean(entries: Iterable[tuple[Any, Any]], *, is_byte_level: bool = False) -> dict[int, str]:
-    """Return the tokens by id as a person would write them. Entries of other types are skipped."""
+    """Return the tokens by id as a person would write them, such as "house" for "Ġhouse"."""
     tokens: dict[int, str] = {}
     for i, token in entries:
         if type(i) is not int or not isinstance(token, str) or not 0 <= i < MAX_TOKENS:
             continue
-        text = token[:MAX_TOKEN_LENGTH]
+        readable_token = token[:MAX_TOKEN_LENGTH]
         if is_byte_level:
-            text = decode_bytes(text)
-        tokens[i] = text.replace("▁", " ").strip() or token[:MAX_TOKEN_LENGTH]
+            readable_token = decode_bytes(readable_token)
+        tokens[i] = readable_token.replace("▁", " ").strip() or token[:MAX_TOKEN_LENGTH]
     return tokens
 
 
@@ -224,7 +229,7 @@ def decode_bytes(text: str) -> str:
 
 
 def _byte_letters() -> dict[str, int]:
-    # GPT-2 writes printable bytes as themselves, and the others as the letters from code 256 on.
+    # GPT-2 writes printable bytes as the same letters, and other bytes as letters from code point 256 on.
     printable_bytes = {*range(33, 127), *range(161, 173), *range(174, 256)}
     unprintable = [byte for byte in range(256) if byte not in printable_bytes]
     letters = {chr(byte): byte for byte in printable_bytes}
@@ -246,7 +251,7 @@ def _read_pieces(raw: bytes, name: str) -> Iterator[str]:
                 yield texts[0].decode("utf-8", "replace") if texts else ""
     except (ValueError, IndexError) as problem:
         raise CheckpointError(
-            f"A vocabulary of SentencePiece must be complete; {name!r} is damaged.",
+            f"A vocabulary file of SentencePiece must be complete; the file {name!r} is damaged.",
             "Copy or save the file again.",
         ) from problem
 
@@ -261,13 +266,13 @@ def _read_fields(raw: bytes) -> Iterator[tuple[int, bytes | int]]:
             value, position = _read_varint(raw, position)
             yield number, value
             continue
-        size = {1: 8, 5: 4}.get(wire_type)
+        byte_count = {1: 8, 5: 4}.get(wire_type)
         if wire_type == 2:
-            size, position = _read_varint(raw, position)
-        if size is None or position + size > len(raw):
+            byte_count, position = _read_varint(raw, position)
+        if byte_count is None or position + byte_count > len(raw):
             raise ValueError("the message ends too early")
-        yield number, raw[position : position + size]
-        position += size
+        yield number, raw[position : position + byte_count]
+        position += byte_count
 
 
 def _read_varint(raw: bytes, position: int) -> tuple[int, int]:

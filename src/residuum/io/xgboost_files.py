@@ -104,7 +104,7 @@ def read_xgboost(raw: bytes | bytearray) -> Forest:
     head = bytes(raw[:64])
     if head.startswith(OLD_FORMATS):
         raise CheckpointError(
-            "residuum reads models that XGBoost saves as JSON or UBJSON; this model has an older binary "
+            "residuum reads models that XGBoost saved as JSON or UBJSON; this model has an older binary "
             "format.",
             "Load the model with XGBoost 1.6 to 3.0 and save it again: model.save_model('model.json').",
         )
@@ -120,9 +120,11 @@ def read_xgboost(raw: bytes | bytearray) -> Forest:
 
 def _read_learner(learner: Any, config: Any) -> Forest:
     booster = get_member(learner, "gradient_booster", library=LIBRARY)
-    kind = booster.get("name") if isinstance(booster, dict) else None
-    if kind in ("dart", "gblinear"):
-        raise CheckpointError(*describe_unsupported(LIBRARY, f"a booster of the kind {kind}"))
+    booster_kind = booster.get("name") if isinstance(booster, dict) else None
+    if booster_kind in ("dart", "gblinear"):
+        raise CheckpointError(
+            *describe_unsupported(LIBRARY, f"a booster of the kind {booster_kind}")
+        )
     model = get_member(booster, "model", library=LIBRARY)
     model_parameters = get_member(learner, "learner_model_param", library=LIBRARY)
     model_sizes = {
@@ -341,7 +343,7 @@ def _as_random_forest(forest: Forest, parameters: Any) -> Forest:
 
 
 def _with_means(tree: Tree, trees: int, offset: float) -> Tree:
-    """Return a tree of a random forest with the mean target of each node as its value."""
+    """Return a tree of a random forest, with the mean training target of each node as the node's value."""
     # The weight of a node is the sum of second derivatives. For the squared error, each derivative is 1. So
     # the weight is the number of records, because a tree draws each record at most once.
     assert tree.weight is not None

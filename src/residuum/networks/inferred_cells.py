@@ -128,8 +128,8 @@ def find_variables(
     for column in range(pool.shape[1]):
         if column in grouped or not low[column] < high[column]:
             continue
-        choices = _possible_values(pool[:, column])
-        variables.append(Variable((column,), None if choices is None else choices[:, None]))
+        values = _possible_values(pool[:, column])
+        variables.append(Variable((column,), None if values is None else values[:, None]))
     return tuple(sorted(variables, key=lambda variable: variable.columns))
 
 

@@ -1,4 +1,4 @@
-"""Exposure: the risk of each training record and group of records, and the bound on epsilon from canaries.
+"""Exposure: the risk that each training record is recovered, and a lower bound on the privacy loss.
 
 Canaries are records that were inserted into the training set to test the privacy of the training.
 """
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from residuum import notebook
+from residuum.records.attribute_test import AttributeTest
 from residuum.records.base import Record, plain, table_rows
 from residuum.records.exposure_tables import tables_of
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
 from residuum.terminal import print_line, print_notes, print_table
 
-# The property ``carry_half`` counts the records that together make up this share of the expected
-# recoveries.
+# Share of all expected recoveries. A summary says how few records together make up this share.
 HALF = 0.5
-SCHEMA_VERSION = "2.0"  # version of the fields of exposure.json
+SCHEMA_VERSION = "2.1"  # version of the fields of exposure.json
 # A spreadsheet treats a text that starts with one of these characters as a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
@@ -48,7 +48,7 @@ class Operating(Record):
 
     @property
     def line(self) -> str:
-        """The share of detected canaries and the false positive rate as text."""
+        """Text with the share of detected canaries (test records) and the false positive rate."""
         low, high = self.interval
         note = "" if self.false else ", with none of them above the threshold"
         return f"{self.true_rate:.0%} ({low:.0%} to {high:.0%}) at {self.rate:.1%} false positives{note}"
@@ -86,7 +86,7 @@ class CanaryBound(Record):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Sentences about the bound on epsilon and the detected canaries."""
+        """Sentences about the lower bound on epsilon (privacy loss) and the canaries (test records)."""
         return (
             f"canaries: epsilon at least {self.epsilon:.3g} at delta {self.delta:g} with confidence "
             f"{self.confidence:.0%}, because {self.right} of {self.guesses} guesses were right "
@@ -177,6 +177,7 @@ class ExposureSummary(Record):
             calibrated.
         level: False discovery rate at which records are flagged by activation boundaries (kinks).
         uncalibrated: Reason why scores are not probabilities, or "" if they are.
+        attributes: The test whether missing values of records can be inferred, or null if it was not run.
     """
 
     schema_version: Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]
@@ -200,6 +201,7 @@ class ExposureSummary(Record):
     grouped_by: str
     groups: tuple[GroupExposure, ...]
     canaries: CanaryBound | None
+    attributes: AttributeTest | None
     seconds: float
     notes: tuple[str, ...]
 
@@ -215,7 +217,7 @@ class PublishedExposure(ExposureSummary):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputFigures(Record):
-    """The margin (NaN for regression) and the loss of each of n records, as simple measures of risk."""
+    """The margin and the loss of the network at each of n records, as simple measures of risk."""
 
     margin: Tensor
     loss: Tensor
@@ -317,6 +319,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
             omits the candidates.
         seconds: Run time in seconds.
         notes: Remarks on what limits these numbers.
+        attributes: The test whether missing values of records can be inferred, or None if it was not run.
     """
 
     arch: str
@@ -341,6 +344,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
     nearest: Tensor
     seconds: float
     notes: tuple[str, ...] = ()
+    attributes: AttributeTest | None = None
 
     def __len__(self) -> int:
         return len(self.score)
@@ -357,7 +361,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def carry_half(self) -> int | None:
-        """Smallest number of records that together make up half of the expected recoveries.
+        """Smallest number of records that together account for half of the expected recovered records.
 
         None if probabilities are not calibrated.
         """
@@ -392,10 +396,12 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
             )
         if self.canaries is not None:
             sentences += self.canaries.lines
+        if self.attributes is not None:
+            sentences.append(self.attributes.line)
         return (*sentences, "no guarantee: only differential privacy gives one")
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return a dictionary with the keys ``COLUMNS`` for each of the ``limit`` records at highest risk."""
+        """Return one dictionary (a row of the table) for each of the ``limit`` records at highest risk."""
         shown_order = self.order[:limit]
         indices = shown_order.tolist()
         labels = self.labels[shown_order]

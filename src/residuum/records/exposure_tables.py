@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 from residuum.terminal import TextTable, format_number
 
 if TYPE_CHECKING:
+    from residuum.records.attribute_test import AttributeTest
     from residuum.records.exposure import Exposure, GroupExposure
 
+MAX_CELLS = 20  # maximal number of values in the table of missing values
 MAX_GROUPS = 20  # maximal number of groups in the table
 
 
 def tables_of(result: Exposure) -> tuple[TextTable, ...]:
-    """Return the tables of the most exposed records and of the groups.
+    """Return the tables of the most exposed records, of the groups, and of missing values.
 
     Args:
         result: The risk of every record.
@@ -48,7 +50,27 @@ def tables_of(result: Exposure) -> tuple[TextTable, ...]:
         (result.grouped_by, "records", *mean_headers, "flagged"),
         tuple(_group_row(group) for group in result.by_group[:MAX_GROUPS]),
     )
-    return tuple(table for table in (records, groups) if table.rows)
+    tables = (records, groups, *_attribute_tables(result.attributes))
+    return tuple(table for table in tables if table.rows)
+
+
+def _attribute_tables(test: AttributeTest | None) -> tuple[TextTable, ...]:
+    """Return the table of values that an attacker can infer, () if there is no such test."""
+    if test is None:
+        return ()
+    cells = test.disclosed[:MAX_CELLS]
+    rows = tuple(
+        (
+            f"{cell.row} (ID {cell.record_id})" if cell.record_id else str(cell.row),
+            f"{cell.column} ({cell.unit})" if cell.unit else cell.column,
+            *cell.texts,
+            format_number(cell.q, 2),
+        )
+        for cell in cells
+    )
+    title = f"missing values that can be inferred: {len(cells)} of {test.disclosed_count}"
+    headers = ("record", "column", "original", "inferred", "ridge regression", "error rate")
+    return (TextTable(title, headers, rows),)
 
 
 def _group_row(group: GroupExposure) -> tuple[str, ...]:

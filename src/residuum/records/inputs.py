@@ -35,7 +35,7 @@ SMALL_BYTES = 128 << 20
 # 40 for MNIST, and 170 for MNIST with only black and white pixels.
 MAX_GROWTH = 200
 MAX_ARRAYS = 500  # largest number of arrays in a data file, more than a dataset needs
-MAX_HEADER = 1000  # largest header of an array in characters; 118 are typical
+MAX_HEADER = 1000  # largest header of an .npy array in characters; 118 are typical
 TEXT_BYTES = 64  # bytes that Python needs for a string in addition to its characters
 # Exceptions of zipfile and numpy for damaged files.
 _UNREADABLE = (OSError, ValueError, EOFError, MemoryError, RuntimeError, SyntaxError)
@@ -51,7 +51,7 @@ END_64 = struct.Struct("<4sQ2H2I4Q")
 # Record that stores the position of END_64 in a large (zip64) archive. It lies between END_64 and END.
 LOCATOR = struct.Struct("<4sIQI")
 
-# Error messages for a field of a dataset with a wrong number of entries: the rule, and what to do.
+# Texts of the error for a dataset field with a wrong number of entries: the rule, and the advice.
 ONE_PER_SAMPLE = ("have one entry per sample", "Save one identifier per row of x.")
 ONE_PER_COLUMN = ("name every column", "Save one name per column, in the order of x.")
 ONE_OR_ONE_PER_COLUMN = (
@@ -109,7 +109,7 @@ class Dataset(Record):
                 f"'x' and 'y' must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
                 "Save one label per sample.",
             )
-        column_count = self.x[0].numel()  # 0 for a table that holds only texts
+        column_count = self.x[0].numel()  # 0 for a table in which all columns are texts
         for name, sizes, rule, remedy in (
             ("row_numbers", (0, len(self)), *ONE_PER_SAMPLE),
             ("record_ids", (0, len(self)), *ONE_PER_SAMPLE),
@@ -125,7 +125,9 @@ class Dataset(Record):
             )
             if field_value is not None and entry_count not in sizes:
                 raise DataError(
-                    f"{name!r} must {rule} ({sizes[1]} entries); got {entry_count} entries.", remedy
+                    f"The fields of a dataset must have matching sizes; the field {name!r} must {rule} "
+                    f"({sizes[1]} entries), but it has {entry_count} entries.",
+                    remedy,
                 )
 
     def __len__(self) -> int:
@@ -142,7 +144,7 @@ class Dataset(Record):
         return list(range(len(self))) if self.row_numbers is None else self.row_numbers.tolist()
 
     def take(self, rows: Tensor) -> Self:
-        """Return the samples at ``rows`` (positions or a mask), with their row numbers and IDs."""
+        """Return a dataset of the samples at ``rows`` (positions or a mask), with row numbers and IDs."""
         positions = torch.arange(len(self))[rows]
         row_numbers = torch.tensor(self.rows)[positions]
         record_ids, texts = (
@@ -188,8 +190,10 @@ class Dataset(Record):
         arrays = read_npz(path)
         if missing := {"x", "y"} - arrays.keys():
             raise DataError(
-                f"A data file must have arrays 'x' and 'y'; {str(path)!r} lacks {sorted(missing)}.",
-                f"It holds {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
+                f"A data file must have the arrays 'x' and 'y'; the file {str(path)!r} lacks "
+                f"{sorted(missing)}.",
+                f"The file has the arrays {sorted(arrays)}. Save the file again with numpy.savez(path, "
+                "x=..., y=...).",
             )
         return cls.from_arrays(arrays, path)
 
@@ -210,21 +214,24 @@ class Dataset(Record):
         for name in filter(arrays.__contains__, NUMBERS):
             if arrays[name].dtype.kind == "U" or not np.isfinite(arrays[name]).all():
                 raise DataError(
-                    f"{name!r} must hold finite numbers; in {str(path)!r} it holds text, NaN or Inf.",
-                    "Remove such rows. Save class indices as y, and class names as classes.",
+                    f"The array {name!r} must hold finite numbers; in the file {str(path)!r}, it contains "
+                    "text, NaN or Inf.",
+                    "Remove the rows with such values. If y holds class names, save class indices as y, and "
+                    "the names as the array 'classes'.",
                 )
         x = torch.from_numpy(arrays["x"])
         x = x if x.is_floating_point() else x.double()
         if x.ndim < 2 or arrays["y"].ndim < 1:
             raise DataError(
-                f"'x' must be (n, ...) and 'y' (n,); got shapes {tuple(x.shape)} and "
-                f"{arrays['y'].shape} in {str(path)!r}.",
+                "The arrays 'x' and 'y' must have one row for each of the n samples; 'x' has the shape "
+                f"{tuple(x.shape)} and 'y' the shape {arrays['y'].shape} in the file {str(path)!r}.",
                 "Save one row per sample.",
             )
         mean = torch.from_numpy(arrays["mean"]).to(x.dtype) if "mean" in arrays else None
         if mean is not None and mean.shape not in ((), x.shape[1:]):
             raise DataError(
-                f"'mean' must have the shape of a sample, {tuple(x.shape[1:])}; got {tuple(mean.shape)}.",
+                f"The array 'mean' must have the shape of a sample, {tuple(x.shape[1:])}; got an array of "
+                f"shape {tuple(mean.shape)}.",
                 "Save the mean image that was subtracted.",
             )
         fields: dict[str, Any] = {}
@@ -273,13 +280,16 @@ def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarr
     """
     try:
         if not Path(path).is_file():
-            raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
+            raise DataError(
+                f"A data file must exist; there is no file at the path {str(path)!r}.",
+                "Check the path.",
+            )
         with Path(path).open("rb") as stream, open_zip(stream) as archive:
             members = _check_members(archive, stream, path, max_bytes)
             return {name: _unpack(archive, member) for name, member in members.items()}
     except (*_UNREADABLE, *_BROKEN) as problem:
         raise DataError(
-            f"{str(path)!r} must be an .npz archive of plain arrays; reading it failed "
+            f"The data file {str(path)!r} must be an .npz archive of plain arrays; reading the file failed "
             f"({str(problem)[:200]}).",
             "Save it with numpy.savez(path, x=..., y=...).",
         ) from problem
@@ -306,7 +316,7 @@ def write_npz(path: str | Path, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def max_memory(packed: int) -> int:
-    """Return how many bytes of memory the arrays of a file of ``packed`` bytes may take (as float64)."""
+    """Return how many bytes of memory the arrays of a compressed file of ``packed`` bytes may take."""
     return max(SMALL_BYTES, MAX_GROWTH * packed)
 
 
@@ -325,7 +335,8 @@ def _check_members(
     unpacked_bytes = sum(member.file_size for member in members_by_name.values())
     if unpacked_bytes > max_bytes:
         raise UnsafeFileError(
-            f"A data file must unpack to at most {max_bytes} bytes; {str(path)!r} claims {unpacked_bytes}.",
+            f"The unpacked arrays of a data file may have at most {max_bytes} bytes; according to its "
+            f"headers, the file {str(path)!r} unpacks to {unpacked_bytes} bytes.",
             "Save fewer samples.",
         )
     memory_bytes = sum(
@@ -334,9 +345,9 @@ def _check_members(
     if memory_bytes > max_memory(file_bytes):
         raise UnsafeFileError(
             f"The arrays of a data file must take at most {SMALL_BYTES} bytes of memory, or {MAX_GROWTH} "
-            f"times the size of the file if that is more; {str(path)!r} has {file_bytes} bytes and claims "
-            f"{memory_bytes}.",
-            "Save it uncompressed, with numpy.savez(path, x=..., y=...).",
+            f"times the size of the file if that is more; the file {str(path)!r} has {file_bytes} bytes, "
+            f"and its arrays would take {memory_bytes} bytes.",
+            "Save the arrays uncompressed, with numpy.savez(path, x=..., y=...).",
         )
     return members_by_name
 
@@ -352,8 +363,9 @@ def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
         data_start = stream.tell()
     if dtype.kind not in "fiubU":
         raise DataError(
-            f"Arrays of a data file must be real numbers or text; {name[:80]!r} is {str(dtype)[:80]}.",
-            "Convert it before saving.",
+            f"Arrays in a data file must hold real numbers or text; the array {name[:80]!r} has the type "
+            f"{str(dtype)[:80]}.",
+            "Convert the array before you save it.",
         )
     if (
         min(shape, default=0) < 0
@@ -413,7 +425,8 @@ def find_samples_file(path: Path, name: str) -> Path:
         return path
     if not (path / "private" / name).is_file():
         raise DataError(
-            f"A training directory must hold private/{name}; {str(path)!r} does not.",
+            f"A directory that `residuum train` wrote must contain the file private/{name}; the directory "
+            f"{str(path)!r} does not.",
             "Pass an .npz file with the arrays 'x' and 'y'.",
         )
     return path / "private" / name
@@ -434,7 +447,8 @@ def find_training_samples(checkpoint: Path, data: Path | None = None) -> Path:
     """
     if data is None and not (checkpoint / "private" / "train.npz").is_file():
         raise DataError(
-            f"A certificate needs the training samples; {str(checkpoint)!r} has no private/train.npz.",
+            f"A certificate is computed from the training samples; the directory {str(checkpoint)!r} has no "
+            "file private/train.npz with these samples.",
             "Pass --data FILE.npz.",
         )
     return find_samples_file(data or checkpoint, "train.npz")
@@ -475,8 +489,8 @@ def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
         raise zipfile.BadZipFile("the zip archive has other bytes after its directory")
     if length > MAX_DIRECTORY_BYTES:
         raise UnsafeFileError(
-            f"The directory of a zip archive must have at most {MAX_DIRECTORY_BYTES} bytes; the directory "
-            f"of this archive has {length}.",
+            f"The list of files in a zip archive may have at most {MAX_DIRECTORY_BYTES} bytes; the list in "
+            f"this archive has {length} bytes.",
             "Save fewer, larger arrays.",
         )
     return zipfile.ZipFile(stream)

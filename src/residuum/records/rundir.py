@@ -161,8 +161,7 @@ def refuse_other_run(path: Path, what: str, difference: str) -> NoReturn:
         InputError: Always.
     """
     raise InputError(
-        f"A folder can hold the results of only one run; the folder {str(path)!r} already holds {what} that "
-        f"was run with other {difference}.",
+        f"A folder can hold the results of only one run; {str(path)!r} holds {what} with other {difference}.",
         "Pass another folder with --out, or remove this folder.",
     )
 

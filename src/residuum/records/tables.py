@@ -1,4 +1,4 @@
-"""A table as the user passes it: all columns by name, with numbers, texts and missing values."""
+"""Tables as the user passes them: all columns by name, with numbers, texts and missing values."""
 
 from __future__ import annotations
 

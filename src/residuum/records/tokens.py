@@ -10,7 +10,8 @@ from torch import Tensor
 from residuum.errors import DataError
 from residuum.records.inputs import Dataset
 
-PADDING = -1  # value of ``TokenDataset.x`` behind the last token of a text. No token has this id
+# Fills the rows of shorter texts up to the length of the longest text. No token has this id.
+PADDING = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +54,14 @@ def pack_tokens(rows: list[list[int]], name: str, remedy: str) -> Tensor:
     """
     empty_rows = [i for i, row in enumerate(rows) if not row]
     if not rows or empty_rows:
-        got = f"row {empty_rows[0]} has none" if rows else "there is no text"
-        raise DataError(f"Every text of {name!r} must have a token; {got}.", remedy)
+        defect = f"row {empty_rows[0]} has none" if rows else "there is no text"
+        raise DataError(
+            f"Every text must have at least one token; the texts {name!r} do not: {defect}.", remedy
+        )
     if min(min(row) for row in rows) < 0:
-        raise DataError(f"Token ids must not be negative; {name!r} has a negative one.", remedy)
+        raise DataError(
+            f"Token ids must be 0 or larger; {name!r} contains a negative number.", remedy
+        )
     packed = torch.full((len(rows), max(map(len, rows))), PADDING, dtype=torch.long)
     for i, row in enumerate(rows):
         packed[i, : len(row)] = torch.tensor(row, dtype=torch.long)

@@ -49,18 +49,20 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
-# Icon and style of each answer.
+# Name of the icon and style for each answer to a question of the report.
 SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}
 MAX_LENGTH = 600  # characters of a name or sentence from a file; the rest is cut off
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a meaning in Markdown
 MAX_COLUMNS = 12  # columns of a table row that a card shows, the most unusual first
 # A value of a table counts as reconstructed if its error is at most this share of the spread of its column.
 TOLERANCE = 0.1
-MAX_BEST = 3  # best matches on the first screen of a report
-MAX_CARDS = 120  # cards on one page
-MAX_CANDIDATES = 60  # cards of an audit without training data
-MAX_CARD_SENTENCE = 24  # words of the evidence for an answer in a model card
-MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160  # characters in a model card
+MAX_CELLS = 20  # largest number of inferred values in the table of missing values
+MAX_BEST = 3  # number of best matches on the first screen of a report
+MAX_CARDS = 120  # largest number of cards (samples with their reconstructions) on a page
+MAX_CANDIDATES = 60  # largest number of cards if an audit has no training data
+MAX_CARD_SENTENCE = 24  # largest number of words of a sentence in a model card
+# Largest number of characters of the subject and of the headline of a model card.
+MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160
 CARD_CAVEAT = "This is evidence about the tests that ran. It is no guarantee of privacy."
 # Largest size of all pictures in a page. Pages must stay small, because they are mailed and opened on phones.
 MAX_BYTES = 2_000_000
@@ -97,7 +99,7 @@ SORT_NAMES = {
 def render_page(
     template: str, *, styles: tuple[str, ...] = ("report.css",), script: str = "", **values: Any
 ) -> str:
-    """Render a template as a page that admits only its own style sheets and script.
+    """Render a template as an HTML page that can load only its own style sheets and script.
 
     Args:
         template: Name of the template.
@@ -135,7 +137,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
             replace(item, row=None, embedding=None, reconstruction=None) for item in items
         )
     best_cards = [] if redact else cards_of(items[:MAX_BEST], result.shape)
-    # If the matches are compared with chance, only matches beyond chance get a card.
+    # If there is a chance level, show only samples whose match is better than chance.
     if deciding_score is not None:
         items = tuple(item for item in items if item.recovered)
     cards = cards_of(items, result.shape, redact=redact)
@@ -168,6 +170,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         best=best_cards,
         answers={answer.key: answer for answer in result.verdict.answers},
         named=named_samples(result, redact=redact),
+        shown_cells=() if result.attributes is None else result.attributes.disclosed[:MAX_CELLS],
         sentence=_without_answers(result),
         membership_chart=_membership_chart(result),
         other_recovered=_recovered_by_other_attacks(result),
@@ -300,10 +303,10 @@ def render_comparison(
     Returns:
         One HTML file that needs no network.
     """
-    names = ("Before", comparison.before), ("After", comparison.after)
+    titles_and_audits = ("Before", comparison.before), ("After", comparison.after)
     titles_names_and_cards = [
         (title, name, [] if redact else cards_of(items_of(result)[:MAX_BEST], result.shape))
-        for (title, name), result in zip(names, results, strict=True)
+        for (title, name), result in zip(titles_and_audits, results, strict=True)
     ]
     return render_page(
         "comparison.html",
@@ -399,7 +402,7 @@ def _digest(text: str) -> str:
 
 
 def _read_inline(name: str) -> Markup:
-    """Return a file of this folder as markup, to write it into the page unchanged."""
+    """Return a style sheet or script of this package, to insert it unchanged into the page."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
 
@@ -428,7 +431,7 @@ def _environment() -> Environment:
 
 
 def isolate(value: object) -> Markup:
-    """Return a value as text of limited length, whose writing direction does not affect other text."""
+    """Return a value as text of limited length, isolated from the writing direction around it."""
     text = str(value)
     if len(text) > MAX_LENGTH:
         text = f"{text[:MAX_LENGTH]}… ({len(text)} characters)"
@@ -472,7 +475,7 @@ def escape_markdown(value: object) -> str:
 
 
 def _escape_string(value: object) -> object:
-    """Escape invisible characters in the value of a template expression."""
+    """Make invisible characters in a value of the template visible."""
     return (
         escape_invisible(value)
         if isinstance(value, str) and not isinstance(value, Markup)
@@ -634,7 +637,7 @@ class Card(NamedTuple):
 
 
 def items_of(result: AuditResult) -> tuple[Item, ...]:
-    """Return one item per matched training sample, or one per candidate if there is no training data.
+    """Return a report item for each matched training sample, or for each candidate without training data.
 
     The best items come first.
     """
@@ -694,7 +697,7 @@ def make_sort_values(item: Item) -> dict[str, Any]:
 
 
 def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
-    """Return key and name of every sort order for which a card has a value, the default order first."""
+    """Return key and name of each order in which a reader can sort the cards, the default order first."""
     metric_names = dict.fromkeys(name for item in items for name in item.scores)
     available_keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
     return [
@@ -706,7 +709,7 @@ def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
 
 
 def _matched(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per training sample that a candidate of the displayed attack matches, best first."""
+    """Yield a report item for each training sample that the displayed attack matches, best match first."""
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
@@ -753,7 +756,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
 
 
 def _matched_by_others(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per sample that is recovered only by attacks whose scores are not in the report."""
+    """Yield a report item for each sample that is recovered only by attacks without scores in the report."""
     evidence, scores, findings = result.evidence, result.scores, result.findings
     recovered_rows = _recovered_by_other_attacks(result)
     if not recovered_rows or evidence is None or scores is None or findings is None:
@@ -873,15 +876,17 @@ def _embedding_row(
     matches = evidence.embeddings
     if matches is None:
         return None
-    value = float(matches.cosine[position])
+    reconstruction_cosine = float(matches.cosine[position])
     holdout_value = _finite(float(matches.holdout_cosine[position]))
     text = matches.texts[position] if matches.texts else ""
     holdout_text = matches.holdout_texts[position] if matches.holdout_texts else ""
     if reconstruction is not None:
         flat_reconstruction = reconstruction.reshape(1, -1).double()
-        value = float(cosine(flat_reconstruction, evidence.x[position].reshape(1, -1).double()))
+        reconstruction_cosine = float(
+            cosine(flat_reconstruction, evidence.x[position].reshape(1, -1).double())
+        )
         holdout_value, holdout_text = None, ""
-    return EmbeddingRow(value, holdout_value, matches.chance, text, holdout_text)
+    return EmbeddingRow(reconstruction_cosine, holdout_value, matches.chance, text, holdout_text)
 
 
 def _format_cell(value: float) -> str:
@@ -890,8 +895,8 @@ def _format_cell(value: float) -> str:
 
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per selected candidate, the candidate with the highest confidence first."""
-    items = [
+    """Yield a report item for each selected candidate (likely training sample), highest confidence first."""
+    ranked_items = [
         Item(
             number=number,
             reconstruction=add_mean(selection.x[i].double(), reconstruction.knowledge.mean).numpy(),
@@ -902,7 +907,7 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
         )
         for number, (reconstruction, selection, i) in enumerate(result.ranked[:MAX_CANDIDATES])
     ]
-    yield from sorted(items, key=lambda item: -(item.confidence or 0.0))
+    yield from sorted(ranked_items, key=lambda item: -(item.confidence or 0.0))
 
 
 def _describe_nearest_selected(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
@@ -1009,13 +1014,13 @@ def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Pictur
         ]
     if item.ambiguity is not None:
         free_share = np.clip(_shaped(item.ambiguity, shape), 0, 1)
-        alt = f"Pixels that other training sets may change, {what}"
-        pictures.append(Picture("left free", alt, *drawing.draw_freedom(free_share)))
+        alternative_text = f"Pixels that other training sets may change, {what}"
+        pictures.append(Picture("left free", alternative_text, *drawing.draw_freedom(free_share)))
     return tuple(pictures)
 
 
 def _shaped(values: Array, shape: tuple[int, ...]) -> Array:
-    """Return an array in the shape of a sample, with NaN and infinity replaced by zero."""
+    """Return a flat array in the shape of a sample, with NaN and infinity replaced by zero."""
     finite_values = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
     return (
         finite_values.reshape(shape)

@@ -22,6 +22,7 @@ SUBJECTS = {  # names of the three questions in a message
     "stored": "stored records",
     "reconstruction": "reconstruction",
     "membership": "membership",
+    "attributes": "missing values",
 }
 # Kind and level of a SARIF result by outcome of the audit. SARIF accepts levels other than "none" only for
 # the kind "fail".

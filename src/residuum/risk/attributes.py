@@ -18,13 +18,11 @@ leaks. If the network never saw the records, the test of membership must reject 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from residuum.errors import ArchitectureError
+from residuum.errors import ArchitectureError, InputError, require_known
 from residuum.networks.inferred_cells import (
     LEVEL,
     InferredCells,
@@ -34,93 +32,16 @@ from residuum.networks.inferred_cells import (
 )
 from residuum.networks.missing_values import EQUAL_VALUES
 from residuum.networks.network import Network
-from residuum.records.base import Record
+from residuum.records import Dataset
+from residuum.records.attribute_test import AttributeTest, DisclosedCell
 
-# A finding needs at least this number of records with a disclosed value, as for membership.
-MIN_RECORDS = 3
 # Ridge regression uses at most this number of held-out records, and this penalty on standardized columns.
 MAX_IMPUTATION_RECORDS, RIDGE_PENALTY = 400, 1.0
 MAX_COLUMNS = (
     200  # with more columns, the samples are images or embeddings, whose values are no attributes
 )
+MAX_DISCLOSED = 1000  # largest number of disclosed cells in a result, see ``_interleave_records``
 ROUNDING = 1e-9  # difference up to which two choices of a column with few values count as equal
-
-
-@dataclass(frozen=True, eq=False)
-class DisclosedCell(Record):
-    """A value of a training record that the weights disclose to an attacker who knows the other columns.
-
-    Attributes:
-        row: Index of the record among the training records.
-        columns: Indices of the columns, several for a group of one-hot columns.
-        original: True values of these columns.
-        inferred: Inferred values.
-        imputed: Values that ridge regression on held-out records predicts.
-        q: The smallest false discovery rate at which the cell is reported.
-    """
-
-    row: int
-    columns: tuple[int, ...]
-    original: tuple[float, ...]
-    inferred: tuple[float, ...]
-    imputed: tuple[float, ...]
-    q: float
-
-
-@dataclass(frozen=True, eq=False)
-class AttributeTest(Record):
-    """The result of a test of attributes on n training records.
-
-    Attributes:
-        records: Number n of training records.
-        variables: Number of variables (columns or groups of one-hot columns) that were tested.
-        reported: Number of cells whose inferred values are reported.
-        right: Number of reported cells whose inferred value is right.
-        imputable: Number of right cells that ridge regression predicts as well.
-        disclosed: The reported, right cells that are not imputable, by record.
-        holdout_cells: Number of cells of held-out records that were tested as a negative control.
-        holdout_reported: Number of these cells whose values are reported.
-        reason: Why nothing was tested, "" if the test ran.
-    """
-
-    derived: ClassVar[tuple[str, ...]] = ("is_finding", "line", "rows")
-
-    records: int
-    variables: int = 0
-    reported: int = 0
-    right: int = 0
-    imputable: int = 0
-    disclosed: tuple[DisclosedCell, ...] = ()
-    holdout_cells: int = 0
-    holdout_reported: int = 0
-    reason: str = ""
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """Indices of the training records with at least one disclosed value."""
-        return tuple(sorted({cell.row for cell in self.disclosed}))
-
-    @property
-    def is_finding(self) -> bool:
-        """Whether enough records have a disclosed value, and the negative control reports fewer cells."""
-        has_clean_control = self.holdout_reported * self.records * self.variables <= (
-            LEVEL * self.reported * max(1, self.holdout_cells)
-        )
-        return len(self.rows) >= MIN_RECORDS and has_clean_control
-
-    @property
-    def line(self) -> str:
-        """A sentence for the user that says how many records have a value that can be inferred."""
-        if self.reason:
-            return f"Attributes were not tested: {self.reason}."
-        cells = self.records * self.variables
-        wrong = self.reported - self.right
-        return (
-            f"For {len(self.rows)} of {self.records} training records, an attacker who knows the other "
-            f"columns can infer a missing value from the weights ({self.reported} of {cells} cells reported, "
-            f"{wrong} of them wrong, and {self.imputable} can be predicted without the network). For "
-            f"held-out records, {self.holdout_reported} of {self.holdout_cells} cells are reported."
-        )
 
 
 def measure_attributes(
@@ -171,6 +92,8 @@ def measure_attributes(
     return AttributeTest(
         records=n,
         variables=len(variables),
+        level=LEVEL,
+        rows=tuple(sorted({row for row, _ in disclosed})),
         reported=int(is_reported.sum()),
         right=int((is_reported & is_right).sum()),
         imputable=int((is_reported & is_right & is_imputable).sum()),
@@ -188,6 +111,119 @@ def measure_attributes(
         holdout_cells=len(controls) * len(variables),
         holdout_reported=int(control_cells.is_reported.sum()),
     )
+
+
+def measure_table(
+    network: Network,
+    train: Dataset,
+    holdout: Dataset,
+    *,
+    sensitive: Sequence[str] = (),
+    one_hot: Sequence[Sequence[int]] | None = None,
+    max_records: int | None = None,
+    seed: int = 0,
+) -> AttributeTest:
+    """Infer the sensitive values of a training table, and describe them in the words of the user.
+
+    The disclosed cells have the rows, identifiers, column names and original units of the table.
+
+    Args:
+        network: The network.
+        train: The training records, as the network receives them.
+        holdout: Records that the network never saw.
+        sensitive: Names or numbers of the columns to test. By default, all columns.
+        one_hot: Groups of one-hot columns by index. By default, they are recognized from the records.
+        max_records: Largest number of training records to test, which are then drawn at random.
+        seed: Seed of the decoys and of the drawn records.
+
+    Returns:
+        The result of the test.
+    """
+    columns = find_sensitive_columns(sensitive, train) if sensitive else None
+    n = len(train)
+    if max_records is not None and n > max_records:
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+        train = train.take(order[:max_records].sort().values)
+    test = measure_attributes(
+        network, train.x, holdout.x, sensitive=columns, one_hot=one_hot, seed=seed
+    )
+    cells = _interleave_records(test.disclosed)
+    return test.replace(
+        untested=n - len(train),
+        rows=tuple(train.rows[row] for row in test.rows),
+        disclosed=tuple(_describe(cell, train) for cell in cells[:MAX_DISCLOSED]),
+    )
+
+
+def find_sensitive_columns(sensitive: Sequence[str], train: Dataset) -> list[int]:
+    """Return the indices of columns that the user passed by name or number.
+
+    Args:
+        sensitive: Names or numbers of columns. Columns are counted from 0.
+        train: The table.
+
+    Returns:
+        The indices.
+
+    Raises:
+        InputError: If the table has no such column.
+    """
+    count = train.x[0].numel()
+    columns = []
+    for name in sensitive:
+        if name in train.features:
+            columns.append(train.features.index(name))
+        elif name.isdecimal() and int(name) < count:
+            columns.append(int(name))
+        elif train.features:
+            require_known(name, train.features, "The table has no column", InputError)
+        else:
+            raise InputError(
+                f"A sensitive column must be a number from 0 to {count - 1}, because the columns have no "
+                f"names; got {name!r}.",
+                "Example: --sensitive 0.",
+            )
+    return columns
+
+
+def _interleave_records(disclosed: Sequence[DisclosedCell]) -> list[DisclosedCell]:
+    """Return cells with the most certain cell of each record first, then the second cells, and so on."""
+    by_certainty = sorted(disclosed, key=lambda cell: (cell.q, cell.row, cell.columns))
+    count_by_row: dict[int, int] = {}
+    positions = []
+    for cell in by_certainty:
+        positions.append(count_by_row.get(cell.row, 0))
+        count_by_row[cell.row] = positions[-1] + 1
+    order = sorted(range(len(by_certainty)), key=positions.__getitem__)
+    return [by_certainty[i] for i in order]
+
+
+def _describe(cell: DisclosedCell, train: Dataset) -> DisclosedCell:
+    """Return a cell with row, identifier and column names of the user, and values in original units."""
+    columns, count = [*cell.columns], train.x[0].numel()
+    mean = _per_column(train.mean, count, 0.0)
+    scale, offset = _per_column(train.scale, count, 1.0), _per_column(train.offset, count, 0.0)
+
+    def original_units(values: tuple[float, ...]) -> tuple[float, ...]:
+        numbers = torch.tensor(values, dtype=torch.float64)
+        return tuple(((numbers + mean[columns]) * scale[columns] + offset[columns]).tolist())
+
+    return cell.replace(
+        row=train.rows[cell.row],
+        original=original_units(cell.original),
+        inferred=original_units(cell.inferred),
+        imputed=original_units(cell.imputed),
+        names=tuple(train.features[column] for column in columns) if train.features else (),
+        unit=train.units[columns[0]] if train.units and len(columns) == 1 else "",
+        record_id=train.record_ids[cell.row] if train.record_ids else "",
+    )
+
+
+def _per_column(values: Tensor | None, columns: int, default: float) -> Tensor:
+    """Return one number for each column, from one number for all columns, one for each, or none."""
+    if values is None:
+        return torch.full((columns,), default, dtype=torch.float64)
+    return values.double().flatten().expand(columns)
 
 
 def impute(reference: Tensor, x: Tensor, variables: Sequence[Variable]) -> Tensor:

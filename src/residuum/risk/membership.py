@@ -48,7 +48,7 @@ from residuum.risk.stages import margins_and_losses
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-LEVEL = 0.05  # false discovery rate of the records that the test lists as members
+LEVEL = 0.05  # false discovery rate: expected share of wrong records among those listed as members
 # If there are just as many held-out records as needed, the smallest q-value equals LEVEL exactly. This
 # tolerance prevents that a rounding error makes the q-value exceed LEVEL.
 ROUNDING = 1e-12
@@ -64,7 +64,7 @@ MIN_SHARE = 0.05
 # is no evidence: with 256 neurons per layer, a third of the held-out records lie on one by chance.
 MIN_BOUNDARIES = 2
 MAX_DECOYS = 20_000  # largest number of decoys (noisy copies of training records) in a test
-DECOY_BLOCK = 2000  # number of decoys (noisy copies of training records) that are scored at once
+DECOY_BLOCK = 2000  # number of decoys (noisy copies of training records) per forward pass
 # Decoys are noisy copies of training records. With 20 decoys for each of n records, the smallest p-value is
 # 1 / (20 n + 1). It is below 0.05 / n, so the rule of Benjamini and Hochberg can accept a single record.
 DECOYS_PER_RECORD = 20
@@ -72,7 +72,7 @@ DECOYS_PER_RECORD = 20
 # held-out records lies below the threshold.
 FALSE_POSITIVE_RATE = 0.01
 CONFIDENCE = 0.95  # confidence of the one-sided limits of the AUC
-# The network memorizes its training records if a small loss identifies them with an AUC or a true positive
+# A network counts as memorizing if small losses identify its training records with an AUC or a true positive
 # rate above these limits. Both limits were chosen before any measurement.
 MAX_AUC = 0.65
 MAX_TRUE_POSITIVE_RATE = 0.05
@@ -126,7 +126,7 @@ class LossSeparation(Record):
 
     @property
     def line(self) -> str:
-        """A sentence for the user that says how well the losses separate members from non-members."""
+        """A sentence that says how well the losses separate training records (members) from other records."""
         auc_text = (
             f"By their losses, members are separated from non-members with an AUC of {self.auc:.2f} "
             f"(95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, chance: 0.5)"
@@ -286,8 +286,8 @@ def measure_membership(
     """
     if holdout is not None and holdout.shape != train.shape:
         raise DataError(
-            f"Held-out records must have the shape of the training records, {train.shape}; got "
-            f"{holdout.shape}.",
+            f"Held-out records must have the same shape as training records, {train.shape}; the held-out "
+            f"records have the shape {holdout.shape}.",
             "Prepare training records and held-out records in the same way.",
         )
     n = len(train)
@@ -337,7 +337,7 @@ def measure_membership(
 
 
 def min_named(n: int) -> int:
-    """Return how many of n training records must be listed as members before a leak is reported."""
+    """Return how many of n training records the test must name as members before it reports a leak."""
     return max(MIN_NAMED, math.ceil(MIN_SHARE * n - 1e-9))
 
 
@@ -359,8 +359,8 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
     """
     outputs = evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
     task = choose_task(network.task, outputs.shape[1])
-    y = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
-    score = -margins_and_losses(outputs, y, task)[1].numpy()
+    normalized_labels = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
+    score = -margins_and_losses(outputs, normalized_labels, task)[1].numpy()
     return separate_by_scores(score, np.arange(len(score)) < len(train))
 
 
@@ -398,15 +398,15 @@ def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
 
 def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[float, float]:
     """Return the lower and the upper confidence limit of an AUC (DeLong et al. 1988)."""
-    # Members and held-out records are two groups. The placement of a record is the share of the other group's
-    # records with a smaller score. Let V be the variance of the placements in a group. The variance of the
-    # AUC is the sum of V / (size of the group) over both groups.
+    # DeLong's variance of the AUC. Members and held-out records are two groups. The placement of a record is
+    # the share of the other group's records with a smaller score. Let V be the variance of the placements in
+    # a group. The variance of the AUC is the sum of V / (size of the group) over both groups.
     if min(len(members), len(holdout)) < 2:
         return 0.0, 1.0
 
     def placements(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
         sorted_reference = np.sort(reference)
-        # The number of smaller scores, where an equal score counts as half, times 2.
+        # Twice the number of smaller scores, where an equal score counts as half. Doubling avoids fractions.
         twice_smaller_count = np.searchsorted(sorted_reference, values) + np.searchsorted(
             sorted_reference, values, side="right"
         )
@@ -438,7 +438,7 @@ def accept_members(p: Tensor, boundary_counts: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Tensor:
-    """Return the membership statistic of decoys, which are noisy copies of the records x."""
+    """Return the membership statistic of decoys (noisy copies of the training records x)."""
     generator, deviation = torch.Generator().manual_seed(seed), x.std(0, correction=0)
     copies_per_record = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
     records = x[torch.randperm(len(x), generator=generator)[:MAX_DECOYS]]

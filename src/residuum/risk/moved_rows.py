@@ -43,7 +43,7 @@ from residuum.risk.membership import (
 )
 from residuum.scanning.base_comparison import NONE, TouchedRows
 
-SUBSETS = 200  # random sets of held-out texts whose precision is the chance level
+SUBSETS = 200  # number of random sets of held-out texts from which the chance level is computed
 MAX_WORDS = 40  # largest number of words that a report lists
 # Marks with which tokenizers join pieces of words: WordPiece, byte-level BPE and SentencePiece.
 PIECE_MARKS = "#Ġ▁Ċ"
@@ -89,7 +89,7 @@ class MovedRows(Record):
 
     @property
     def line(self) -> str:
-        """The result in sentences, with the chance levels."""
+        """Sentences about the moved rows of the embedding and the covered texts, with the chance levels."""
         if not self.moved:
             return f"Embedding {self.table}: {self.rule}."
         line = f"{self.moved} of {self.total} rows of the embedding {self.table} moved in training."
@@ -185,9 +185,9 @@ def find_members(
     )
     if reason or holdout is None or evidence.p_value is None:
         return test
-    moved = frozenset(touched.rows)
+    moved_token_ids = frozenset(touched.rows)
     statistic, holdout_statistic = (
-        torch.tensor([_statistic(tokens, moved) for tokens in texts.token_sets]).double()
+        torch.tensor([_statistic(tokens, moved_token_ids) for tokens in texts.token_sets]).double()
         for texts in (train, holdout)
     )
     p_values = rank_p_values(statistic, holdout_statistic)
@@ -221,9 +221,9 @@ def name_words(rows: Sequence[int], tokenizer: Callable[..., Any] | None) -> tup
     convert = getattr(tokenizer, "convert_ids_to_tokens", None)
     if not callable(convert):
         return ()
-    special = set(getattr(tokenizer, "all_special_ids", ()))
+    special_ids = set(getattr(tokenizer, "all_special_ids", ()))
     words: dict[str, None] = {}
-    for row in sorted(set(rows) - special, reverse=True):
+    for row in sorted(set(rows) - special_ids, reverse=True):
         try:
             word = str(convert(int(row))).strip(PIECE_MARKS)
         except Exception:  # noqa: BLE001  a tokenizer of the user may raise anything
@@ -246,14 +246,14 @@ def _count_covered(token_sets: Sequence[frozenset[int]], moved: frozenset[int]) 
 def _mean_precision(
     token_sets: Sequence[frozenset[int]], moved: frozenset[int], n: int, seed: int
 ) -> float:
-    """Return the mean share of moved rows whose tokens occur in random sets of ``n`` texts."""
+    """Return the share of moved embedding rows whose tokens occur in ``n`` random texts, on average."""
     rng, size = np.random.default_rng((seed, 7)), min(n, len(token_sets))
     subset_count = 1 if size == len(token_sets) else SUBSETS
     precisions = []
     for _ in range(subset_count):
         chosen = rng.choice(len(token_sets), size, replace=False)
-        tokens = frozenset[int]().union(*(token_sets[i] for i in chosen))
-        precisions.append(len(moved & tokens) / len(moved))
+        tokens_of_chosen_texts = frozenset[int]().union(*(token_sets[i] for i in chosen))
+        precisions.append(len(moved & tokens_of_chosen_texts) / len(moved))
     return math.fsum(precisions) / len(precisions)
 
 

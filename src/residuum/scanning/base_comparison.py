@@ -59,7 +59,7 @@ from residuum.scanning.finding import (
     printable,
 )
 
-# Tables whose rows are positions in a text or kinds of sentences, and not tokens.
+# Names of embedding tables whose rows are positions or sentence types, and not tokens.
 POSITIONS = re.compile(r"(position|pos_emb|\bwpe\b|token_type)", re.IGNORECASE)
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
 MIN_TABLE_ROWS = 100  # smallest number of rows of a matrix that we treat as an embedding table
@@ -96,7 +96,7 @@ EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
 def compare_with_base(
     release: Release, base: Release, vocabulary: Vocabulary | None = None
 ) -> list[Finding]:
-    """Return what a release and its base reveal together about the training data.
+    """Return what a model and its base (weights before training) reveal together about the training data.
 
     The change of the weights is a finding of medium severity. Everybody who has the base knows the change, so
     it is what an attacker knows, and no evidence that the release reveals records. Rows of an embedding that
@@ -130,9 +130,9 @@ def compare_with_base(
     }
     if not shared_blocks:
         raise CheckpointError(
-            "A base must hold tensors with the same names and shapes as the release; these two files "
-            "share no such tensor.",
-            "Pass the checkpoint that training started from.",
+            "The base (the weights before training) must have tensors with the same names and shapes as "
+            "the scanned model; the two files have no such tensor in common.",
+            "Pass the checkpoint from which the training started.",
         )
     touched_rows = _find_touched_rows(shared_blocks, release_blocks, vocabulary)
     is_auditable = release.kind != "onnx" and _is_auditable(release_blocks)
@@ -179,21 +179,21 @@ def _find_touched_rows(
         touched_rows = find_touched_rows(table, other.tensor())
         rows = touched_rows.rows
         if touched_rows.rule == NONE:
-            what = f"every row of {name[:60]} changed"
-            yield Finding(TOUCHED, "low", what, where, touched_rows.sentence, NOTHING)
+            finding_title = f"every row of {name[:60]} changed"
+            yield Finding(TOUCHED, "low", finding_title, where, touched_rows.sentence, NOTHING)
         elif rows:
             is_named = vocabulary is not None and vocabulary.fits(len(table))
             is_named = is_named and not POSITIONS.search(name)
             words = vocabulary.words(rows) if vocabulary is not None and is_named else ()
-            entries = words or tuple(map(str, rows))
-            examples = list_examples(entries, MAX_LISTED)
-            what = f"rows of {name[:60]} that training changed"
+            row_examples = words or tuple(map(str, rows))
+            examples = list_examples(row_examples, MAX_LISTED)
+            finding_title = f"rows of {name[:60]} that training changed"
             reason = f"{touched_rows.sentence}: tokens, users or items {examples} were in the training data"
             if words:
                 reason = f"{touched_rows.sentence}. Words seen in training: {examples}"
             remedy = "Freeze the table, or train it with differential privacy."
             yield Finding(
-                *(TOUCHED, "high", what, where, printable(reason), remedy),
+                *(TOUCHED, "high", finding_title, where, printable(reason), remedy),
                 count=len(rows),
                 rows=rows,
                 words=tuple(map(printable, words)),
@@ -214,7 +214,7 @@ def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, 
 def _find_change(
     shared: Mapping[str, tuple[Block, Block]], *, is_auditable: bool
 ) -> Iterator[Finding]:
-    """Yield a finding that the base reveals the weight update. It names the tensors that changed most."""
+    """Yield a finding that names the tensors that training changed most."""
     relative_changes = {}
     for name, (block, other) in shared.items():
         if (relative_change := _measure_change(block.tensor(), other.tensor())) > 0:
@@ -240,10 +240,10 @@ def _measure_change(w: Tensor, w0: Tensor) -> float:
     """Return the norm of w - w0 relative to the norm of w0, in float64. Infinite if w0 is zero."""
     if w.dtype == w0.dtype and torch.equal(w, w0):
         return 0.0
-    # A part of the entries is converted at a time, because a table of words can have a gigabyte.
-    pairs = zip(w.flatten().split(CHUNK), w0.flatten().split(CHUNK), strict=True)
+    # Convert the entries to float64 in chunks, because a table of words can have a gigabyte.
+    chunk_pairs = zip(w.flatten().split(CHUNK), w0.flatten().split(CHUNK), strict=True)
     change_square = base_square = 0.0
-    for w_chunk, w0_chunk in pairs:
+    for w_chunk, w0_chunk in chunk_pairs:
         base_chunk = w0_chunk.double()
         base_square += float(base_chunk.square().sum())
         change_square += float((w_chunk.double() - base_chunk).square().sum())
@@ -269,8 +269,8 @@ def _find_adapter_change(
             )
     if not relative_changes:
         raise CheckpointError(
-            "The base of an adapter must have the layers that the adapter changes; this base has none of "
-            "these layers.",
+            "The base network of an adapter (LoRA) must have the layers that the adapter changes; this "
+            "base network has none of these layers.",
             "Pass the base that adapter_config.json names.",
         )
     largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])
@@ -386,9 +386,9 @@ def _is_unequal(table: Tensor, base: Tensor) -> Tensor:
     """Return for each row of a table whether it changed, in the less precise dtype of the two tables."""
     less_precise_dtype = max(table.dtype, base.dtype, key=lambda kind: torch.finfo(kind).eps)
     rows_at_once = max(1, CHUNK // max(table.shape[1], 1))
-    pairs = zip(table.split(rows_at_once), base.split(rows_at_once), strict=True)
+    chunk_pairs = zip(table.split(rows_at_once), base.split(rows_at_once), strict=True)
     return torch.cat(
-        [(t.to(less_precise_dtype) != t0.to(less_precise_dtype)).any(1) for t, t0 in pairs]
+        [(t.to(less_precise_dtype) != t0.to(less_precise_dtype)).any(1) for t, t0 in chunk_pairs]
     )
 
 
@@ -414,8 +414,8 @@ def _is_off_factor(w: Tensor, w0: Tensor, rounding_unit: float) -> Tensor | None
     if noise > MAX_NOISE:
         return None
     relative_scatter = (2 * w.shape[1]) ** -0.5
-    # ``noise`` is the median deviation of the rows that fit best. Other untouched rows deviate more, so the
-    # limit is above ``noise``.
+    # ``noise`` is the median deviation of the rows that fit best. The limit is larger, because other rows
+    # that training did not touch deviate more.
     return deviation > noise * (1 + 6 * relative_scatter) / max(1 - 2 * relative_scatter, 0.25)
 
 
@@ -443,13 +443,18 @@ def _is_off_curve(w: Tensor, w0: Tensor) -> Tensor | None:
         bin_entries = sorted_entries[: len(sorted_entries) // BIN * BIN].reshape(-1, BIN)
         if len(bin_entries) < 2:
             return None
-        knots, values = x[bin_entries].mean(1), y[bin_entries].median(1).values
-        values = _shift_to_mean(x[bin_entries], values)
+        knots, curve_values = x[bin_entries].mean(1), y[bin_entries].median(1).values
+        curve_values = _shift_to_mean(x[bin_entries], curve_values)
         spread = (
-            (y[bin_entries] - _interpolate(x[bin_entries], knots, values)).abs().median(1).values
+            (y[bin_entries] - _interpolate(x[bin_entries], knots, curve_values))
+            .abs()
+            .median(1)
+            .values
         )
         typical_deviation = _interpolate(x, knots, spread).clamp(min=1e-12)
-        deviation = ((y - _interpolate(x, knots, values)).abs() / typical_deviation).reshape(V, d)
+        deviation = ((y - _interpolate(x, knots, curve_values)).abs() / typical_deviation).reshape(
+            V, d
+        )
         upper_quartile = deviation.quantile(0.75, dim=1)
         is_near_curve = upper_quartile <= upper_quartile.median()
     typical_change = (y - x).abs().median()
@@ -474,7 +479,7 @@ def _shift_to_mean(x: Tensor, medians: Tensor) -> Tensor:
 
 
 def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Interpolate linearly between values at knots. Outside of the knots, use the value at the end."""
+    """Interpolate linearly between values at knots. Outside, use the value of the nearest knot."""
     upper_knot = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
     lower_knot = upper_knot - 1
     fraction = (
@@ -484,7 +489,7 @@ def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 
 def _is_off_lookup(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
-    """Find rows with an entry that changed in another way than most entries with the same initial value.
+    """Find rows with an entry that changed in another way than other entries with the same initial value.
 
     In rows that training did not touch, entries with the same initial value have the same final value.
 

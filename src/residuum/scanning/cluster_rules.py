@@ -1,4 +1,4 @@
-"""Find centers of clusters and classes of a single record. Such a center is the record itself.
+"""Find clusters and classes with a single training record. The stored center is then the record itself.
 
 ================  ===================  =======================================================================
 estimator         center               a cluster has a single record if
@@ -30,7 +30,7 @@ from residuum.scanning.survey import Survey
 
 MEANS = ("KMeans", "BisectingKMeans")  # the center of a cluster is the mean of its records
 NEAR_MEANS = ("MiniBatchKMeans", "MeanShift")  # the center also depends on other records
-MAX_LABELS = 1 << 26  # largest number of labels that are counted
+MAX_LABELS = 1 << 26  # largest number of cluster labels of training records that are counted
 EPSILON = (
     1e-9  # largest relative difference of a covariance from ``reg_covar``, which sums up rounding
 )
@@ -41,8 +41,8 @@ def find_single_records(place: Place, survey: Survey) -> Iterator[StoredArray]:
     """Find centers of clusters and classes that have a single training record.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release, which this rule does not use.
+        place: A value in the model file, with its path.
+        survey: Facts about the model. This rule does not use them.
 
     Yields:
         The centers with their findings.
@@ -58,14 +58,14 @@ def find_single_records(place: Place, survey: Survey) -> Iterator[StoredArray]:
     if not isinstance(centers, Block) or len(centers.shape) != 2:
         return
     try:
-        rows = find_singles(model.attributes)
-    except (CheckpointError, RuntimeError, ValueError, IndexError):  # the attributes are damaged
+        single_record_rows = find_singles(model.attributes)
+    except (CheckpointError, RuntimeError, ValueError, IndexError):  # the file is damaged
         return
-    rows = rows[rows < centers.shape[0]]
-    if not len(rows):
+    single_record_rows = single_record_rows[single_record_rows < centers.shape[0]]
+    if not len(single_record_rows):
         return
     is_certain = model.class_name not in NEAR_MEANS
-    what = f"single records as centers in {model.class_name}.{name}"
+    finding_title = f"single records as centers in {model.class_name}.{name}"
     reason = (
         "each of these clusters or classes has one training record, and its center is this record"
         if is_certain
@@ -74,13 +74,13 @@ def find_single_records(place: Place, survey: Survey) -> Iterator[StoredArray]:
     finding = Finding(
         STORED,
         "high" if is_certain else "medium",
-        what,
+        finding_title,
         join_path(place.path, name),
         reason,
         REMEDY,
-        count=len(rows),
+        count=len(single_record_rows),
     )
-    yield StoredArray(finding, _select_rows(centers, rows), is_certain)
+    yield StoredArray(finding, _select_rows(centers, single_record_rows), is_certain)
 
 
 def _select_rows(block: Block, rows: Tensor) -> Block:
@@ -115,10 +115,10 @@ def _count_by_covariances(attributes: dict[str, object]) -> Tensor:
 
 
 def _count_by_subclusters(attributes: dict[str, object]) -> Tensor:
-    """Return which subclusters of Birch have one record, in the order of ``subcluster_centers_``."""
+    """Return for each subcluster of the clustering Birch whether it consists of a single record."""
     singles: list[int] = []
     position = 0
-    leaf = attributes.get("dummy_leaf_")  # its successors are the leaves of the tree
+    leaf = attributes.get("dummy_leaf_")  # the first item of the linked list of leaves
     visited: set[int] = set()
     while isinstance(leaf, InertObject) and id(leaf) not in visited:
         visited.add(id(leaf))

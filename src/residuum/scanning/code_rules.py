@@ -35,5 +35,5 @@ def find_code(release: Release) -> Iterator[Finding]:
             "packages"
         )
         remedy = "Load this file only with packages that you trust, or release only the weights."
-        what = "classes and functions of other packages"
-        yield Finding(CLASSES, "low", what, PROGRAM, reason, remedy, count=len(names))
+        finding_title = "classes and functions of other packages"
+        yield Finding(CLASSES, "low", finding_title, PROGRAM, reason, remedy, count=len(names))

@@ -1,4 +1,4 @@
-"""Find given samples and texts anywhere in a release, whatever the arrays and strings are called.
+"""Find the user's samples and texts anywhere in a model file, whatever the arrays and strings are called.
 
 Each sample is searched in the rows of every array of numbers (:mod:`.row_search`), the single values of a
 table in every small array (:mod:`.value_search`), and each text in every string (:mod:`.text_search`).
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -24,6 +24,7 @@ import torch
 from scipy.stats import hypergeom
 from torch import Tensor
 
+from residuum.datasets.columns import fit_columns
 from residuum.datasets.given import read_train_and_holdout
 from residuum.datasets.texts import is_text_file, read_texts
 from residuum.errors import CheckpointError, DataError
@@ -33,6 +34,8 @@ from residuum.io.numpy_arrays import TextArray
 from residuum.io.release import Release
 from residuum.io.tree import walk
 from residuum.records import Dataset
+from residuum.records.tables import Table
+from residuum.scanning.category_search import CategoryPlace, search_categories
 from residuum.scanning.finding import STORED, Finding, printable
 from residuum.scanning.number_sources import NumberSource, list_numbers
 from residuum.scanning.row_search import (
@@ -67,8 +70,11 @@ from residuum.scanning.value_search import (
 
 # A place is reported if so many matches have at most this probability by chance.
 SIGNIFICANCE = 0.01
+MAX_COMPARED = 256  # number of columns in which samples are compared at first
 TARGETS = "the targets"  # stands for the name of a column
-MAX_SHOWN = 10  # largest number of row numbers in a text
+MAX_SHOWN = 10  # largest number of row numbers that a finding lists
+# Largest number of widths of arrays for which other columns of a table are searched, to limit the time.
+MAX_WIDTHS = 8
 # Arrays with more numbers than this hold single values of a table by chance, and sorting them takes long.
 MAX_VALUES = 1_000_000
 # Largest number of numbers of all arrays together in which single values are searched.
@@ -84,7 +90,7 @@ REMOVE_TEXTS = "Remove these texts from the file before the release."
 
 @dataclass(frozen=True, eq=False)
 class Queries:
-    """The samples and texts that are searched in a release.
+    """The samples and texts for which a model file is searched.
 
     Attributes:
         samples: Samples that the release should not hold, None if there are none.
@@ -92,6 +98,8 @@ class Queries:
         texts: Texts that the release should not hold.
         holdout_texts: Texts that the model never saw.
         notes: What could not be read.
+        table: The table from which the samples were read, None if they were not read from a table.
+        holdout_table: The table of the held-out samples, or None.
     """
 
     samples: Dataset | None = None
@@ -99,6 +107,8 @@ class Queries:
     texts: tuple[str, ...] = ()
     holdout_texts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    table: Table | None = None
+    holdout_table: Table | None = None
 
 
 def read_queries(data: Any, holdout: Any = None) -> Queries:
@@ -126,30 +136,34 @@ def read_queries(data: Any, holdout: Any = None) -> Queries:
             if not texts:
                 raise
             notes = (f"only the texts of the data were searched: {problem.message}",)
+    tables = [None if samples is None else samples.table for samples in (train, held_out)]
+    # A table of texts and labels alone is a data set without any column of numbers.
+    train, held_out = (None if s is None or not s.x[0].numel() else s for s in (train, held_out))
     if train is None and not texts:
         raise DataError(
-            "The data to search for must hold samples or texts; it holds none.",
+            "The data that a scan searches for must contain samples or texts; the data that you passed "
+            "contain none.",
             "Pass a file of samples, or a .txt file with one text per line.",
         )
-    return Queries(train, held_out, texts, holdout_texts, notes)
+    return Queries(train, held_out, texts, holdout_texts, notes, *tables)
 
 
 @dataclass(frozen=True, eq=False)
 class RowPlace:
-    """An array that holds given samples as rows.
+    """An array in a model file that holds samples of the user as rows.
 
     Attributes:
-        where: Place of the array in the release.
-        kind: Dtype of the array, or what holds the numbers.
+        where: Place of the array in the model file.
+        kind: Dtype of the array, or the container of the numbers, such as "DataFrame".
         storage_form: How the samples are stored, in words.
-        samples: Numbers of the given samples in the array, ascending.
-        equal: Numbers of the given samples that are stored bit for bit.
-        stored_rows: Number of rows of the array that match a given sample.
-        holdout: Numbers of the held-out samples in the array.
+        samples: Indices of the user's samples in the array, ascending.
+        equal: Indices of the user's samples that are stored exactly.
+        stored_rows: Number of rows of the array that match a sample of the user.
+        holdout: Indices of the held-out samples in the array.
         shuffled: Number of shuffled samples in the array.
-        p_shuffled: Probability of so many given samples if they were like shuffled samples.
-        p_holdout: Probability of so many given samples if they were like held-out samples, None without
-            held-out samples.
+        p_shuffled: Probability of so many matches if the user's samples were like shuffled samples.
+        p_holdout: Probability of so many matches if the user's samples were like held-out samples, None
+            without held-out samples.
     """
 
     where: str
@@ -165,21 +179,21 @@ class RowPlace:
 
     @property
     def is_beyond_chance(self) -> bool:
-        """Whether the array holds more given samples than shuffled samples explain."""
+        """Whether the array holds more samples of the user than expected by chance, from shuffled samples."""
         return self.p_shuffled <= SIGNIFICANCE
 
     @property
     def is_beyond_holdout(self) -> bool:
-        """Whether the held-out samples do not explain the matches."""
+        """Whether the array holds more samples of the user than expected from the held-out samples."""
         return not self.holdout or self.p_holdout is None or self.p_holdout <= SIGNIFICANCE
 
 
 @dataclass(frozen=True, eq=False)
 class ValuePlace:
-    """An array that holds single values of columns of the given samples.
+    """An array in a model file that holds single values of columns of the user's table.
 
     Attributes:
-        where: Place of the array in the release.
+        where: Place of the array in the model file.
         columns: The columns with their matches.
     """
 
@@ -189,13 +203,13 @@ class ValuePlace:
 
 @dataclass(frozen=True, eq=False)
 class TextPlace:
-    """A place in a release with given texts.
+    """A place in a model file that holds texts of the user.
 
     Attributes:
-        where: Path of the first string with a given text.
-        places: Number of strings with a given text.
-        long: Numbers of the long texts that were found.
-        short: Numbers of the short texts that were found as whole strings.
+        where: Path of the first string with a text of the user.
+        places: Number of strings with a text of the user.
+        long: Indices of the long texts that occur there.
+        short: Indices of the short texts that occur there as whole strings.
         holdout: Number of held-out texts that were found in the same strings.
     """
 
@@ -208,16 +222,17 @@ class TextPlace:
 
 @dataclass(frozen=True, eq=False)
 class ContentSearch:
-    """The result of a search for given samples and texts in a release.
+    """The result of a search for the user's samples and texts in a model file.
 
     Attributes:
         queries: The samples and texts.
-        rows: Arrays that hold given samples, the ones with most samples first.
+        rows: Arrays that hold samples of the user, those with most samples first.
         values: Arrays that hold single values of columns.
-        texts: Places with given texts.
+        texts: Places with texts of the user.
+        categories: Places with values of text columns.
         shuffled_count: Number of shuffled samples to which the given samples were compared.
         array_count: Number of arrays, tables and lists of numbers in the release.
-        string_count: Number of strings in the release.
+        string_count: Number of strings in the model file.
         notes: What was not searched.
     """
 
@@ -225,6 +240,7 @@ class ContentSearch:
     rows: tuple[RowPlace, ...] = ()
     values: tuple[ValuePlace, ...] = ()
     texts: tuple[TextPlace, ...] = ()
+    categories: tuple[CategoryPlace, ...] = ()
     shuffled_count: int = 0
     array_count: int = 0
     string_count: int = 0
@@ -232,17 +248,17 @@ class ContentSearch:
 
     @property
     def samples(self) -> set[int]:
-        """Numbers of the given samples that are stored in the release."""
+        """Indices of the user's samples that are stored in the model file."""
         return {sample for place in self.rows for sample in place.samples}
 
     @property
     def equal(self) -> set[int]:
-        """Numbers of the given samples that are stored bit for bit."""
+        """Indices of the user's samples that are stored exactly, without rounding."""
         return {sample for place in self.rows for sample in place.equal}
 
     @property
     def holdout_samples(self) -> set[int]:
-        """Numbers of the held-out samples in the arrays that hold given samples."""
+        """Indices of the held-out samples in the arrays that also hold samples of the user."""
         return {sample for place in self.rows for sample in place.holdout}
 
     def findings(self) -> list[Finding]:
@@ -257,10 +273,11 @@ class ContentSearch:
                 for place, count in self._merge_values()
             ),
             *map(self._describe_texts, self.texts),
+            *map(_describe_categories, self.categories),
         ]
 
     def _merge_values(self) -> list[tuple[ValuePlace, int]]:
-        """Return one place for each group of places, such as the trees of a forest, and its size."""
+        """Merge similar places, such as the trees of a forest, to one place and their number."""
         groups: dict[str, list[ValuePlace]] = {}
         for place in self.values:
             groups.setdefault(re.sub(r"\[\d+\]", "[]", place.where), []).append(place)
@@ -307,7 +324,7 @@ class ContentSearch:
 
     def _describe_values(self, place: ValuePlace) -> Finding:
         found_count = sum(match.found_count for match in place.columns)
-        total = sum(len(match.column.values) for match in place.columns)
+        value_count = sum(len(match.column.values) for match in place.columns)
         by_chance = sum(match.by_chance for match in place.columns)
         names = [match.column.name for match in place.columns]
         listed = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
@@ -319,10 +336,12 @@ class ContentSearch:
             f"the array holds single values of the given samples{f' {form}' if form else ''}, "
             f"{by_chance:.2g} expected by chance"
         )
-        severity = "high" if found_count >= NEARLY_ALL * total else "medium"
-        what = f"{found_count} of {total} values of {columns_text}"
+        severity = "high" if found_count >= NEARLY_ALL * value_count else "medium"
+        finding_title = f"{found_count} of {value_count} values of {columns_text}"
         where, remedy = printable(place.where), REMOVE_VALUES
-        return Finding(STORED, severity, printable(what), where, reason, remedy, count=found_count)
+        return Finding(
+            STORED, severity, printable(finding_title), where, reason, remedy, count=found_count
+        )
 
     def _describe_texts(self, place: TextPlace) -> Finding:
         numbers = sorted({*place.long, *place.short})
@@ -350,10 +369,10 @@ class ContentSearch:
 def search_content(
     release: Release, queries: Queries, *, include_values: bool = True
 ) -> ContentSearch:
-    """Search given samples and texts in a release.
+    """Search a model file for samples and texts of the user.
 
     Args:
-        release: The release.
+        release: The model file that was opened.
         queries: The samples and texts.
         include_values: Whether to search for single values of columns, in addition to samples.
 
@@ -362,25 +381,35 @@ def search_content(
     """
     sources = list(list_numbers(release, rows_only=not include_values))
     notes = list(queries.notes)
-    rows: list[RowPlace] = []
-    values: list[ValuePlace] = []
+    row_places: list[RowPlace] = []
+    value_places: list[ValuePlace] = []
     shuffled_count = 0
-    if queries.samples is not None:
-        row_search = _RowSearch(queries.samples, queries.holdout, release)
-        rows = row_search.run(sources)
-        shuffled_count = len(row_search.shuffled)
+    for train, holdout, fitting_sources in _choose_columns(queries, sources):
+        # If no array is as large as a sample, no sample is stored, and there is nothing to prepare.
+        value_count = train.x[0].numel()
+        has_large_array = any(_numel(source) >= value_count for source in fitting_sources)
+        is_first = train is queries.samples
+        if not has_large_array and not (is_first and include_values):
+            continue
+        row_search = _RowSearch(train, holdout, release)
+        row_places += row_search.run(fitting_sources)
+        shuffled_count = max(shuffled_count, len(row_search.shuffled))
         notes += row_search.notes
-        if include_values:
-            value_search = _ValueSearch(queries.samples, row_search.forms)
-            values = value_search.run(sources, {place.where for place in rows})
+        if is_first and include_values:
+            value_search = _ValueSearch(train, row_search.forms)
+            value_places = value_search.run(sources, {place.where for place in row_places})
             notes += value_search.notes
     texts, string_count, text_notes = _search_texts(release, queries)
-    rows.sort(key=lambda place: -len(place.samples))
+    categories = search_categories(
+        release, queries.table, queries.holdout_table, list_strings=_strings_at
+    )
+    row_places.sort(key=lambda place: -len(place.samples))
     return ContentSearch(
         queries,
-        tuple(rows),
-        tuple(values),
+        tuple(row_places),
+        tuple(value_places),
         tuple(texts),
+        tuple(categories),
         shuffled_count,
         len(sources),
         string_count,
@@ -388,8 +417,60 @@ def search_content(
     )
 
 
+def _describe_categories(place: CategoryPlace) -> Finding:
+    """Return the finding about a place that holds values of a text column."""
+    reason = "the strings equal values of this column of your table"
+    if place.holdout_count:
+        reason += (
+            f". For comparison, {place.holdout_found} of {place.holdout_count} values that only the held-out "
+            "table has are in these strings"
+        )
+    is_certain = place.holdout_count > 0 and place.found_count >= NEARLY_ALL * place.value_count
+    return Finding(
+        STORED,
+        "high" if is_certain else "medium",
+        printable(f"{place.found_count} of {place.value_count} values of column {place.column}"),
+        printable(place.where),
+        reason,
+        REMOVE_VALUES,
+        count=place.found_count,
+    )
+
+
+def _choose_columns(
+    queries: Queries, sources: Sequence[NumberSource]
+) -> Iterator[tuple[Dataset, Dataset | None, Sequence[NumberSource]]]:
+    """Yield the samples as given, then with the columns of a table that arrays of another width may hold.
+
+    A table can have columns that the model never received, such as row numbers. So if an array has fewer
+    columns than the samples, the samples are also searched without the columns that :func:`fit_columns`
+    leaves out for a model with so many inputs.
+
+    Args:
+        queries: The samples to search for.
+        sources: The arrays of the release.
+
+    Yields:
+        Training samples, held-out samples or None, and the arrays to search.
+    """
+    train, holdout = queries.samples, queries.holdout
+    if train is None or not train.x[0].numel():
+        return
+    yield train, holdout, sources
+    if train.table is None:
+        return
+    # An array can hold the samples as its rows or as its columns.
+    shapes = [source.reader.shape for source in sources]
+    widths = {width for shape in shapes if len(shape) == 2 for width in shape}
+    for width in sorted(widths & {*range(2, len(train.table.numbers) + 1)})[:MAX_WIDTHS]:
+        fitted, fitted_holdout = fit_columns(train, holdout, width)
+        if fitted is not None and fitted.x.shape[1] == width != train.x.shape[1]:
+            fitting = [s for s, shape in zip(sources, shapes, strict=True) if width in shape]
+            yield fitted, fitted_holdout, fitting
+
+
 def _list_scalers(release: Release) -> list[tuple[str, Tensor, Tensor]]:
-    """Return class name, factor and shift of every readable scaler in a release."""
+    """Return class name, factor and shift of every readable scaler in a model file."""
     scalers = []
     for place in walk(release.content):
         if isinstance(place.value, InertObject):
@@ -403,7 +484,7 @@ def _list_scalers(release: Release) -> list[tuple[str, Tensor, Tensor]]:
 
 
 class _RowSearch:
-    """Searches samples in the rows of arrays, and compares the counts with held-out and shuffled samples."""
+    """Searches arrays for rows that are samples of the user, and for control samples."""
 
     def __init__(self, samples: Dataset, holdout: Dataset | None, release: Release) -> None:
         same_shape = holdout is not None and holdout.shape == samples.shape
@@ -434,19 +515,19 @@ class _RowSearch:
         return SampleIndex(self._distinct, self.forms)
 
     def run(self, sources: Sequence[NumberSource]) -> list[RowPlace]:
-        """Return the sources that hold more samples than chance explains."""
+        """Return the arrays that hold more samples of the user than expected by chance."""
         places = []
         unread = 0
         for source in sources:
             if not source.has_rows or not self.forms:
                 continue
             try:
-                place = self._search(source)
+                place_with_matches = self._search(source)
             except (CheckpointError, *UNREADABLE):
                 unread += 1
                 continue
-            if place is not None and place.is_beyond_chance:
-                places.append(place)
+            if place_with_matches is not None and place_with_matches.is_beyond_chance:
+                places.append(place_with_matches)
         if unread:
             self.notes.append(f"{unread} damaged arrays were not searched")
         return places
@@ -492,7 +573,7 @@ class _RowSearch:
     def _match_controls(
         self, name: str, controls: Rows, used_forms: set[int], source: NumberSource
     ) -> set[int]:
-        """Return the numbers of the held-out or shuffled samples in an array in one of the used forms."""
+        """Return the indices of the held-out or shuffled samples that an array holds as rows."""
         matched: set[int] = set()
         for form_number in used_forms:
             key = (name, form_number)
@@ -503,52 +584,56 @@ class _RowSearch:
         return matched
 
     def _find_common(self, matched: set[int]) -> set[int]:
-        """Return those of the samples that equal a shuffled or a held-out sample, and so prove nothing."""
+        """Return the samples that equal a shuffled or held-out sample, so that a match proves nothing."""
         if not matched:
             return set()
-        numbers = torch.tensor(sorted(matched))
-        samples = self._distinct.take(numbers)
-        line = torch.randn(self._d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-        keys, order = (samples @ line).sort()
-        slack = 1e-9 * float((samples.abs() @ line.abs()).max())
+        matched_numbers = torch.tensor(sorted(matched))
+        # Few samples agree in some random columns, and only these are compared in all columns.
+        generator = torch.Generator().manual_seed(1)
+        columns = torch.randperm(self._d, generator=generator)[:MAX_COMPARED].sort().values
+        samples = self._distinct.take(matched_numbers, columns)
+        random_direction = torch.randn(len(columns), dtype=torch.float64, generator=generator)
+        keys, order = (samples @ random_direction).sort()
+        slack = 1e-9 * float((samples.abs() @ random_direction.abs()).max())
         common: set[int] = set()
         all_controls: list[Rows] = [
             self.shuffled,
             *([] if self._holdout is None else [self._holdout]),
         ]
         for controls in all_controls:
-            for chunk in split_rows(len(controls), self._d):
-                rows = controls.take(chunk)
-                projections = rows @ line
-                first = torch.searchsorted(keys, projections - slack)
-                last = torch.searchsorted(keys, projections + slack)
-                for i in (first < last).nonzero().flatten().tolist():
-                    candidates = order[first[i] : last[i]]
-                    is_same = (samples[candidates] == rows[i]).all(1)
-                    common.update(numbers[candidates[is_same]].tolist())
+            for chunk in split_rows(len(controls), len(columns)):
+                control_rows = controls.take(chunk, columns)
+                projections = control_rows @ random_direction
+                first_candidates = torch.searchsorted(keys, projections - slack)
+                last_candidates = torch.searchsorted(keys, projections + slack)
+                for i in (first_candidates < last_candidates).nonzero().flatten().tolist():
+                    candidates = order[first_candidates[i] : last_candidates[i]]
+                    row = controls.take(chunk[i : i + 1])
+                    is_same = (self._distinct.take(matched_numbers[candidates]) == row).all(1)
+                    common.update(matched_numbers[candidates[is_same]].tolist())
         return common
 
 
 def _drop(window: RowMatches, excluded: set[int]) -> None:
-    """Remove the matches of some samples."""
+    """Remove the matches of some samples, such as samples that also occur in the held-out set."""
     chosen = [i for i, sample in enumerate(window.samples) if sample not in excluded]
     for name in ("rows", "samples", "forms", "equal", "factors", "shifts"):
-        values = getattr(window, name)
-        setattr(window, name, [values[i] for i in chosen])
+        old_values = getattr(window, name)
+        setattr(window, name, [old_values[i] for i in chosen])
 
 
 def _p_value(matched: int, n: int, controls_matched: int, controls: int) -> float:
-    """Return the probability that so many of the matches are given samples, if any sample may match."""
+    """Return the probability of so many matches of the user's samples if all samples match equally often."""
     return float(hypergeom.sf(matched - 1, n + controls, matched + controls_matched, n))
 
 
 def describe_storage(
     way: Arrangement, start: int, d: int, window: RowMatches, forms: Sequence[Form]
 ) -> str:
-    """Return how samples are stored in an array, in words such as "transposed, divided by 255".
+    """Describe how an array stores samples, in words such as "transposed, divided by 255".
 
     Args:
-        way: How the numbers of the array form rows.
+        way: How the numbers of the array are arranged in rows.
         start: First column of the sample in such a row.
         d: Number of values of a sample.
         window: The matches.
@@ -592,7 +677,7 @@ def _describe_scale(window: RowMatches, form: Form) -> str:
 
 
 class _ValueSearch:
-    """Searches the distinct values of the columns of a table in arrays."""
+    """Searches arrays for the distinct values of the columns of a table."""
 
     def __init__(self, samples: Dataset, forms: Sequence[Form]) -> None:
         self.notes: list[str] = []
@@ -617,7 +702,7 @@ class _ValueSearch:
             self._columns += [] if column is None else [column]
 
     def run(self, sources: Sequence[NumberSource], excluded: set[str]) -> list[ValuePlace]:
-        """Return the sources that hold more values than chance explains."""
+        """Return the arrays that hold more values of the user's columns than expected by chance."""
         if not self._columns:
             return []
         small = [
@@ -644,10 +729,10 @@ class _ValueSearch:
             if not len(array):
                 continue
             matches = match_columns(self._columns, array, precision.relative)
-            limit = SIGNIFICANCE / (len(self._columns) * len(small))
+            p_value_limit = SIGNIFICANCE / (len(self._columns) * len(small))
             best: dict[str, ColumnMatches] = {}
             for match in matches:
-                if match.p_value > limit:
+                if match.p_value > p_value_limit:
                     continue
                 if (
                     match.column.name not in best
@@ -669,7 +754,7 @@ def _numel(source: NumberSource) -> int:
 
 @dataclass
 class _Strings:
-    """The strings of one place of a release, such as all entries of a list."""
+    """The strings at one place of a model file, such as all entries of a list."""
 
     where: str
     strings: int = 0
@@ -678,23 +763,23 @@ class _Strings:
 
 
 def _search_texts(release: Release, queries: Queries) -> tuple[list[TextPlace], int, list[str]]:
-    """Return the places with given texts, the number of strings, and notes."""
+    """Search a model file for the user's texts. Return the places, the number of strings, and notes."""
     if not queries.texts:
         return [], 0, []
     index, holdout_index = TextIndex(queries.texts), TextIndex(queries.holdout_texts)
     places: dict[str, _Strings] = {}
-    count = 0
+    string_count = 0
     tree = {"": release.content, "metadata": dict(release.metadata), "config": dict(release.config)}
     for place in walk(tree):
-        path = place.path or name_of(release)
+        path_of_strings = place.path or name_of(release)
         for string in _strings_at(place.value):
-            count += 1
+            string_count += 1
             matches = TextMatches()
             index.match(string, matches)
             if not (matches.long or matches.short):
                 continue
-            parent = path.partition("[")[0]
-            strings = places.setdefault(parent, _Strings(path))
+            parent = path_of_strings.partition("[")[0]
+            strings = places.setdefault(parent, _Strings(path_of_strings))
             strings.strings += 1
             strings.queries.long |= matches.long
             strings.queries.short |= matches.short
@@ -713,13 +798,13 @@ def _search_texts(release: Release, queries: Queries) -> tuple[list[TextPlace], 
             )
             for strings in places.values()
         ],
-        count,
+        string_count,
         notes,
     )
 
 
 def _strings_at(value: Any) -> Iterable[str]:
-    """Return the strings that a value of a release holds directly."""
+    """Return the strings that a value of a model file holds directly."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, bytes):
@@ -728,6 +813,6 @@ def _strings_at(value: Any) -> Iterable[str]:
         return (key for key in value if isinstance(key, str))
     if isinstance(value, Block) and isinstance(value.objects, TextArray):
         return value.objects.full_texts()
-    if isinstance(value, Block) and isinstance(value.objects, list):
+    if isinstance(value, Block) and value.objects is not None:
         return (entry for entry in value.objects if isinstance(entry, str))
     return ()

@@ -69,5 +69,5 @@ def list_examples(texts: Sequence[str], limit: int = 8) -> str:
 
 
 def rank(finding: Finding) -> tuple[int, int]:
-    """Return the key for sorting findings: first by severity, then by kind."""
+    """Return the key for sorting findings of a scan: first by severity, then by kind."""
     return SEVERITIES.index(finding.severity), KINDS.index(finding.kind)

@@ -1,4 +1,4 @@
-"""Find what in a release can reveal training data. This needs no attack and no data, and runs no code.
+"""Find what in a model file can reveal training data. This needs no attack and no data, and runs no code.
 
 Each rule inspects one place in the tree of values that :mod:`residuum.io.release` reads. The rule reports
 what is stored there, why this matters and what to do. Places of the same kind and class are merged into one
@@ -93,7 +93,7 @@ def findings(release: Release) -> list[Finding]:
 
 
 def _without_strip(finding: Finding, remedy: str) -> Finding:
-    """Return a finding without advice to run ``residuum strip``, for a file whose weights it cannot write.
+    """Return a finding with other advice than ``residuum strip``, which cannot write the weights of the file.
 
     Args:
         finding: The finding.

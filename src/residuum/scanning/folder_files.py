@@ -1,4 +1,4 @@
-"""Decide what each file in the folder of a release is, and read it.
+"""Decide what each file in the folder of a model is, and read it.
 
 =============  =====================================================================================
 role           files
@@ -89,7 +89,7 @@ MAX_NAMED_FILES = 10  # largest number of skipped files that a note names
 
 @dataclass(frozen=True)
 class FolderItem:
-    """A file of a release, or many files of one format in the same folder.
+    """A file in the folder of a model, or many files of one format in the same folder, such as images.
 
     Attributes:
         name: Name of the file relative to the folder, or a pattern such as ``images/*.png``.
@@ -128,8 +128,8 @@ def plan_folder(listing: FolderListing) -> tuple[list[FolderItem], list[str]]:
         if role:
             is_groupable = role == DATA or path.suffix.lower() in UNREAD_DATA
             is_groupable = is_groupable and path.name not in SINGLE_FILES
-            key = path.suffix.lower() if is_groupable else path.name
-            groups[role, key, path.parent].append(path)
+            name_or_suffix = path.suffix.lower() if is_groupable else path.name
+            groups[role, name_or_suffix, path.parent].append(path)
         else:
             skipped.append(path)
     items: list[FolderItem] = []
@@ -149,7 +149,7 @@ def plan_folder(listing: FolderListing) -> tuple[list[FolderItem], list[str]]:
 
 
 def open_item(item: FolderItem) -> Release:
-    """Read an item of a folder. Nothing in a file is executed.
+    """Read one file, or many files of the same format, in a folder. Nothing in a file is executed.
 
     Args:
         item: The item.
@@ -162,8 +162,8 @@ def open_item(item: FolderItem) -> Release:
     if item.role == VOCABULARY:
         return _open_vocabulary(item.path)
     if item.role == NAMED:
-        size = sum(path.lstat().st_size for path in item.paths if not path.is_dir())
-        return Release(item.path, OTHER, {}, size)
+        total_size = sum(path.lstat().st_size for path in item.paths if not path.is_dir())
+        return Release(item.path, OTHER, {}, total_size)
     if not item.is_group:
         return read_data_file(item.path)
     if find_data_kind(item.path.name) == IMAGES:
@@ -182,11 +182,11 @@ def read_tokens(path: Path) -> Vocabulary:
     """
     if path.name not in ("merges.txt", "bpe.codes"):
         return read_vocabulary(path)
-    lines = read_vocabulary(path).tokens
-    is_byte_level = any("Ġ" in line for line in lines.values())
+    merge_lines = read_vocabulary(path).tokens
+    is_byte_level = any("Ġ" in line for line in merge_lines.values())
     tokens = {
         i: _join_merge(line, is_byte_level)
-        for i, line in lines.items()
+        for i, line in merge_lines.items()
         if not line.startswith("#version")
     }
     return Vocabulary(path.name, tokens)
@@ -216,7 +216,7 @@ def _find_role(path: Path) -> str:
 
 
 def _shards(path: Path) -> list[Path]:
-    """Return the shards that an index lists, [] for other files and for an index that is not valid."""
+    """Return the weight files that an index lists, [] if the file is no valid index."""
     try:
         return [*read_shard_index(path)] if is_shard_index(path) else []
     except ResiduumError:  # the scan of the index reports the problem
@@ -251,7 +251,7 @@ def _open_vocabulary(path: Path) -> Release:
 
 
 def _open_group(item: FolderItem) -> Release:
-    """Read many data files of the same format as one release."""
+    """Read many data files of the same format, such as images, as one set of data."""
     content: dict[str, Any] = {}
     notes: list[str] = []
     unread_count = 0
@@ -267,6 +267,8 @@ def _open_group(item: FolderItem) -> Release:
         notes.append(f"{unread_count} files could not be read")
     if len(item.paths) > MAX_GROUP_READ:
         notes.append(f"only {MAX_GROUP_READ} of {len(item.paths)} files were read")
-    size = sum(path.lstat().st_size for path in item.paths)
+    total_size = sum(path.lstat().st_size for path in item.paths)
     kind = find_data_kind(item.path.name)
-    return Release(item.path.parent, kind, content, size, notes=tuple(notes[:MAX_NAMED_FILES]))
+    return Release(
+        item.path.parent, kind, content, total_size, notes=tuple(notes[:MAX_NAMED_FILES])
+    )

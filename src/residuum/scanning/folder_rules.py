@@ -62,7 +62,7 @@ DELETE = "Delete {file} from the release."
 
 @dataclass(frozen=True, eq=False)
 class BaseFolder:
-    """What the base of a release says about the files of the release.
+    """What is known about a base (the model before training), to which the files of a folder are compared.
 
     Attributes:
         tokens: All tokens of the tokenizer of the base. Empty if the base has none.
@@ -90,13 +90,13 @@ def examine_file(item: FolderItem, release: Release, base: BaseFolder) -> list[F
     Args:
         item: The file, or many files of one format.
         release: The content of the file.
-        base: What the base says about the file.
+        base: What is known about the base (the model before training).
 
     Returns:
         The findings, the most severe first. Every remedy names the file.
     """
     examine = _choose_rule(item, release)
-    results = [
+    cleaned_findings = [
         finding.replace(
             what=printable(finding.what),
             where=printable(finding.where or item.name),
@@ -105,7 +105,7 @@ def examine_file(item: FolderItem, release: Release, base: BaseFolder) -> list[F
         )
         for finding in examine(item, release, base)
     ]
-    return sorted(results, key=rank)
+    return sorted(cleaned_findings, key=rank)
 
 
 Rule = Callable[[FolderItem, Release, BaseFolder], Iterator[Finding]]
@@ -139,28 +139,30 @@ def examine_unread_data(item: FolderItem, problem: ResiduumError) -> Finding:
     """
     kind = find_data_kind(item.path.name)
     reason = f"nobody knows what it holds: {problem.message}"
-    what = f"a file of {kind} that was not read" if kind != TABLE else "a table that was not read"
+    finding_title = (
+        f"a file of {kind} that was not read" if kind != TABLE else "a table that was not read"
+    )
     remedy = DELETE.replace("{file}", item.name)
-    return Finding(STORED, "medium", what, item.name, printable(reason), remedy)
+    return Finding(STORED, "medium", finding_title, item.name, printable(reason), remedy)
 
 
 # Files that a Trainer saves
 
 
 def _examine_trainer_file(item: FolderItem, release: Release, _: BaseFolder) -> Iterator[Finding]:
-    name = item.path.name
-    results = findings(release)
-    for finding in results:
+    file_name = item.path.name
+    findings_in_file = findings(release)
+    for finding in findings_in_file:
         yield finding if finding.kind == "code" else finding.replace(remedy=NOT_NEEDED)
-    if results:
+    if findings_in_file:
         return
-    if name.startswith(("rng_state", "random_states")):
+    if file_name.startswith(("rng_state", "random_states")):
         reason = "the states reveal the random numbers that were drawn before and after saving"
         yield Finding(START, "low", "states of random generators", "", reason, NOT_NEEDED)
     else:
         reason = "it shows how far training had progressed"
-        what = f"the state of the {name.partition('.')[0].replace('_', ' ')}"
-        yield Finding(STATE, "low", what, "", reason, NOT_NEEDED)
+        finding_title = f"the state of the {file_name.partition('.')[0].replace('_', ' ')}"
+        yield Finding(STATE, "low", finding_title, "", reason, NOT_NEEDED)
 
 
 def _examine_trainer_state(item: FolderItem, release: Release, _: BaseFolder) -> Iterator[Finding]:
@@ -187,30 +189,48 @@ def _examine_vocabulary(item: FolderItem, _: Release, base: BaseFolder) -> Itera
         bare_base = {_bare(token) for token in base.tokens}
         new_rows = [i for i, token in tokens.items() if _bare(token) not in bare_base]
         if new_rows:
-            words = plain.words(new_rows)
+            listed_words = plain.words(new_rows)
             reason = (
-                f"the tokenizer of the base does not have these tokens: {list_examples(words)}. Someone "
-                "added them for this model, or trained the tokenizer on the texts of this model"
+                "the tokenizer of the base does not have these tokens: "
+                f"{list_examples(listed_words)}. Someone added them for this model, or trained the "
+                "tokenizer on the texts of this model"
             )
             remedy = "Release the tokenizer of the base, or remove these tokens from {file}."
-            what = f"{len(words)} tokens that the base does not have"
-            yield Finding(STORED, "high", what, "", reason, remedy, count=len(words), words=words)
+            finding_title = f"{len(listed_words)} tokens that the base does not have"
+            yield Finding(
+                STORED,
+                "high",
+                finding_title,
+                "",
+                reason,
+                remedy,
+                count=len(listed_words),
+                words=listed_words,
+            )
         return
-    words = tuple(word for word in plain.words(tokens) if _is_word(word))
-    if len(words) < MIN_WORDS and not (vocabulary.added and words and item.path.suffix == ".json"):
+    listed_words = tuple(word for word in plain.words(tokens) if _is_word(word))
+    if len(listed_words) < MIN_WORDS and not (
+        vocabulary.added and listed_words and item.path.suffix == ".json"
+    ):
         return
     is_small = vocabulary.has_whole_words or len(tokens) < MAX_SMALL_VOCABULARY
     reason = (
         "words of the training texts may be in it. A tokenizer that was trained on private texts lists their "
-        f"words: {list_examples(words)}"
+        f"words: {list_examples(listed_words)}"
     )
     remedy = (
         "If this tokenizer is that of a public model, compare the two: residuum scan FOLDER --base "
         "BASE_FOLDER. If it was trained on private texts, release the model with a public tokenizer."
     )
-    what = f"a vocabulary of {len(vocabulary)} tokens"
+    finding_title = f"a vocabulary of {len(vocabulary)} tokens"
     yield Finding(
-        STORED, "medium" if is_small else "low", what, "", reason, remedy, count=len(vocabulary)
+        STORED,
+        "medium" if is_small else "low",
+        finding_title,
+        "",
+        reason,
+        remedy,
+        count=len(vocabulary),
     )
 
 
@@ -227,9 +247,9 @@ def _is_word(token: str) -> bool:
 
 def _examine_table(item: FolderItem, release: Release, _: BaseFolder) -> Iterator[Finding]:
     if not release.content:  # a Parquet file without pyarrow
-        what = release.notes[0] if release.notes else "an empty table"
+        finding_title = release.notes[0] if release.notes else "an empty table"
         reason = "files of this format are tables of records"
-        yield Finding(STORED, "high", what, "", reason, DELETE)
+        yield Finding(STORED, "high", finding_title, "", reason, DELETE)
         return
     yield from _describe_table(release.content, release.notes)
 
@@ -242,10 +262,10 @@ def _describe_table(content: dict[str, Any], notes: tuple[str, ...]) -> Iterator
     columns = content["columns"]
     severity = "high" if row_count >= MIN_TABLE_ROWS else "medium"
     names = list_examples(columns, 5)
-    note = _describe_notes(notes)
-    reason = f"its rows can be training records. Its columns are {names}{note}"
-    what = f"a table of {row_count} rows and {len(columns)} columns"
-    yield Finding(STORED, severity, what, "", reason, DELETE, count=row_count)
+    notes_text = _describe_notes(notes)
+    reason = f"its rows can be training records. Its columns are {names}{notes_text}"
+    finding_title = f"a table of {row_count} rows and {len(columns)} columns"
+    yield Finding(STORED, severity, finding_title, "", reason, DELETE, count=row_count)
 
 
 def _examine_arrays(item: FolderItem, release: Release, _: BaseFolder) -> Iterator[Finding]:
@@ -256,11 +276,19 @@ def _examine_arrays(item: FolderItem, release: Release, _: BaseFolder) -> Iterat
     shapes = list_examples(
         [f"{name[:20]} of shape {' x '.join(map(str, b.shape))}" for name, b in blocks.items()], 3
     )
-    note = _describe_notes(release.notes)
-    what = f"{len(blocks)} arrays" if len(blocks) > 1 else "an array"
-    reason = f"arrays next to a model can be training records: {shapes}{note}"
-    count = max(block.shape[0] for block in blocks.values())
-    yield Finding(STORED, "high" if has_rows else "medium", what, "", reason, DELETE, count=count)
+    notes_text = _describe_notes(release.notes)
+    finding_title = f"{len(blocks)} arrays" if len(blocks) > 1 else "an array"
+    reason = f"arrays next to a model can be training records: {shapes}{notes_text}"
+    largest_row_count = max(block.shape[0] for block in blocks.values())
+    yield Finding(
+        STORED,
+        "high" if has_rows else "medium",
+        finding_title,
+        "",
+        reason,
+        DELETE,
+        count=largest_row_count,
+    )
 
 
 def _describe_notes(notes: tuple[str, ...]) -> str:
@@ -271,11 +299,11 @@ def _examine_text(item: FolderItem, release: Release, _: BaseFolder) -> Iterator
     if release.size < MIN_TEXT_BYTES:
         return
     severity = "high" if item.path.suffix.lower() == ".txt" else "medium"
-    note = _describe_notes(release.notes)
-    reason = f"a long text next to a model can be training data{note}"
-    what = f"a text of {_describe_size(release.size)}"
+    notes_text = _describe_notes(release.notes)
+    reason = f"a long text next to a model can be training data{notes_text}"
+    finding_title = f"a text of {_describe_size(release.size)}"
     remedy = "If the text is from the training data, delete {file} from the release."
-    yield Finding(STORED, severity, what, "", reason, remedy)
+    yield Finding(STORED, severity, finding_title, "", reason, remedy)
 
 
 def _describe_size(size: int) -> str:
@@ -324,24 +352,26 @@ def _find_paths(release: Release, remedy: str) -> Iterator[Finding]:
 
 def _examine_images(item: FolderItem, release: Release, _: BaseFolder) -> Iterator[Finding]:
     is_group = item.is_group and len(item.paths) > 1
-    count = len(item.paths) if is_group else None
-    note = _describe_notes(release.notes)
-    what = f"{count} images" if is_group else "an image"
+    image_count = len(item.paths) if is_group else None
+    notes_text = _describe_notes(release.notes)
+    finding_title = f"{image_count} images" if is_group else "an image"
     is_large_group = is_group and len(item.paths) >= MIN_TABLE_ROWS
-    reason = f"images next to a model can be training data{note}"
+    reason = f"images next to a model can be training data{notes_text}"
     remedy = DELETE if is_large_group else "If {file} is from the training data, delete it."
     severity = "high" if is_large_group else "low"
-    yield Finding(STORED, severity, what, "", reason, remedy, count=count)
+    yield Finding(STORED, severity, finding_title, "", reason, remedy, count=image_count)
 
 
 def _examine_group(item: FolderItem, release: Release, base: BaseFolder) -> Iterator[Finding]:
     if release.kind == IMAGES:
         yield from _examine_images(item, release, base)
         return
-    what = f"{len(item.paths)} files with the ending {item.path.suffix}"
+    finding_title = f"{len(item.paths)} files with the ending {item.path.suffix}"
     reason = "many data files of the same format next to a model are usually a data set"
-    note = _describe_notes(release.notes)
-    yield Finding(STORED, "high", what, "", reason + note, DELETE, count=len(item.paths))
+    notes_text = _describe_notes(release.notes)
+    yield Finding(
+        STORED, "high", finding_title, "", reason + notes_text, DELETE, count=len(item.paths)
+    )
 
 
 # Documents and settings
@@ -349,26 +379,26 @@ def _examine_group(item: FolderItem, release: Release, base: BaseFolder) -> Iter
 
 def _examine_config(item: FolderItem, release: Release, base: BaseFolder) -> Iterator[Finding]:
     content = release.content if isinstance(release.content, dict) else {}
-    name = content.get("_name_or_path")
-    if isinstance(name, str) and PATH.match(name):
-        reason = f"the folder {name[:60]!r} tells where the model was trained"
+    base_model_name = content.get("_name_or_path")
+    if isinstance(base_model_name, str) and PATH.match(base_model_name):
+        reason = f"the folder {base_model_name[:60]!r} tells where the model was trained"
         remedy = "Replace the value of _name_or_path in {file} by the name of the public base."
         yield Finding(PATHS, "medium", "the name of a folder", "_name_or_path", reason, remedy)
     labels = content.get("id2label")
-    texts = (
+    class_names = (
         [text for text in labels.values() if isinstance(text, str)]
         if isinstance(labels, dict)
         else []
     )
-    named_labels = [text for text in texts if not re.match(r"^(LABEL_)?\d+$", text)]
+    named_labels = [text for text in class_names if not re.match(r"^(LABEL_)?\d+$", text)]
     if named_labels:
         is_long = len(named_labels) > MAX_LABELS
         examples = list_examples(tuple(named_labels))
         reason = f"the names of the classes tell what the model was trained on: {examples}"
         remedy = "If these names are confidential, replace them by numbers in {file}."
         kind, severity = (STORED, "medium") if is_long else (STATISTICS, "low")
-        what, count = "names of classes", len(named_labels)
-        yield Finding(kind, severity, what, "id2label", reason, remedy, count=count)
+        finding_title, count = "names of classes", len(named_labels)
+        yield Finding(kind, severity, finding_title, "id2label", reason, remedy, count=count)
     yield from (
         finding
         for finding in _find_paths(release, "Remove the names of files from {file}.")
@@ -377,14 +407,14 @@ def _examine_config(item: FolderItem, release: Release, base: BaseFolder) -> Ite
 
 
 def _examine_readme(item: FolderItem, release: Release, _: BaseFolder) -> Iterator[Finding]:
-    text = next(iter(release.content["text"].objects), "")[:MAX_README]
-    header = text.split("\n---", 1)[0] if text.startswith("---") else ""
+    readme_text = next(iter(release.content["text"].objects), "")[:MAX_README]
+    header = readme_text.split("\n---", 1)[0] if readme_text.startswith("---") else ""
     if datasets := re.findall(r"^datasets:[ ]{0,9}\n((?:[ ]{0,9}- .*\n?)+)", header, re.MULTILINE):
-        names = tuple(re.findall(r"-\s+(\S+)", datasets[0]))
-        reason = f"the page names the training data: {list_examples(names)}"
+        dataset_names = tuple(re.findall(r"-\s+(\S+)", datasets[0]))
+        reason = f"the page names the training data: {list_examples(dataset_names)}"
         remedy = "If the names are confidential, remove them from {file}."
         yield Finding(
-            PATHS, "low", "names of data sets", "datasets", reason, remedy, count=len(names)
+            PATHS, "low", "names of data sets", "datasets", reason, remedy, count=len(dataset_names)
         )
     example_lines = r"^[ ]{0,9}-?[ ]{0,9}(?:text|source_sentence): (.+)$"
     if examples := re.findall(example_lines, header, re.MULTILINE):
@@ -393,10 +423,10 @@ def _examine_readme(item: FolderItem, release: Release, _: BaseFolder) -> Iterat
         yield Finding(
             STORED, "medium", "example inputs", "widget", reason, remedy, count=len(examples)
         )
-    words = re.split(r"[\s`'\"()<>\[\]]+", text)
-    paths = [word for word in words if len(word) < MAX_PATH and PATH.match(word)]
+    words = re.split(r"[\s`'\"()<>\[\]]+", readme_text)
+    path_like_words = [word for word in words if len(word) < MAX_PATH and PATH.match(word)]
     local_paths = [
-        path for path in paths if path.startswith(("/", "~", "\\", "s3:", "gs:", "file:"))
+        path for path in path_like_words if path.startswith(("/", "~", "\\", "s3:", "gs:", "file:"))
     ]
     local_paths = [path for path in local_paths if path.count("/") > 1 or "\\" in path]
     if local_paths:
@@ -405,14 +435,20 @@ def _examine_readme(item: FolderItem, release: Release, _: BaseFolder) -> Iterat
         yield Finding(
             PATHS, "medium", "names of files", "", reason, remedy, places=len(local_paths)
         )
-    for mark, what in (("|", "a table"), (">", "a quotation")):
-        blocks = re.findall(rf"(?:^[ ]*{re.escape(mark)}.*\n?)+", text, re.MULTILINE)
+    for mark, finding_title in (("|", "a table"), (">", "a quotation")):
+        blocks = re.findall(rf"(?:^[ ]*{re.escape(mark)}.*\n?)+", readme_text, re.MULTILINE)
         longest = max((block.count("\n") for block in blocks), default=0)
         if longest > MAX_QUOTED_LINES:
             reason = "long tables and quotations in a description can be training records"
             remedy = "If these lines are from the training data, remove them from {file}."
             yield Finding(
-                STORED, "low", f"{what} of {longest} lines", "", reason, remedy, count=longest
+                STORED,
+                "low",
+                f"{finding_title} of {longest} lines",
+                "",
+                reason,
+                remedy,
+                count=longest,
             )
 
 
@@ -428,8 +464,8 @@ def _examine_notebook(item: FolderItem, release: Release, _: BaseFolder) -> Iter
     if outputs:
         reason = "outputs of a notebook often show records, images and names of files"
         remedy = "Delete {file} from the release, or clear its outputs."
-        what = "a notebook with outputs"
-        yield Finding(STORED, "medium", what, "", reason, remedy, count=len(outputs))
+        finding_title = "a notebook with outputs"
+        yield Finding(STORED, "medium", finding_title, "", reason, remedy, count=len(outputs))
     else:
         yield Finding(CLASSES, "low", "a notebook", "", "it is code, which was not run", DELETE)
 
@@ -454,10 +490,12 @@ def _examine_named_file(item: FolderItem, release: Release, _: BaseFolder) -> It
         yield Finding(CLASSES, "low", "Python code", "", reason, remedy)
     else:
         is_group = len(item.paths) > 1
-        what = f"{len(item.paths)} {ending} files" if is_group else f"a file of the format {ending}"
+        finding_title = (
+            f"{len(item.paths)} {ending} files" if is_group else f"a file of the format {ending}"
+        )
         reason = "files of this format usually hold data; the scan does not read them"
         yield Finding(
-            *(STORED, "high", f"{what}, not read", "", reason, DELETE),
+            *(STORED, "high", f"{finding_title}, not read", "", reason, DELETE),
             count=len(item.paths) if is_group else None,
         )
 

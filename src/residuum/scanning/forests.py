@@ -1,4 +1,4 @@
-"""Find what the trees of a release determine about its training table, by recovering the table.
+"""Find what the trees of a model file determine about its training table, by recovering the table.
 
 A scan has no data. It recovers the table of a forest (:mod:`residuum.trees.recovery`) and reports how many
 targets, cells and rows the file determines. An attacker who knows the ranges of the columns recovers more.
@@ -17,10 +17,9 @@ from residuum.trees.labels import find_labels
 from residuum.trees.recovery import recover_table
 from residuum.trees.stored_values import find_stored_values
 
-# A scan recovers the training table of a forest if the forest has at most this many nodes. This takes some
-# seconds.
+# Largest number of nodes of a forest whose training table a scan recovers. This takes some seconds.
 MAX_NODES = 500_000
-# A scan recovers labels if the number of trees times the number of records is at most this. Recovering labels
+# Largest product of the numbers of trees and records for which a scan recovers labels. Recovering labels
 # solves a linear program, which takes long for large forests.
 MAX_LABEL_WORK = 100_000
 ADVICE = (
@@ -81,8 +80,8 @@ def describe_trees(name: str, forest: Forest) -> Iterator[TreeFinding]:
 
 
 def _describe_regressor(name: str, forest: Forest) -> TreeFinding:
-    table = recover_table(forest)
-    target_count = int((~np.isnan(table.y)).sum())
+    recovered_table = recover_table(forest)
+    target_count = int((~np.isnan(recovered_table.y)).sum())
     if not target_count:
         return TreeFinding(
             False,
@@ -90,10 +89,12 @@ def _describe_regressor(name: str, forest: Forest) -> TreeFinding:
             "Thresholds lie between two values of training records. The targets of single records could not "
             "be recovered",
         )
-    is_cell_known = table.is_exact | table.is_likely | table.is_missing
-    certainty = "likely" if table.is_likely.any() else "exact"
-    record_count = forest.records or len(table.y)
-    order_note = " in the order of the training table" if table.has_row_order else ""
+    is_cell_known = (
+        recovered_table.is_exact | recovered_table.is_likely | recovered_table.is_missing
+    )
+    certainty = "likely" if recovered_table.is_likely.any() else "exact"
+    record_count = forest.records or len(recovered_table.y)
+    order_note = " in the order of the training table" if recovered_table.has_row_order else ""
     reason = (
         f"The file determines the targets of {target_count} of {record_count} training records"
         f"{order_note}"

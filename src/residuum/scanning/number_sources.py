@@ -1,4 +1,4 @@
-"""List everything in a release that holds numbers: arrays, tables, sparse matrices, lists, and trees."""
+"""List everything in a model file that holds numbers: arrays, tables, sparse matrices, lists, and trees."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MAX_LIST = 5_000_000  # largest number of entries of a list that is converted to
 
 @dataclass(frozen=True, eq=False)
 class NumberSource:
-    """Numbers in a release.
+    """An array, table or list of numbers in a model file.
 
     Attributes:
-        path: Place in the release.
+        path: Place in the model file.
         kind: Dtype of the numbers, or what holds them, such as "DataFrame".
         reader: Reads the numbers.
         has_rows: Whether the numbers can form rows. If not, only single values are searched.
@@ -42,23 +42,24 @@ class NumberSource:
 
 def read_tensor(tensor: Tensor) -> NumberReader:
     """Return a reader of a tensor in memory."""
-    flat = tensor.detach().reshape(-1).cpu()
-    return NumberReader(tuple(tensor.shape), lambda first, last: flat[first:last])
+    flat_tensor = tensor.detach().reshape(-1).cpu()
+    return NumberReader(tuple(tensor.shape), lambda first, last: flat_tensor[first:last])
 
 
 def list_numbers(release: Release, *, rows_only: bool = False) -> Iterator[NumberSource]:
-    """Yield everything in a release that holds numbers, and read nothing yet.
+    """Yield everything in a model file that holds numbers. The numbers are not read yet.
 
     Args:
-        release: The release.
+        release: The model file that was opened.
         rows_only: Whether to leave out numbers that cannot form rows, such as thresholds of trees.
 
     Yields:
         The sources of numbers, in the order of the release.
     """
-    read_ids: set[int] = set()  # lists that were read as rows of another list
-    last_array: list[tuple[Block, Tensor]] = []  # the last array that could only be read at once
-    tables: list[str] = []  # paths of tables that were read as a whole
+    read_ids: set[int] = set()  # ids of lists that were read as rows of a list of lists
+    # The last array that was read completely, which is kept for the next source of numbers.
+    last_array: list[tuple[Block, Tensor]] = []
+    tables: list[str] = []  # paths of tables, whose columns are not listed again
     for place in walk(release.content):
         value, path = place.value, place.path or name_of(release)
         if any(path.startswith(f"{table}.") for table in tables):
@@ -140,18 +141,20 @@ def _read_list(values: list[Any] | tuple[Any, ...], read_ids: set[int]) -> Tenso
 
 
 def _list_trees(release: Release) -> Iterator[NumberSource]:
-    """Yield the thresholds and the leaf values of the trees in a release."""
+    """Yield the thresholds and the leaf values of the trees in a model file."""
     try:
         forests = read_forests(release)
     except ResiduumError:
         return
     for named in forests:
         is_leaf = [tree.left == NO_CHILD for tree in named.forest.trees]
-        pairs = list(zip(named.forest.trees, is_leaf, strict=True))
-        thresholds = np.concatenate([tree.threshold[~leaf] for tree, leaf in pairs])
-        leaf_values = np.concatenate([tree.value[leaf].ravel() for tree, leaf in pairs])
+        trees_with_leaf_masks = list(zip(named.forest.trees, is_leaf, strict=True))
+        thresholds = np.concatenate([tree.threshold[~leaf] for tree, leaf in trees_with_leaf_masks])
+        leaf_values = np.concatenate(
+            [tree.value[leaf].ravel() for tree, leaf in trees_with_leaf_masks]
+        )
         for what, array in (("thresholds", thresholds), ("leaf values", leaf_values)):
             numbers = torch.from_numpy(np.asarray(array, dtype=np.float64))
             if len(numbers):
-                path = f"{what} of {named.name}"
-                yield NumberSource(path, "trees", read_tensor(numbers), has_rows=False)
+                path_of_numbers = f"{what} of {named.name}"
+                yield NumberSource(path_of_numbers, "trees", read_tensor(numbers), has_rows=False)

@@ -52,7 +52,7 @@ def find_onnx_records(release: Release) -> Iterator[StoredArray]:
         if not is_like_samples or not operators or operators & WEIGHT_OPERATORS:
             continue
         is_certain = bool(operators & DISTANCE_OPERATORS) or operators >= SCALED_RECORDS
-        what = "training records in an ONNX graph"
+        finding_title = "training records in an ONNX graph"
         reason = (
             "the graph computes distances between each sample and the rows of this constant"
             if is_certain
@@ -61,7 +61,7 @@ def find_onnx_records(release: Release) -> Iterator[StoredArray]:
         finding = Finding(
             STORED,
             "high" if is_certain else "medium",
-            what,
+            finding_title,
             name[:120],
             reason,
             KEEP_NONE,
@@ -100,12 +100,12 @@ def _read_sample_shapes(graph: Any) -> Iterator[tuple[int, ...]]:
     initializers = {tensor.name for tensor in graph.initializer}
     for graph_input in graph.input:
         tensor_type = graph_input.type.tensor_type
-        shape = tuple(dimension.dim_value for dimension in tensor_type.shape.dim)[1:]
+        sample_shape = tuple(dimension.dim_value for dimension in tensor_type.shape.dim)[1:]
         if graph_input.name in initializers or tensor_type.elem_type not in float_types:
             continue
-        if shape and all(shape) and math.prod(shape) > 1:
-            yield shape
-            yield (math.prod(shape),)
+        if sample_shape and all(sample_shape) and math.prod(sample_shape) > 1:
+            yield sample_shape
+            yield (math.prod(sample_shape),)
 
 
 def _find_support_vectors(graph: Any) -> Iterator[StoredArray]:
@@ -115,22 +115,24 @@ def _find_support_vectors(graph: Any) -> Iterator[StoredArray]:
         attributes = {attribute.name: attribute for attribute in node.attribute}
         if "support_vectors" not in attributes:
             continue
-        numbers = attributes["support_vectors"].floats
-        rows = (
+        flat_vectors = attributes["support_vectors"].floats
+        vector_count = (
             sum(attributes["vectors_per_class"].ints)
             if "vectors_per_class" in attributes
             else attributes["n_supports"].i
             if "n_supports" in attributes
             else 0
         )
-        if rows <= 0 or not numbers or len(numbers) % rows:
+        if vector_count <= 0 or not flat_vectors or len(flat_vectors) % vector_count:
             continue
-        shape = (rows, len(numbers) // rows)
-        block = Block(shape, "float32", functools.partial(_read_floats, numbers, shape))
-        what = f"training records in the support vectors of {node.op_type}"
+        shape = (vector_count, len(flat_vectors) // vector_count)
+        block = Block(shape, "float32", functools.partial(_read_floats, flat_vectors, shape))
+        finding_title = f"training records in the support vectors of {node.op_type}"
         reason = "support vectors are training records"
         where = f"{node.name or node.op_type}.support_vectors"[:120]
-        finding = Finding(STORED, "high", what, where, reason, KEEP_NONE, count=rows)
+        finding = Finding(
+            STORED, "high", finding_title, where, reason, KEEP_NONE, count=vector_count
+        )
         yield StoredArray(finding, block)
 
 

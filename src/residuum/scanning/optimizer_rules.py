@@ -26,27 +26,27 @@ def find_optimizer_state(place: Place) -> Iterator[Finding]:
     value, name, where = place.value, place.leaf, place.path
     if not isinstance(value, Block) or not value.numel:
         return
-    # Outside of the optimizer state of torch and scikit-learn, only three names show that a tensor is a
-    # moment.
+    # Outside of optimizer state, only these three names show that a tensor is a mean of gradients or of
+    # squared gradients (a moment).
     is_state = place.section == "state" or name in {"exp_avg", "exp_avg_sq", "momentum_buffer"}
     remedy = DROP_SKLEARN if place.owner in OPTIMIZERS else DROP_STATE
     if is_state and place.section != "step" and value.kind.startswith(("float", "bfloat")):
         if name in FIRST_MOMENTS:
-            what = f"first moments ({name})"
+            finding_title = f"first moments ({name})"
             reason = (
                 "first moments are a weighted sum of the last gradients, from which attacks reconstruct "
                 "more training samples than from the weights alone"
             )
-            yield Finding(STATE, "high", what, where, reason, remedy, count=value.numel)
+            yield Finding(STATE, "high", finding_title, where, reason, remedy, count=value.numel)
         elif name in SECOND_MOMENTS or value.shape:
-            what = f"second moments and other state ({name})"
+            finding_title = f"second moments and other state ({name})"
             reason = "the state holds squared gradients of the last steps, element by element"
-            yield Finding(STATE, "medium", what, where, reason, remedy, count=value.numel)
+            yield Finding(STATE, "medium", finding_title, where, reason, remedy, count=value.numel)
     elif place.section == "average":
-        what = "averaged copies of the weights"
+        finding_title = "averaged copies of the weights"
         reason = "averaged weights minus the last weights are a sum of the last training steps"
         remedy = "Release only one copy: the averaged weights or the last weights."
-        yield Finding(STATE, "medium", what, where, reason, remedy, count=value.numel)
+        yield Finding(STATE, "medium", finding_title, where, reason, remedy, count=value.numel)
 
 
 def find_initial_weights_and_seeds(place: Place) -> Iterator[Finding]:
@@ -54,21 +54,23 @@ def find_initial_weights_and_seeds(place: Place) -> Iterator[Finding]:
     value, name, where = place.value, place.name, place.path
     if isinstance(value, InertObject) and value.class_name in NETWORKS:
         if (proof := find_initial_weights(value)) is not None:
-            what, where = (
+            finding_title, where = (
                 f"the initial weights of {value.class_name}",
                 join_path(where, proof.attribute),
             )
             reason = f"{proof.evidence}: the weight update W - W0 is a sum over training samples"
-            yield Finding(START, "high", what, where, reason, proof.remedy, count=proof.value_count)
+            yield Finding(
+                START, "high", finding_title, where, reason, proof.remedy, count=proof.value_count
+            )
     elif type(value) is int and (SEEDS.match(name) or (name == "random_state" and place.owner)):
-        what = f"a seed ({place.owner + '.' if place.owner else ''}{name})"
+        finding_title = f"a seed ({place.owner + '.' if place.owner else ''}{name})"
         reason = "with the training code, a seed reproduces the initial weights and the order of the batches"
         remedy = "Do not publish the seed of a model that was trained on private data."
-        yield Finding(START, "low", what, where, reason, remedy)
+        yield Finding(START, "low", finding_title, where, reason, remedy)
     elif isinstance(value, Block) and SEEDS.match(name):
-        what = f"the state of a random generator ({name})"
+        finding_title = f"the state of a random generator ({name})"
         reason = "the state reveals the random numbers that were drawn before and after saving"
-        yield Finding(START, "low", what, where, reason, DROP_STATE)
+        yield Finding(START, "low", finding_title, where, reason, DROP_STATE)
 
 
 def find_adapters(release: Release) -> Iterator[Finding]:

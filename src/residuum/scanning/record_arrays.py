@@ -21,15 +21,15 @@ def rows_of(value: Any) -> int | None:
     if isinstance(value, Block):
         return value.shape[0] if len(value.shape) > 1 and value.shape[0] > 1 else None
     if isinstance(value, InertObject):
-        shape = value.attributes.get("_shape")
-        if isinstance(shape, tuple) and shape and isinstance(shape[0], int):
-            return shape[0]
+        sparse_shape = value.attributes.get("_shape")
+        if isinstance(sparse_shape, tuple) and sparse_shape and isinstance(sparse_shape[0], int):
+            return sparse_shape[0]
         return rows_of(_tree_data(value))
     return None
 
 
 def _tree_data(tree: InertObject) -> Block | None:
-    """Return the records in a search tree of scikit-learn: the first array of its state that has rows."""
+    """Return the array of records in a search tree of scikit-learn, such as a KDTree."""
     state_values = tree.state if isinstance(tree.state, tuple) else ()
     return next(
         (value for value in state_values if isinstance(value, Block) and rows_of(value)), None

@@ -1,4 +1,4 @@
-r"""Find given samples in the rows of an array, in one pass over the array.
+r"""Find samples of the user in the rows of an array, in one pass over the array.
 
 Each row r of an array and each sample q is projected on a few random vectors. Only rows and samples with the
 same projections, up to rounding errors, are compared value by value. There are two comparisons.
@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -31,10 +32,11 @@ from scipy.spatial import cKDTree
 from torch import Tensor
 
 from residuum.io.inert import NumberReader
-from residuum.scanning.sample_forms import CHUNK, Layout, Rows, Scaling, split_rows
+from residuum.scanning.sample_forms import Layout, Rows, Scaling, split_rows
 
-KEYS = 6  # number of random vectors
+KEYS = 6  # number of random vectors on which rows are projected
 MIN_DISTINCT = 16  # smallest number of distinct values of a sample that is compared up to scale
+CHUNK = 1 << 21  # largest number of values of an array that are read together
 MAX_EXTRA = 8  # largest number of further columns, such as labels, in the rows of an array
 CANDIDATES = 3  # number of samples that are compared with a row value by value
 # The error of a computation in float32, relative to the largest value.
@@ -43,7 +45,7 @@ ROUNDING = 16 * torch.finfo(torch.float32).eps
 MAX_MEAN_RATIO = 100.0
 # A projection of rounding errors has a normal distribution. It is below this many deviations.
 DEVIATIONS = 6.0
-ROUNDED = 0.29  # standard deviation of the error of rounding to an integer
+ROUNDED = 0.29  # standard deviation of the rounding error of integers, 1 / sqrt(12)
 # Rows of integers with a smaller deviation have too few levels to tolerate rounding.
 MIN_LEVELS = 4.0
 MAX_RADIUS = 0.3  # largest tolerance of a projection, where projections have a deviation of about 1
@@ -63,23 +65,23 @@ class Precision:
 
 
 def measure_precision(numbers: Tensor) -> Precision:
-    """Return how exactly numbers are stored, from their dtype and from the values themselves.
+    """Return the relative rounding error of stored numbers, from their dtype and the values themselves.
 
     Values in float32 may have been rounded to integers or to 16 bits before.
     """
     if not numbers.is_floating_point():
         return Precision(0.0, has_integers=True)
-    values = numbers.flatten()[:4096]
-    if bool((values == values.round()).all()) and bool((values.abs() > 1).any()):
+    first_values = numbers.flatten()[:4096]
+    if bool((first_values == first_values.round()).all()) and bool((first_values.abs() > 1).any()):
         return Precision(0.0, has_integers=True)
     for dtype in (torch.bfloat16, torch.float16):
-        if torch.equal(values.to(dtype).to(values.dtype), values):
+        if torch.equal(first_values.to(dtype).to(first_values.dtype), first_values):
             return Precision(torch.finfo(dtype).eps)
     return Precision(torch.finfo(numbers.dtype).eps)
 
 
 class ScaleFreeKeys:
-    """Projections of rows that do not depend on the scale and the mean of the row, or of each channel.
+    """Projections of rows on random vectors, which do not depend on the scale and the mean of the row.
 
     Args:
         groups: Channel of each value, (d,). All zero for one scale per row.
@@ -122,9 +124,12 @@ class ScaleFreeKeys:
         keys = (projections * (inverse / self._sizes.sqrt())[:, :, None]).sum(1)
         keys /= math.sqrt(self.count)
         keys[~is_varied.any(1)] = torch.nan
-        ratios = squares * inverse**2  # (root mean square / deviation)^2
+        ratios = squares * inverse**2  # (root mean square / standard deviation)^2 of each row
         absolute = ROUNDED * inverse if precision.has_integers else 0.0
-        noise = ((precision.relative + ROUNDING) ** 2 * ratios + absolute**2).mean(1).sqrt()
+        # The error of a sum of d products in float32 grows with the square root of d.
+        summation = torch.finfo(torch.float32).eps * math.sqrt(len(self.groups))
+        relative = precision.relative + ROUNDING + summation
+        noise = (relative**2 * ratios + absolute**2).mean(1).sqrt()
         cancellation = torch.finfo(torch.float32).eps * ratios.mean(1)
         return keys, (DEVIATIONS * noise + 8 * cancellation).clamp(max=MAX_RADIUS)
 
@@ -148,7 +153,7 @@ class ScaleFreeKeys:
             if precision.has_integers:
                 tolerance = torch.where(r.std(1, keepdim=True) >= MIN_LEVELS, 0.61, 1e-3)
             else:
-                # Rounding errors of all values together change a and b by this much.
+                # Bound on the change of the fitted factor and shift by the rounding errors of all values.
                 fit_error = 4 * precision.relative / math.sqrt(r.shape[1])
                 tolerance = precision.relative * r.abs() + (ROUNDING + fit_error) * largest
             agreement &= (error <= tolerance).all(1)
@@ -156,7 +161,7 @@ class ScaleFreeKeys:
 
 
 class ValueKeys:
-    """Projections of rows whose columns are divided by the largest value of the column.
+    """Projections of rows on random vectors, after each column was divided by its largest value.
 
     Args:
         magnitude: Largest value of each column, (d,).
@@ -164,12 +169,22 @@ class ValueKeys:
 
     def __init__(self, magnitude: Tensor) -> None:
         self.magnitude = magnitude
+
+    @cached_property
+    def _vectors(self) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        vectors = torch.randn(len(magnitude), KEYS, generator=generator, dtype=torch.float64)
-        self._bound = float(vectors.abs().sum(0).max())
-        self._rounded = float((vectors.abs() / magnitude[:, None]).sum(0).max())
-        matrix = vectors / magnitude[:, None]
-        self._matrices = {torch.float64: matrix, torch.float32: matrix.float()}
+        return torch.randn(len(self.magnitude), KEYS, generator=generator, dtype=torch.float64)
+
+    @cached_property
+    def _matrices(self) -> dict[torch.dtype, Tensor]:
+        matrix = self._vectors / self.magnitude[:, None]
+        return {torch.float64: matrix, torch.float32: matrix.float()}
+
+    @cached_property
+    def _bounds(self) -> tuple[float, float]:
+        """The largest change of a key if each value changes by its magnitude, and if it changes by 1."""
+        sizes = self._vectors.abs()
+        return float(sizes.sum(0).max()), float((sizes / self.magnitude[:, None]).sum(0).max())
 
     def project(self, rows: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
         """Project rows.
@@ -182,13 +197,13 @@ class ValueKeys:
             The keys (m, k), and by how much rounding may change the keys of each row, (m,).
         """
         keys = (rows @ self._matrices[rows.dtype]).double()
-        radius = (2 * precision.relative + ROUNDING) * self._bound
+        radius = (2 * precision.relative + ROUNDING) * self._bounds[0]
         if precision.has_integers:
-            radius += self._rounded
+            radius += self._bounds[1]
         return keys, torch.full((len(rows),), min(radius, MAX_RADIUS), dtype=torch.float64)
 
     def agree(self, rows: Tensor, samples: Tensor, precision: Precision) -> Tensor:
-        """Return which rows (m, d) equal their samples, up to rounding errors.
+        """Return for each of m rows whether it equals its sample of d values, up to rounding errors.
 
         Args:
             rows: The rows (m, d).
@@ -229,16 +244,16 @@ class Form:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether samples in this form have their given values in their given order."""
+        """Whether this form leaves samples unchanged: the same values in the same order."""
         return not self.scaling.name and not self.layout.name
 
     def apply(self, samples: Tensor) -> Tensor:
-        """Return samples (n, d) in this form."""
+        """Return n samples with d values in this form, such as divided by 255."""
         scaled = self.scaling.apply(samples)
         return scaled if self.layout.order is None else scaled[:, self.layout.order]
 
     def accepts(self, samples: Tensor) -> Tensor:
-        """Return which samples (n, d) in this form can be compared. Constant samples cannot."""
+        """Return for each of n samples with d values whether it can be compared. Constant samples cannot."""
         has_many = _count_reaches(samples, MIN_DISTINCT)
         if isinstance(self.keys, ScaleFreeKeys):
             return has_many
@@ -261,7 +276,7 @@ def list_forms(scalings: Sequence[Scaling], layouts: Sequence[Layout]) -> list[F
         Form(scaling, layout, one_scale)
         for scaling in scalings
         for layout in layouts
-        # A comparison up to scale covers all changes with one factor and one shift.
+        # A comparison up to scale already finds samples that were changed by one factor and one shift.
         if scaling.is_homogeneous and (not scaling.name or not scaling.is_scalar)
     ]
     forms += [
@@ -288,7 +303,7 @@ class RowMatches:
         rows: Number of each row in the array.
         samples: Number of the sample that the row matches.
         forms: Number of the form of the sample.
-        equal: Whether all values of the row are bit for bit those of the given sample.
+        equal: Whether all values of the row are exactly those of the given sample.
         factors: Factor of the row relative to the sample in its form.
         shifts: Shift of the row relative to the sample in its form.
     """
@@ -331,21 +346,24 @@ class SampleIndex:
                 self._trees.append((keys, tree, sample_numbers, forms_of_keys))
 
     def _project(self, form_number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the keys of all samples in one form, and the numbers of these samples."""
+        """Project all samples in one form on random vectors. Return projections and sample indices."""
         form = self.forms[form_number]
         projections, positions = [np.empty((0, KEYS))], [np.empty(0, np.int64)]
         for chunk in split_rows(len(self._samples), len(form.scaling.factor)):
             samples = form.apply(self._samples.take(chunk))
-            keys, _ = form.keys.project(samples, Precision(0.0))
-            is_usable = form.accepts(samples) & keys.isfinite().all(1)
+            accepted = form.accepts(samples).nonzero().flatten()
+            if not len(accepted):
+                continue
+            keys, _ = form.keys.project(samples[accepted], Precision(0.0))
+            is_usable = keys.isfinite().all(1)
             projections.append(keys[is_usable].numpy())
-            positions.append(chunk[is_usable].numpy())
+            positions.append(chunk[accepted[is_usable]].numpy())
         return np.concatenate(projections), np.concatenate(positions)
 
     def match(
         self, rows: Tensor, precision: Precision, matches: RowMatches, first_row: int
     ) -> None:
-        """Add the rows (m, d) that match a sample to ``matches``.
+        """Find the rows that match a sample of the user, and add them to ``matches``.
 
         Args:
             rows: The rows.
@@ -353,19 +371,22 @@ class SampleIndex:
             matches: The matches so far.
             first_row: Number of the first of these rows in the array.
         """
-        floats = rows if rows.dtype == torch.float32 else rows.float()
+        float_rows = rows if rows.dtype == torch.float32 else rows.float()
+        first_match = len(matches.rows)
         for keys, tree, sample_numbers, form_numbers in self._trees:
-            projections, radii = keys.project(floats, precision)
+            projections, radii = keys.project(float_rows, precision)
             reach = float(radii.max())
             low, high = torch.from_numpy(tree.mins) - reach, torch.from_numpy(tree.maxes) + reach
             is_near = ((projections >= low) & (projections <= high)).all(1)
+            # A row that matches in one form is not compared again in the next form.
+            is_near[torch.tensor(matches.rows[first_match:], dtype=torch.long) - first_row] = False
             near_rows = is_near.nonzero().flatten()
             if not len(near_rows):
                 continue
-            count = min(CANDIDATES, len(sample_numbers))
+            candidate_count = min(CANDIDATES, len(sample_numbers))
             distances, neighbors = tree.query(
                 projections[near_rows].numpy(),
-                list(range(1, count + 1)),
+                list(range(1, candidate_count + 1)),
                 p=np.inf,
                 distance_upper_bound=reach,
             )
@@ -376,10 +397,10 @@ class SampleIndex:
             ):
                 if len(batch):
                     numbers = near_rows[torch.from_numpy(batch)]
-                    pairs = np.where(is_candidate[batch], neighbors[batch], -1)
+                    candidate_pairs = np.where(is_candidate[batch], neighbors[batch], -1)
                     self._compare(
-                        keys, rows[numbers].double(), numbers + first_row, pairs, precision, matches,
-                        sample_numbers, form_numbers,
+                        keys, rows[numbers].double(), numbers + first_row, candidate_pairs, precision,
+                        matches, sample_numbers, form_numbers,
                     )  # fmt: skip
 
     def _compare(
@@ -393,7 +414,7 @@ class SampleIndex:
         sample_numbers: np.ndarray,
         form_numbers: np.ndarray,
     ) -> None:
-        """Compare rows with their candidates value by value, and add those that match."""
+        """Compare rows with samples of similar projections value by value, and add the matching pairs."""
         is_open = np.ones(len(rows), bool)
         used_forms = sorted(set(form_numbers[pairs[pairs >= 0]].tolist()))
         for form_number in used_forms:
@@ -414,19 +435,19 @@ class SampleIndex:
                 is_equal = (
                     (stored == samples).all(1) if form.is_unchanged else torch.zeros_like(agreement)
                 )
-                hits = agreement.nonzero().flatten()
-                is_open[chosen[hits.numpy()]] = False
-                matches.rows += row_numbers[torch.from_numpy(chosen)][hits].tolist()
-                matches.samples += positions[hits].tolist()
-                matches.forms += [form_number] * len(hits)
-                matches.equal += is_equal[hits].tolist()
-                matches.factors += factors[hits].tolist()
-                matches.shifts += shifts[hits].tolist()
+                matching_rows = agreement.nonzero().flatten()
+                is_open[chosen[matching_rows.numpy()]] = False
+                matches.rows += row_numbers[torch.from_numpy(chosen)][matching_rows].tolist()
+                matches.samples += positions[matching_rows].tolist()
+                matches.forms += [form_number] * len(matching_rows)
+                matches.equal += is_equal[matching_rows].tolist()
+                matches.factors += factors[matching_rows].tolist()
+                matches.shifts += shifts[matching_rows].tolist()
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """A way in which the numbers of an array may form rows.
+    """A way in which the numbers of an array may be cut into rows, such as rows along the first dimension.
 
     Attributes:
         name: The arrangement in words, "" for rows in the last dimensions.
@@ -452,25 +473,25 @@ def arrangements(shape: tuple[int, ...], d: int) -> list[Arrangement]:
         The arrangements, () if the array cannot hold such rows.
     """
     sizes = [size for size in shape if size != 1]
-    total = math.prod(sizes)
-    if total < d or d < 2:
+    number_count = math.prod(sizes)
+    if number_count < d or d < 2:
         return []
     ways = []
     for i in range(len(sizes)):
         width = math.prod(sizes[i:])
         if d <= width <= d + MAX_EXTRA:
-            ways.append(Arrangement("", width, total // width))
-    if len(sizes) == 1 and total > d and total % d == 0:
-        ways.append(Arrangement("flattened", d, total // d))
+            ways.append(Arrangement("", width, number_count // width))
+    if len(sizes) == 1 and number_count > d and number_count % d == 0:
+        ways.append(Arrangement("flattened", d, number_count // d))
     for i in range(1, len(sizes)):
         width = math.prod(sizes[:i])
         if d <= width <= d + MAX_EXTRA:
-            ways.append(Arrangement("transposed", width, total // width, is_transposed=True))
+            ways.append(Arrangement("transposed", width, number_count // width, is_transposed=True))
     return ways
 
 
 def read_rows(reader: NumberReader, way: Arrangement) -> Iterator[tuple[int, Tensor]]:
-    """Yield the rows of an array in chunks, each with the number of its first row.
+    """Yield the rows of an array in chunks, each with the index of its first row.
 
     Args:
         reader: Reads parts of the array.
@@ -479,22 +500,22 @@ def read_rows(reader: NumberReader, way: Arrangement) -> Iterator[tuple[int, Ten
     Yields:
         Number of the first row, and the rows (m, width).
     """
-    step = max(1, CHUNK // way.width)
-    for first in range(0, way.count, step):
-        last = min(first + step, way.count)
+    rows_per_chunk = max(1, CHUNK // way.width)
+    for first in range(0, way.count, rows_per_chunk):
+        chunk_end = min(first + rows_per_chunk, way.count)
         if not way.is_transposed:
-            yield first, reader.read(first * way.width, last * way.width).view(-1, way.width)
-        elif step >= way.count:
+            yield first, reader.read(first * way.width, chunk_end * way.width).view(-1, way.width)
+        elif rows_per_chunk >= way.count:
             yield first, reader.read(0, way.count * way.width).view(way.width, -1).T
         else:
             starts = range(0, way.count * way.width, way.count)
-            yield first, torch.stack([reader.read(s + first, s + last) for s in starts]).T
+            yield first, torch.stack([reader.read(s + first, s + chunk_end) for s in starts]).T
 
 
 def match_array(
     index: SampleIndex, reader: NumberReader, d: int
 ) -> dict[tuple[Arrangement, int], RowMatches]:
-    """Return the matches of an array by arrangement and number of the first column of the window.
+    """Find samples in an array, for every way in which the array may be cut into rows.
 
     Args:
         index: The samples.
@@ -520,7 +541,7 @@ def match_array(
 
 
 def _fit(rows: Tensor, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a and b of the least-squares fit ``row = a * sample + b`` for each pair, and the fit itself."""
+    """Fit ``row = a * sample + b`` by least squares for each row and its sample. Return a, b and fit."""
     row_means, sample_means = rows.mean(1, keepdim=True), samples.mean(1, keepdim=True)
     centered = samples - sample_means
     squares = centered.square().sum(1, keepdim=True)
@@ -530,11 +551,11 @@ def _fit(rows: Tensor, samples: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _count_reaches(samples: Tensor, limit: int) -> Tensor:
-    """Return which samples (n, d) have at least ``limit`` distinct values."""
+    """Return for each of n samples with d values whether it has at least ``limit`` distinct values."""
     # Most samples have enough distinct values in a few dozen columns, and sorting all columns is slow.
-    step = max(1, samples.shape[1] // 64)
-    is_enough = _count_distinct(samples[:, ::step]) >= limit
-    if step > 1 and not is_enough.all():
+    column_step = max(1, samples.shape[1] // 64)
+    is_enough = _count_distinct(samples[:, ::column_step]) >= limit
+    if column_step > 1 and not is_enough.all():
         is_enough[~is_enough] = _count_distinct(samples[~is_enough]) >= limit
     return is_enough
 

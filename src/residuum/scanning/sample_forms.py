@@ -19,6 +19,8 @@ from torch import Tensor
 SHUFFLES = 100
 # Largest number of shuffled samples, to limit the time. There is at least one per given sample.
 MAX_SHUFFLED = 100_000
+# Largest number of shifts (shuffles times columns), to limit the memory to 64 MB.
+MAX_SHIFTS = 1 << 24
 # The values of a sample have comparable scales if the root mean square of no column exceeds that of the
 # median column by this factor. Otherwise a few columns would decide a comparison of whole rows.
 MAX_SCALE_RATIO = 100.0
@@ -52,7 +54,7 @@ class Scaling:
     is_scalar: bool = False
 
     def apply(self, x: Tensor) -> Tensor:
-        """Return samples (n, d) after the change."""
+        """Return n samples with d values after this change of values, such as a division by 255."""
         return x * self.factor + self.shift
 
 
@@ -71,18 +73,29 @@ class Layout:
     channels: Tensor | None = None
 
 
+ALL = slice(None)  # all columns
+
+
 class Rows(Protocol):
-    """Samples as rows of a matrix, which are computed on demand."""
+    """Samples as rows of a matrix. The rows are computed when they are needed."""
 
     def __len__(self) -> int: ...
 
-    def take(self, positions: Tensor) -> Tensor:
-        """Return the samples at ``positions`` as a matrix (m, d) in float64."""
+    def take(self, positions: Tensor, columns: Tensor | slice = ALL) -> Tensor:
+        """Return samples as the rows of a matrix.
+
+        Args:
+            positions: Numbers of the samples, (m,).
+            columns: The columns to return, by default all.
+
+        Returns:
+            The rows (m, d) in float64.
+        """
         ...
 
 
 def split_rows(count: int, d: int) -> tuple[Tensor, ...]:
-    """Return the numbers of rows in chunks, such that a chunk of rows of d values needs little memory.
+    """Split row indices into chunks, such that a chunk of rows with d values needs little memory.
 
     Args:
         count: Number of rows.
@@ -95,7 +108,7 @@ def split_rows(count: int, d: int) -> tuple[Tensor, ...]:
 
 
 class GivenRows:
-    """Given samples as rows of a matrix.
+    """The user's samples as rows of a matrix.
 
     Args:
         samples: The samples (n, *shape).
@@ -107,13 +120,21 @@ class GivenRows:
     def __len__(self) -> int:
         return len(self._flat)
 
-    def take(self, positions: Tensor) -> Tensor:
-        """Return the samples at ``positions`` as a matrix (m, d) in float64."""
-        return self._flat[positions].double()
+    def take(self, positions: Tensor, columns: Tensor | slice = ALL) -> Tensor:
+        """Return samples as the rows of a matrix.
+
+        Args:
+            positions: Numbers of the samples, (m,).
+            columns: The columns to return, by default all.
+
+        Returns:
+            The rows (m, d) in float64.
+        """
+        return self._flat[:, columns][positions].double()
 
 
 class ShuffledRows:
-    """Samples whose columns are moved against each other, so that no row is a given sample.
+    """Samples made by shuffling each column of the user's samples, so that no row is a real sample.
 
     Row i of a shuffle takes its column j from the given sample (i + s_j) mod n. If there are at least as many
     samples as columns, all s_j differ. Otherwise each s_j occurs equally often. The values of a single sample
@@ -128,13 +149,16 @@ class ShuffledRows:
         self._flat = samples.detach().flatten(1)
         n, d = self._flat.shape
         generator = torch.Generator().manual_seed(seed)
-        shuffles = max(1, min(SHUFFLES, MAX_SHUFFLED // n))
+        shuffles = max(1, min(SHUFFLES, MAX_SHUFFLED // n, MAX_SHIFTS // d))
         choices = d if n == 1 else n
         permutations = -(-d // choices)
         self._shifts = torch.stack(
             [
                 torch.cat(
-                    [torch.randperm(choices, generator=generator) for _ in range(permutations)]
+                    [
+                        torch.randperm(choices, generator=generator, dtype=torch.int32)
+                        for _ in range(permutations)
+                    ]
                 )[:d]
                 for _ in range(shuffles)
             ]
@@ -143,13 +167,21 @@ class ShuffledRows:
     def __len__(self) -> int:
         return len(self._shifts) * len(self._flat)
 
-    def take(self, positions: Tensor) -> Tensor:
-        """Return the shuffled samples at ``positions`` as a matrix (m, d) in float64."""
+    def take(self, positions: Tensor, columns: Tensor | slice = ALL) -> Tensor:
+        """Return samples as the rows of a matrix.
+
+        Args:
+            positions: Numbers of the samples, (m,).
+            columns: The columns to return, by default all.
+
+        Returns:
+            The rows (m, d) in float64.
+        """
         n = len(self._flat)
         if n == 1:
-            return self._flat[0][self._shifts[positions]].double()
-        rows = (positions[:, None] % n + self._shifts[positions // n]) % n
-        return self._flat.gather(0, rows).double()
+            return self._flat[0][self._shifts[:, columns][positions].long()].double()
+        rows = (positions[:, None] % n + self._shifts[:, columns][positions // n]) % n
+        return self._flat[:, columns].gather(0, rows).double()
 
 
 def list_scalings(
@@ -157,7 +189,7 @@ def list_scalings(
     scalers: Iterable[tuple[str, Tensor, Tensor]] = (),
     original_units: tuple[Tensor, Tensor] | None = None,
 ) -> list[Scaling]:
-    """Return the changes of values with which a file may store samples, the unchanged samples first.
+    """Return the changes of values with which a file may store samples, "no change" first.
 
     Args:
         samples: The given samples (n, *shape).
@@ -168,19 +200,19 @@ def list_scalings(
     Returns:
         The changes.
     """
-    flat = samples.flatten(1)
-    d = flat.shape[1]
-    columns = _measure_columns(flat)
+    flat_samples = samples.flatten(1)
+    d = flat_samples.shape[1]
+    column_statistics = _measure_columns(flat_samples)
     is_image = samples.ndim > 2
     scalings: list[Scaling] = []
 
     def add(name: str, factor: Tensor | float, shift: Tensor | float) -> None:
         full_factor = torch.as_tensor(factor, dtype=torch.float64).flatten().expand(d)
         full_shift = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(d)
-        magnitude = columns.largest * full_factor.abs() + full_shift.abs()
+        magnitude = column_statistics.largest * full_factor.abs() + full_shift.abs()
         # The mean of (f x + s)^2 follows from the mean and the standard deviation of x.
-        scaled_mean = columns.mean * full_factor + full_shift
-        sizes = (scaled_mean**2 + (columns.deviation * full_factor) ** 2).sqrt()
+        scaled_mean = column_statistics.mean * full_factor + full_shift
+        sizes = (scaled_mean**2 + (column_statistics.deviation * full_factor) ** 2).sqrt()
         sizes = sizes[sizes > 0]
         is_homogeneous = is_image or bool(
             len(sizes) and sizes.max() <= MAX_SCALE_RATIO * sizes.median()
@@ -206,20 +238,30 @@ def list_scalings(
     add(f"multiplied by {BYTES:g}", BYTES, 0.0)
     add("scaled to [-1, 1]", 2.0, -1.0)
     add("scaled from 0 ... 255 to [-1, 1]", 2 / BYTES, -1.0)
-    if len(flat) < 2:
+    if len(flat_samples) < 2:
         return scalings
-    overall_mean, overall_deviation = columns.overall
+    overall_mean, overall_deviation = column_statistics.overall
     if overall_deviation > 0:
         name = "standardized with one mean and deviation"
         add(name, 1 / overall_deviation, -overall_mean / overall_deviation)
-    deviation = torch.where(columns.deviation > 0, columns.deviation, 1.0)
-    span = torch.where(columns.high > columns.low, columns.high - columns.low, 1.0)
-    add("standardized by column", 1 / deviation, -columns.mean / deviation)
-    sample_deviation = deviation * math.sqrt(len(flat) / (len(flat) - 1))
-    add("standardized by column (n - 1)", 1 / sample_deviation, -columns.mean / sample_deviation)
-    add("scaled to [0, 1] by column", 1 / span, -columns.low / span)
-    add("scaled to [-1, 1] by column", 2 / span, -2 * columns.low / span - 1)
-    add("minus the mean of each column", torch.ones(d), -columns.mean)
+    deviation = torch.where(column_statistics.deviation > 0, column_statistics.deviation, 1.0)
+    column_span = torch.where(
+        column_statistics.high > column_statistics.low,
+        column_statistics.high - column_statistics.low,
+        1.0,
+    )
+    add("standardized by column", 1 / deviation, -column_statistics.mean / deviation)
+    sample_deviation = deviation * math.sqrt(len(flat_samples) / (len(flat_samples) - 1))
+    add(
+        "standardized by column (n - 1)",
+        1 / sample_deviation,
+        -column_statistics.mean / sample_deviation,
+    )
+    add("scaled to [0, 1] by column", 1 / column_span, -column_statistics.low / column_span)
+    add(
+        "scaled to [-1, 1] by column", 2 / column_span, -2 * column_statistics.low / column_span - 1
+    )
+    add("minus the mean of each column", torch.ones(d), -column_statistics.mean)
     return scalings
 
 
@@ -294,14 +336,14 @@ def _measure_columns(flat: Tensor) -> _Columns:
 def _compose(
     scalers: Iterable[tuple[str, Tensor, Tensor]], d: int
 ) -> list[tuple[str, Tensor, Tensor]]:
-    """Return each scaler alone, and the scalers of a pipeline one after the other."""
+    """Return the changes of values that scalers make: each scaler alone, and all scalers of a pipeline."""
     fitting = [scaler for scaler in scalers if {scaler[1].numel(), scaler[2].numel()} <= {1, d}]
-    composed = []
+    composed_scalings = []
     total_name, total_factor, total_shift = "", torch.ones(()), torch.zeros(())
     for name, factor, shift in fitting:
-        composed.append((name, factor, shift))
+        composed_scalings.append((name, factor, shift))
         total_factor, total_shift = total_factor * factor, total_shift * factor + shift
         if total_name:
-            composed.append((f"{total_name} and {name}", total_factor, total_shift))
+            composed_scalings.append((f"{total_name} and {name}", total_factor, total_shift))
         total_name = f"{total_name} and {name}" if total_name else name
-    return composed
+    return composed_scalings

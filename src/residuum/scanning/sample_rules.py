@@ -40,7 +40,7 @@ SAMPLE_NAMES = re.compile(
     r"tensors?|points|features)\d*$",
     re.IGNORECASE,
 )
-# Names that say less: an array with such a name counts only if its shape agrees.
+# Names that are weak evidence. An array with such a name is reported only if it has the shape of samples.
 WEAK_NAMES = re.compile(r"^(x|data|images|rows|records|sample|input|reference|dataset)\d*$", re.I)
 MIN_SIDE = 8  # smallest height and width of an image, because kernels of convolutions are smaller
 MAX_KERNEL = 15  # largest side of a square array with an odd side that can be a kernel
@@ -54,8 +54,8 @@ def find_samples(place: Place, survey: Survey) -> Iterator[StoredArray]:
     """Find arrays that look like samples of the model, and are not weights.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release.
+        place: A value in the model file, with its path.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Yields:
         The arrays with their findings.
@@ -65,8 +65,10 @@ def find_samples(place: Place, survey: Survey) -> Iterator[StoredArray]:
         return
     if place.section or place.owner in survey.known_classes or place.owner == FRAME_PART:
         return
-    path = place.path[-60:]
-    if RECORD_NAMES.search(path) or MEMORIES.search(path):  # ``stored_rules`` reports the array
+    shortened_path = place.path[-60:]
+    if RECORD_NAMES.search(shortened_path) or MEMORIES.search(
+        shortened_path
+    ):  # another rule reports such an array
         return
     name = place.leaf
     has_name = bool(SAMPLE_NAMES.search(name))
@@ -84,9 +86,15 @@ def find_samples(place: Place, survey: Survey) -> Iterator[StoredArray]:
         *(["the name of the array says that it holds samples"] if has_name else []),
         *([shape_note] if shape_note else []),
     ]
-    what = f"an array that looks like samples, named {name[:40]}"
+    finding_title = f"an array that looks like samples, named {name[:40]}"
     finding = Finding(
-        STORED, severity, what, place.path, ". ".join(reasons), DELETE_ARRAY, count=block.shape[0]
+        STORED,
+        severity,
+        finding_title,
+        place.path,
+        ". ".join(reasons),
+        DELETE_ARRAY,
+        count=block.shape[0],
     )
     yield StoredArray(finding, block, is_certain=False)
 
@@ -96,7 +104,7 @@ def describe_shape(shape: tuple[int, ...], survey: Survey) -> str:
 
     Args:
         shape: Shape of the array.
-        survey: What is known about the model of the release.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Returns:
         A sentence, or "" if the shape does not agree.
@@ -129,11 +137,11 @@ def _is_weight_copy(block: Block, survey: Survey) -> bool:
         return False
     try:
         for weight in survey.weights.get(block.shape, ())[:8]:
-            pair = torch.stack(
+            array_and_weight = torch.stack(
                 [block.tensor().double().flatten(), weight.tensor().double().flatten()]
             )
-            if torch.corrcoef(pair)[0, 1].abs() > MIN_CORRELATION:
+            if torch.corrcoef(array_and_weight)[0, 1].abs() > MIN_CORRELATION:
                 return True
-    except CheckpointError:  # the numbers are damaged, so nothing shows a copy
+    except CheckpointError:  # the numbers are damaged, so a copy cannot be recognized
         return False
     return False

@@ -56,6 +56,7 @@ from residuum.scanning.folder_files import (
     plan_folder,
 )
 from residuum.scanning.folder_rules import BaseFolder, examine_file, examine_unread_data
+from residuum.scanning.showing import TOO_LARGE
 from residuum.scanning.update_rules import find_updates
 from residuum.surfaces.inspection import Inspection, inspect_network
 
@@ -69,15 +70,15 @@ Watch = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, eq=False)
 class Searched(Record):
-    """The size of a search for given samples and texts in a file.
+    """Counts of a search for the user's samples and texts in a file: what was searched, and what was found.
 
     Attributes:
-        samples: Number of given samples.
-        found_samples: Number of given samples that are stored in the file.
-        holdout: Number of held-out samples, to which the given samples were compared.
-        shuffled: Number of shuffled samples, to which the given samples were compared.
-        texts: Number of given texts.
-        found_texts: Number of given texts that are stored in the file.
+        samples: Number of samples of the user.
+        found_samples: Number of samples of the user that are stored in the file.
+        holdout: Number of held-out samples, for comparison.
+        shuffled: Number of shuffled samples, for comparison.
+        texts: Number of texts of the user.
+        found_texts: Number of texts of the user that are stored in the file.
         arrays: Number of arrays, tables and lists of numbers in the file.
         strings: Number of strings in the file.
         notes: What was not searched.
@@ -95,7 +96,7 @@ class Searched(Record):
 
     @classmethod
     def from_search(cls, search: ContentSearch) -> Searched:
-        """Return the size of a search."""
+        """Return the counts of a search for samples and texts: what was searched, and what was found."""
         queries = search.queries
         found_texts = {i for place in search.texts for i in (*place.long, *place.short)}
         return cls(
@@ -122,7 +123,7 @@ class ScannedFile(Record):
         findings: What in the file can reveal training data, the most severe first.
         network: The measurements of the network in the file, None if no network was measured.
         network_reason: Why no network was measured, "" if a network was measured or if the file is no model.
-        searched: What was searched for the given samples and texts, None without samples and texts.
+        searched: Counts of the search for samples and texts of the user, None without them.
     """
 
     file: str
@@ -151,7 +152,7 @@ class UnreadFile(Record):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Record):
-    """The result of a scan.
+    """The result of a scan: what in a file or folder can reveal training data.
 
     Attributes:
         subject: The path that was scanned.
@@ -176,7 +177,7 @@ class Scan(Record):
 
     @property
     def failed(self) -> tuple[Kind, ...]:
-        """The kinds of the findings that ``fail_on`` names."""
+        """The kinds of the findings because of which the command exits with code 1 (``--fail-on``)."""
         failing_kinds = {finding.kind for finding in select_failing(self.findings, self.fail_on)}
         return tuple(kind for kind in KINDS if kind in failing_kinds)
 
@@ -221,7 +222,7 @@ def scan(
     fail_on: str | Iterable[str] = HIGH,
     watch: Watch | None = None,
 ) -> Scan:
-    """List what in a release can reveal training data, and measure the network in it.
+    """List what in a model file can reveal training data, and measure the network in it.
 
     Nothing in a file is executed. A model in a folder that cannot be read is listed in ``unread``. If
     ``path`` is a single file that cannot be read, a ``CheckpointError`` is raised.
@@ -248,16 +249,16 @@ def scan(
     if path.is_dir():
         return _scan_folder(path, known_base, queries, limits, watch)
     release = read_release(path)
-    file = _describe_model(release, str(path), MAX_MEASURED_WEIGHTS)
+    scanned_file = _describe_model(release, str(path), MAX_MEASURED_WEIGHTS)
     changes = _find_updates(release, known_base)
     if not changes and known_base is not None:
         changes = known_base.compare(release, path)
-    file = _add_findings(file, changes)
-    return Scan(str(path), (_search_file(file, release, queries),), fail_on=limits)
+    scanned_file = _add_findings(scanned_file, changes)
+    return Scan(str(path), (_search_file(scanned_file, release, queries),), fail_on=limits)
 
 
 def _search_file(file: ScannedFile, release: Release, queries: Queries | None) -> ScannedFile:
-    """Return the file with the given samples and texts that are stored in it."""
+    """Return the scanned file, with the user's samples and texts that are stored in it."""
     if queries is None:
         return file
     search = search_content(release, queries)
@@ -278,7 +279,7 @@ def _add_findings(file: ScannedFile, new_findings: list[Finding]) -> ScannedFile
 
 @dataclass(frozen=True, eq=False)
 class _Base:
-    """The base of a release.
+    """The base of a scanned model: the weights before training, and their tokenizer.
 
     Attributes:
         release: The weights before training.
@@ -296,7 +297,7 @@ class _Base:
         return cls(open_release(path), BaseFolder.read(path), find_vocabulary(path))
 
     def compare(self, release: Release, path: Path) -> list[Finding]:
-        """Return what a release and its base reveal together."""
+        """Return what a model file and its base (the weights before training) reveal together."""
         vocabulary = find_vocabulary(path.parent) or self.vocabulary
         return compare_with_base(release, self.release, vocabulary)
 
@@ -312,13 +313,15 @@ def _scan_folder(
     items, notes = plan_folder(listing)
     if sum(item.role == MODEL for item in items) > MAX_FILES:
         raise InputError(
-            f"A folder may hold at most {MAX_FILES} models; {str(folder)!r} holds more.",
-            "Scan the subfolders one by one.",
+            f"A folder to scan may contain at most {MAX_FILES} model files; the folder {str(folder)!r} "
+            "contains more.",
+            "Scan the subfolders separately.",
         )
     if not items:
         raise CheckpointError(
-            f"A folder to scan must hold a model or data; {str(folder)!r} has no file that a scan reads "
-            f"({len(listing.files)} other files, {len(listing.links)} links, which are not followed).",
+            f"A folder to scan must contain a model or data; no file in the folder {str(folder)!r} has a "
+            f"format that residuum reads (the folder has {len(listing.files)} other files, and "
+            f"{len(listing.links)} links, which are not followed).",
             "Pass the path of the model file itself.",
         )
     scanned: list[ScannedFile] = []
@@ -331,13 +334,15 @@ def _scan_folder(
         try:
             release = open_item(item)
             if item.role == MODEL:
-                file = _describe_model(release, item.name, weight_budget)
-                file = comparison.add_changes(file, release, item)
+                scanned_file = _describe_model(release, item.name, weight_budget)
+                scanned_file = comparison.add_changes(scanned_file, release, item)
             else:
                 base_folder = BaseFolder() if base is None else base.files
                 file_findings = examine_file(item, release, base_folder)
-                file = ScannedFile(item.name, release.kind, release.size, tuple(file_findings))
-            file = _search_file(file, release, queries)
+                scanned_file = ScannedFile(
+                    item.name, release.kind, release.size, tuple(file_findings)
+                )
+            scanned_file = _search_file(scanned_file, release, queries)
         except ResiduumError as problem:
             is_damaged = item.role in (DATA, VOCABULARY) and isinstance(problem, InputError)
             if is_damaged:
@@ -347,15 +352,15 @@ def _scan_folder(
             else:
                 unread.append(UnreadFile(item.name, printable(str(problem)), problem.exit_code))
             continue
-        scanned.append(file)
-        if file.network is not None:
-            weight_budget -= file.network.parameters
+        scanned.append(scanned_file)
+        if scanned_file.network is not None:
+            weight_budget -= scanned_file.network.parameters
     comparison.check()
     return Scan(str(folder), tuple(scanned), tuple(unread), tuple(notes), limits)
 
 
 class _FolderComparison:
-    """The comparison of the models of a folder with a base. At least one of them must fit the base."""
+    """Compares the models of a folder with a base (weights before training). At least one model must fit."""
 
     def __init__(self, base: _Base | None) -> None:
         self._base = base
@@ -363,8 +368,8 @@ class _FolderComparison:
         self._problem: CheckpointError | None = None
 
     def add_changes(self, file: ScannedFile, release: Release, item: FolderItem) -> ScannedFile:
-        """Return the file with the findings about the change from the base."""
-        # Nothing can be subtracted from an update, so an update is not compared with the base.
+        """Return the scanned file, with findings about what training changed relative to the base weights."""
+        # An update (a gradient or weight difference) is not compared with the base, as it holds no weights.
         if updates := _find_updates(release, self._base):
             return _add_findings(file, updates)
         if self._base is None or release.unsafe:
@@ -378,7 +383,7 @@ class _FolderComparison:
         return _add_findings(file, changes)
 
     def check(self) -> None:
-        """Raise an error if models were compared and none of them fits the base."""
+        """Raise an error if no model of the folder fits the base (the weights before training)."""
         if self._problem is not None and not self._has_match:
             raise self._problem
 
@@ -386,8 +391,8 @@ class _FolderComparison:
 def _describe_model(release: Release, name: str, weight_budget: int) -> ScannedFile:
     """Return the findings of a model, and measure its network if it has at most ``weight_budget`` weights."""
     network, reason = _measure_network(release, weight_budget)
-    size = release.size
-    return ScannedFile(name, release.kind, size, tuple(findings(release)), network, reason)
+    weight_count = release.size
+    return ScannedFile(name, release.kind, weight_count, tuple(findings(release)), network, reason)
 
 
 def _measure_network(release: Release, weight_budget: int) -> tuple[Inspection | None, str]:
@@ -395,7 +400,7 @@ def _measure_network(release: Release, weight_budget: int) -> tuple[Inspection |
     if release.unsafe:
         return None, "the file is not safe to load, so the scan reads no network from it"
     if (weights := _count_weights(release)) > weight_budget:
-        limit_text = f"a scan measures at most {MAX_MEASURED_WEIGHTS} weights"
+        limit_text = f"{TOO_LARGE} {MAX_MEASURED_WEIGHTS} weights"
         return None, f"{limit_text}, and this file has {weights}"
     if _holds_trees(release):
         return None, "the file holds decision trees and no network. residuum audit tests the trees"

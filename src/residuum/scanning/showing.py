@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from residuum import notebook
 from residuum.errors import InconclusiveError
-from residuum.networks.recognition import SUPPORTED
 from residuum.scanning.finding import Finding
 from residuum.surfaces.inspection import Inspection
 from residuum.terminal import TextTable, format_number, print_wrapped
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
 
 INDENT, NETWORK, SEARCH = 10 * " ", "  network ", "  data    "
 COLUMNS = ("severity", "file", "place", "what", "why", "what to do")
+# Start of the reason why a readable network was not measured.
+TOO_LARGE = "a scan measures at most"
 MAX_ROWS = 200  # largest number of findings that a notebook shows
 AUDIT_NEXT = (
     "The weights of a network can reveal training data too. residuum audit tests PyTorch networks and the "
@@ -42,7 +43,7 @@ def show(result: Scan) -> None:
 
 def render(result: Scan) -> str:
     """Return a scan as HTML for a notebook, with everything that :func:`show` prints."""
-    rows = tuple(
+    finding_rows = tuple(
         (
             finding.severity,
             file.file,
@@ -54,7 +55,7 @@ def render(result: Scan) -> str:
         for file in result.files
         for finding in file.findings
     )
-    files = tuple(
+    file_rows = tuple(
         (
             file.file,
             file.kind,
@@ -63,13 +64,17 @@ def render(result: Scan) -> str:
         )
         for file in result.files
     )
-    title = f"{result.subject}: {_counted(len(rows), 'finding')} in {_counted(len(files), 'file')}"
+    finding_count, file_count = (
+        _counted(len(finding_rows), "finding"),
+        _counted(len(file_rows), "file"),
+    )
+    title = f"{result.subject}: {finding_count} in {file_count}"
     tables = (
-        TextTable("", COLUMNS, rows[:MAX_ROWS]),
-        TextTable("files", ("file", "format", "bytes", "network and search"), files[:MAX_ROWS]),
+        TextTable("", COLUMNS, finding_rows[:MAX_ROWS]),
+        TextTable("files", ("file", "format", "bytes", "network and search"), file_rows[:MAX_ROWS]),
     )
     lines = [*_closing_lines(result)]
-    if max(len(rows), len(files)) > MAX_ROWS:
+    if max(len(finding_rows), len(file_rows)) > MAX_ROWS:
         lines.insert(
             0, f"Each table shows its first {MAX_ROWS} rows. The method show() prints all."
         )
@@ -112,30 +117,30 @@ def _search_lines(searched: Searched | None) -> list[str]:
     """Return how many of the given samples and texts are stored in a file."""
     if searched is None:
         return []
-    counts = []
+    count_lines = []
     if searched.samples:
-        counts.append(
+        count_lines.append(
             f"{searched.found_samples} of {searched.samples} given samples, in {searched.arrays} arrays"
         )
     if searched.texts:
-        counts.append(
+        count_lines.append(
             f"{searched.found_texts} of {searched.texts} given texts, in {searched.strings} strings"
         )
     notes = [f"note: {note}" for note in searched.notes]
-    return [f"searched by content: found {' and '.join(counts)}", *notes]
+    return [f"searched by content: found {' and '.join(count_lines)}", *notes]
 
 
-def may_be_audited(file: ScannedFile) -> bool:
-    """Return True if ``residuum audit`` may accept a file that was scanned.
+def has_readable_network(file: ScannedFile) -> bool:
+    """Return True if a file holds a network that ``residuum audit`` can read.
 
     Args:
-        file: The file.
+        file: The file that was scanned.
 
     Returns:
-        False for data files, and for networks that residuum cannot read from their weights alone.
+        False for data files, for other models, and for networks that residuum cannot read from their weights
+        alone.
     """
-    is_readable = bool(file.network_reason) and not file.network_reason.startswith(SUPPORTED)
-    return file.network is not None or is_readable
+    return file.network is not None or file.network_reason.startswith(TOO_LARGE)
 
 
 def describe_network(network: Inspection) -> list[str]:
@@ -164,7 +169,7 @@ def describe_network(network: Inspection) -> list[str]:
 
 
 def _closing_lines(result: Scan) -> Iterator[str]:
-    """Yield what follows the findings: files that were not read, notes, the exit code and what to do next."""
+    """Yield the last lines of a scan: files that were not read, notes, the exit code and what to do next."""
     for unread in result.unread:
         yield f"not read: {unread.file}: {unread.reason}"
     for note in result.notes:
@@ -174,5 +179,5 @@ def _closing_lines(result: Scan) -> Iterator[str]:
         yield f"exit code 1: --fail-on {limits} applies to: {', '.join(result.failed)}"
     if result.exit_code == InconclusiveError.exit_code:
         yield "exit code 3: a model could not be read, so the scan is inconclusive"
-    if any(may_be_audited(file) for file in result.files):
+    if any(has_readable_network(file) for file in result.files):
         yield AUDIT_NEXT

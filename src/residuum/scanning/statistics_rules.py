@@ -27,12 +27,12 @@ def find_statistics(place: Place) -> Iterator[Finding]:
     ):
         owner = place.owner or name
         owner = "normalization layers" if name.startswith(("running_", "num_")) else owner
-        what = f"moments of the data in {owner}"
+        finding_title = f"moments of the data in {owner}"
         remedy = "Predictions need these values. If they are computed from few records, round them."
         reason = "the values are means, scales or counts of the training data or of its features"
         if name in ("loss_curve_", "validation_scores_"):
-            what = "a loss curve"
+            finding_title = "a loss curve"
             remedy = f"Before saving, delete the attribute {name} of the model."
             reason = "the curve shows the course of training, epoch by epoch"
-        count = value.numel if isinstance(value, Block) else None
-        yield Finding(STATISTICS, "low", what, where, reason, remedy, count=count)
+        value_count = value.numel if isinstance(value, Block) else None
+        yield Finding(STATISTICS, "low", finding_title, where, reason, remedy, count=value_count)

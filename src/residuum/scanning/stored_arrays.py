@@ -49,13 +49,13 @@ def find_stored_arrays(release: Release, survey: Survey) -> Iterator[StoredArray
     """Find every array in a file that holds training records, or that may hold training records.
 
     Args:
-        release: The release.
-        survey: What is known about the model of the release.
+        release: The model file that was opened.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Yields:
         The arrays with their findings.
     """
-    # The rules for single places know an array by its name and shape. For ONNX, the graph knows more.
+    # The other rules judge an array by its name and shape. An ONNX graph also shows which are weights.
     decided_ids = find_onnx_weights(release)
     for array in find_onnx_records(release):
         decided_ids.add(id(array.value))

@@ -63,8 +63,8 @@ def find_stored(place: Place, survey: Survey) -> Iterator[StoredArray]:
     """Find stored records: in attributes of estimators, in search trees, in tables, or by name.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release.
+        place: A value in the model file, with its path.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Yields:
         The arrays with their findings.
@@ -75,39 +75,41 @@ def find_stored(place: Place, survey: Survey) -> Iterator[StoredArray]:
     is_weight = bool(LAYER_WEIGHTS.search(place.leaf)) or place.leaf == "bias"
     searched_path = where[-60:] if rows and not place.section and not is_weight else ""
     if isinstance(value, InertObject) and TREES.search(value.class_name) and rows:
-        what = f"records in the {value.class_name} of {place.owner}"
+        finding_title = f"records in the {value.class_name} of {place.owner}"
         reason = "the tree holds every training record that it was built from"
         yield StoredArray(
-            Finding(STORED, "high", what, where, reason, KEEP_NONE, count=rows), value
+            Finding(STORED, "high", finding_title, where, reason, KEEP_NONE, count=rows), value
         )
     elif (
         isinstance(value, InertObject) and FRAMES.match(value.name) and value.class_name in _TABLES
     ):
-        what = f"a {value.class_name} of {value.name.split('.')[0]}"
+        finding_title = f"a {value.class_name} of {value.name.split('.')[0]}"
         reason = "the file contains a table or picture of data"
         remedy = "Remove the data from the file. Save only the fitted numbers."
         records = read_records(value) if value.class_name == FRAME else None
-        count = None if records is None else len(records)
-        yield StoredArray(Finding(STORED, "high", what, where, reason, remedy, count=count), value)
+        record_count = None if records is None else len(records)
+        yield StoredArray(
+            Finding(STORED, "high", finding_title, where, reason, remedy, count=record_count), value
+        )
     elif isinstance(value, InertObject) and EXPLAINERS.match(value.name):
         yield from _find_backgrounds(place)
     elif rows and place.owner and place.name in RECORDS:
         owner_classes = RECORDS[place.name]
         if not owner_classes or place.owner in owner_classes:
-            what = f"training records in {place.owner}.{place.name}"
+            finding_title = f"training records in {place.owner}.{place.name}"
             reason = "the rows of this array are the training records that were passed to fit"
-            finding = Finding(STORED, "high", what, where, reason, KEEP_NONE, count=rows)
+            finding = Finding(STORED, "high", finding_title, where, reason, KEEP_NONE, count=rows)
             yield StoredArray(finding, value)
     # A DataFrame has its own finding, so we report no finding for its columns.
     elif RECORD_NAMES.search(searched_path) and place.owner != FRAME_PART:
-        what = f"an array named {name}"
-        finding = Finding(STORED, "high", what, where, NAMED, DELETE_ARRAY, count=rows)
+        finding_title = f"an array named {name}"
+        finding = Finding(STORED, "high", finding_title, where, NAMED, DELETE_ARRAY, count=rows)
         yield StoredArray(finding, value, is_certain=False)
     elif MEMORIES.search(searched_path):
         reason = "memory banks and queues hold features of single records, or the records"
         remedy = "Save the memory only if predictions need it."
-        what = f"a memory of records named {name}"
-        finding = Finding(STORED, "medium", what, where, reason, remedy, count=rows)
+        finding_title = f"a memory of records named {name}"
+        finding = Finding(STORED, "medium", finding_title, where, reason, remedy, count=rows)
         yield StoredArray(finding, value, is_certain=False)
 
 
@@ -120,7 +122,7 @@ def _find_backgrounds(place: Place) -> Iterator[StoredArray]:
         for array in arrays:
             if isinstance(array, Block) and len(array.shape) >= 2 and array.numel:
                 package = explainer.name.split(".")[0]
-                what = f"background records in {explainer.class_name} of {package}"
+                finding_title = f"background records in {explainer.class_name} of {package}"
                 reason = "the explainer compares every sample with these records"
                 remedy = (
                     "Do not release the explainer, or give it a background of artificial records."
@@ -128,7 +130,7 @@ def _find_backgrounds(place: Place) -> Iterator[StoredArray]:
                 finding = Finding(
                     STORED,
                     "high",
-                    what,
+                    finding_title,
                     join_path(place.path, name),
                     reason,
                     remedy,

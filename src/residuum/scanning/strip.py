@@ -66,22 +66,24 @@ def strip(
     if path.is_dir():
         if drop or weights:
             raise InputError(
-                f"The options drop and weights are for a file; {str(path)!r} is a folder.",
-                "Strip the file with these options.",
+                f"The options drop and weights need a single file; {str(path)!r} is a folder.",
+                "Pass the path of a file in the folder.",
             )
         return strip_folder(path, out, keep=keep)
     if keep:
         raise InputError(
-            f"The option keep is for a folder; {str(path)!r} is a file.", "Leave out the option."
+            f"The option keep copies files of a folder unchanged, so it needs a folder; {str(path)!r} is "
+            "a file.",
+            "Omit the option.",
         )
     release = read_release(path, MAX_BYTES)
     if release.kind in ("torch", "safetensors"):
         return strip_weights(release, out, drop=drop, weights=weights)
     if weights:
         raise InputError(
-            f"The option weights is for files of torch and safetensors; {path.name!r} is a file of the kind "
-            f"{release.kind!r}.",
-            "Leave out the option.",
+            f"The option weights needs a file of torch.save or safetensors; the file {path.name!r} has "
+            f"the format {release.kind!r}.",
+            "Omit the option.",
         )
     if release.kind not in ("pickle", "skops"):
         refuse_format(release)

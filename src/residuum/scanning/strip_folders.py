@@ -1,4 +1,4 @@
-"""Strip the folder of a release: write a new folder that holds only what users of the model need.
+"""Strip the folder of a model: write a new folder that holds only what users of the model need.
 
 =============================================  ============================================================
 file                                           in the new folder
@@ -88,7 +88,7 @@ MAX_DEPTH = 20  # largest nesting depth of a configuration that is searched for 
 
 @dataclass
 class _NewFolder:
-    """The new folder while it is written, and what happened to each file."""
+    """The stripped copy of a folder while it is written, and what happened to each file."""
 
     source: Path
     path: Path
@@ -111,7 +111,7 @@ class _NewFolder:
 
 
 def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripped:
-    """Write a copy of the folder of a release without training state, data and local paths.
+    """Write a copy of the folder of a model without training state, data and local paths.
 
     Args:
         folder: The folder.
@@ -127,23 +127,24 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
     """
     if out.resolve().is_relative_to(folder.resolve()):
         raise OutputError(
-            f"The new folder must be outside of the original; {str(out)!r} is inside of it.",
+            f"The new folder must be outside of the original folder; the path {str(out)!r} is inside of "
+            "the original folder.",
             "Choose another --out.",
         )
     listing = list_folder(folder)
     new_folder = _NewFolder(folder, out.with_name(f".{out.name}.unchecked"))
-    names = [file.relative_to(folder).as_posix() for file in listing.files]
-    names_to_keep = _find_names_to_keep(names, keep)
+    relative_names = [file.relative_to(folder).as_posix() for file in listing.files]
+    names_to_keep = _find_names_to_keep(relative_names, keep)
     shards = _find_shards(listing)
     try:
         new_folder.path.mkdir(parents=True)
     except OSError as problem:
         raise OutputError(
-            f"strip must be able to write {str(out)!r}; it cannot ({problem.strerror}).",
+            f"strip must be able to write the new folder; writing {str(out)!r} failed ({problem.strerror}).",
             "Choose another --out.",
         ) from problem
     try:
-        for name in names:
+        for name in relative_names:
             if name in names_to_keep:
                 new_folder.copy(name)
             else:
@@ -151,12 +152,12 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
         _leave_out_entries(new_folder, listing)
         if not new_folder.tensors:
             raise InputError(
-                f"A folder to strip must hold weights; {str(folder)!r} holds none that strip can copy "
-                f"({'; '.join(new_folder.left_out[:3])}).",
+                f"A folder to strip must contain weights that strip can copy; the folder {str(folder)!r} "
+                f"contains none ({'; '.join(new_folder.left_out[:3])}).",
                 "Pass the folder with the weights, such as model.safetensors.",
             )
         new_scan = scan(new_folder.path)
-        size = sum(file.stat().st_size for file in new_folder.path.rglob("*") if file.is_file())
+        new_size = sum(file.stat().st_size for file in new_folder.path.rglob("*") if file.is_file())
         new_folder.path.rename(out)
     finally:
         shutil.rmtree(new_folder.path, ignore_errors=True)
@@ -165,7 +166,7 @@ def strip_folder(folder: Path, out: Path, *, keep: Iterable[str] = ()) -> Stripp
         file=str(folder),
         out=str(out),
         tensors=new_folder.tensors,
-        bytes=size,
+        bytes=new_size,
         dropped=removed_findings(_findings_with_files(_scan_or_empty(folder)), remaining),
         remaining=tuple(remaining),
         copied=tuple(new_folder.copied),
@@ -178,13 +179,13 @@ def _find_names_to_keep(names: list[str], keep: Iterable[str]) -> set[str]:
     """Return the paths in the folder that the user keeps by path or by file name."""
     names_to_keep: set[str] = set()
     for text in keep:
-        matches = {name for name in names if text in (name, Path(name).name)}
-        if not matches:
+        matching_names = {name for name in names if text in (name, Path(name).name)}
+        if not matching_names:
             raise InputError(
-                f"A file to keep must be in the folder; the folder has no file {text!r}.",
-                "Pass a name that strip lists as left out.",
+                f"A file that you keep must be in the folder; the folder has no file {text!r}.",
+                "Pass the name of a file from the list of omitted files that strip prints.",
             )
-        names_to_keep |= matches
+        names_to_keep |= matching_names
     return names_to_keep
 
 
@@ -195,7 +196,7 @@ def _find_shards(listing: FolderListing) -> set[Path]:
 
 
 def _strip_file(new_folder: _NewFolder, name: str, *, is_shard: bool) -> None:
-    """Copy a file, write it without what users do not need, or leave it out."""
+    """Copy a file to the new folder, strip the file, or leave the file out, depending on its kind."""
     path = Path(name)
     suffix = path.suffix.lower().lstrip(".")
     if any(CHECKPOINT_FOLDER.match(parent.name) for parent in path.parents):
@@ -219,7 +220,7 @@ def _strip_file(new_folder: _NewFolder, name: str, *, is_shard: bool) -> None:
 
 
 def _copy_shard(new_folder: _NewFolder, name: str) -> None:
-    """Copy a shard unchanged, or without its metadata if the metadata is not only about the format."""
+    """Copy a weight file of a model in several files, without metadata other than the format."""
     release = read_release(new_folder.source / name, MAX_WEIGHTS)
     if {*release.metadata} <= {*KEPT_METADATA}:
         new_folder.copy(name)
@@ -250,7 +251,7 @@ def _strip_weights(new_folder: _NewFolder, name: str) -> None:
 
 
 def _copy_description(new_folder: _NewFolder, name: str) -> None:
-    """Copy a file that describes the model. Local paths are removed from configurations."""
+    """Copy a file that describes the model, such as config.json or README.md, without local paths."""
     file_name = Path(name).name
     is_configuration = file_name.endswith(".json") and (
         "config" in file_name or file_name == "model_index.json"
@@ -321,7 +322,7 @@ def _leave_out_entries(new_folder: _NewFolder, listing: FolderListing) -> None:
 def _scan_or_empty(folder: Path) -> Scan:
     try:
         return scan(folder)
-    except ResiduumError:  # the original can be too large or unreadable, and the new folder is fine
+    except ResiduumError:  # the original folder is unreadable or too large for a scan
         return Scan(str(folder), ())
 
 

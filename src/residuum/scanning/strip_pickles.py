@@ -55,7 +55,7 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
     """Return the script that strips a pickle, a file of joblib or a file of skops.
 
     Args:
-        release: The release that was read from the file. Its inert values are changed.
+        release: The content of the file. The description of the model in memory is changed.
         out: The file that the script writes.
         drop: Paths of values to remove, as a scan prints them.
 
@@ -67,18 +67,21 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
     """
     findings_before = findings(release)
     stored_arrays = find_stored_arrays(release, survey_release(release))
-    places = {array.finding.where for array in stored_arrays if array.finding.severity == "high"}
-    removals = remove_unneeded(release.content, places, [*drop])
+    paths_of_records = {
+        array.finding.where for array in stored_arrays if array.finding.severity == "high"
+    }
+    removals = remove_unneeded(release.content, paths_of_records, [*drop])
     remaining = _findings_after(release, findings_before)
     severe = [finding for finding in remaining if finding.severity == "high"]
     if severe:
         _refuse(release, severe, removals)
     if not removals.statements:
-        names = ", ".join(dict.fromkeys(finding.what for finding in remaining))
+        finding_names = ", ".join(dict.fromkeys(finding.what for finding in remaining))
         raise InputError(
             f"There is nothing to strip in {release.path.name!r}, because predictions need all of its values"
-            + (f", also those that a scan finds ({names})." if names else "."),
-            "residuum scan and residuum audit tell what these values reveal.",
+            + (f", also those that a scan finds ({finding_names})." if finding_names else "."),
+            "Run `residuum scan` or `residuum audit` to see what these values reveal about the training "
+            "data.",
         )
     return Stripped(
         file=str(release.path),
@@ -92,19 +95,21 @@ def script_for_pickle(release: Release, out: Path, drop: Iterable[str] = ()) -> 
 
 
 def _findings_after(release: Release, findings_before: list[Finding]) -> list[Finding]:
-    """Return the findings of a stripped release, and the earlier findings about records that are still there.
+    """Return what a scan finds in a stripped model, and earlier findings about records that remain in it.
 
     The labels of a clustering show which centers are single records. Without the labels, a scan cannot tell,
     but the records are still in the file.
     """
     findings_now = findings(release)
-    places = {place.path for place in walk(release.content) if isinstance(place.value, Block)}
+    remaining_paths = {
+        place.path for place in walk(release.content) if isinstance(place.value, Block)
+    }
     descriptions = {(finding.what, finding.where) for finding in findings_now}
     still_there = [
         finding
         for finding in findings_before
         if finding.kind == STORED
-        and finding.where in places
+        and finding.where in remaining_paths
         and (finding.what, finding.where) not in descriptions
     ]
     return sorted([*findings_now, *still_there], key=rank)
@@ -114,37 +119,37 @@ def refuse_format(release: Release) -> NoReturn:
     """Raise the error for a file of a format that strip does not change.
 
     Args:
-        release: The release that was read from the file.
+        release: The content of the file.
 
     Raises:
         InputError: Always. The error says what remains in the file and what to do.
     """
-    name = repr(release.path.name)
+    quoted_name = repr(release.path.name)
     if library := BOOSTED.get(release.kind):
         raise InputError(
-            f"{name} cannot be stripped, because the trees of {library} split at values of training "
-            "records, and predictions need these thresholds.",
-            "Train with many records in every leaf and round the columns before training. residuum audit "
-            "FILE --data TRAINING-DATA tells which values the file reveals.",
+            f"The file {quoted_name} cannot be stripped: the trees of {library} split at values of training "
+            "records, and predictions need these values.",
+            "Before training, round the columns. Train trees with many records in every leaf. Run "
+            "`residuum audit FILE --data TRAINING-DATA` to see which values the file reveals.",
         )
     if release.kind == "torchscript":
         raise InputError(
-            f"strip reads no TorchScript; {name} is a file of TorchScript.",
+            f"strip cannot read TorchScript; {quoted_name} is a TorchScript file.",
             "Save the weights first: torch.save(torch.jit.load(path).state_dict(), new).",
         )
     severe = [finding for finding in findings(release) if finding.severity == "high"]
-    message = f"strip writes files of PyTorch and safetensors, and scripts for pickles; {name} is a file of "
-    what = severe[0].what if severe else ""
+    contained_text = f" and contains {severe[0].what}" if severe else ""
     raise InputError(
-        f"{message}the kind {release.kind!r}{f' and holds {what}' if what else ''}.",
+        f"strip writes files of PyTorch and safetensors, and scripts for pickles; the file {quoted_name} has "
+        f"the format {release.kind!r}{contained_text}.",
         "Strip the model before you export it to this format.",
     )
 
 
 def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoReturn:
     """Raise the error for a model that cannot be stripped: the values that remain, and why."""
-    contents: dict[str, list[str]] = {}  # records, by the beginning of the sentence about them
-    reasons: dict[str, None] = {}  # an ordered set, as are the remedies
+    contents: dict[str, list[str]] = {}  # what remains, by the first words of the sentence about it
+    reasons: dict[str, None] = {}  # an ordered set of sentences, as a dict without values
     remedies: dict[str, None] = {}
     for finding in severe:
         owners = _along(finding.where, removals.owners)
@@ -164,8 +169,8 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoRe
         elif finding.kind == STORED and owners and owners[0].startswith("sklearn."):
             is_made_of_records = finding.remedy == KEEP_NONE
             verb = "consists of" if is_made_of_records else "needs values of"
-            count = f" ({finding.count})" if finding.count else ""
-            contents.setdefault(f"{subject} {verb}", []).append(f"{finding.what}{count}")
+            count_text = f" ({finding.count})" if finding.count else ""
+            contents.setdefault(f"{subject} {verb}", []).append(f"{finding.what}{count_text}")
             advice = f"{advice}, and do not release this file."
             remedies[advice if is_made_of_records else finding.remedy] = None
         else:
@@ -180,12 +185,16 @@ def _refuse(release: Release, severe: list[Finding], removals: Removals) -> NoRe
         f"{subject} consists of training records and cannot work without them: {', '.join(values)}"
         for beginning, values in contents.items()
     ]
-    text = " ".join(f"{reason[0].upper()}{reason[1:]}." for reason in [*sentences, *reasons])
-    raise InputError(f"{release.path.name!r} cannot be stripped. {text}", " ".join(remedies))
+    reason_sentences = " ".join(
+        f"{reason[0].upper()}{reason[1:]}." for reason in [*sentences, *reasons]
+    )
+    raise InputError(
+        f"The file {release.path.name!r} cannot be stripped. {reason_sentences}", " ".join(remedies)
+    )
 
 
 def _find_alternative(classes: list[str]) -> tuple[str, str]:
-    """Return the class that is made of records, and which class to train instead.
+    """Return the class that stores training records, and which class to train instead.
 
     Args:
         classes: The classes of the objects around the records, the innermost first.
@@ -198,7 +207,7 @@ def _find_alternative(classes: list[str]) -> tuple[str, str]:
 
 
 def _along(path: str, texts: dict[str, str]) -> list[str]:
-    """Return the texts of ``path`` and of the paths that lead to it, the innermost first."""
+    """Return the texts stored for ``path`` and for the containers around it, the innermost first."""
     prefixes = [
         prefix
         for prefix in texts

@@ -1,4 +1,4 @@
-"""Write the weights of a torch or safetensors file to a new file, bit for bit.
+"""Write the weights of a torch or safetensors file to a new file, exactly.
 
 The new file holds the tensors of the state dict, including buffers. It is read back, compared with the
 original bit by bit and scanned before it gets its final name.
@@ -38,7 +38,7 @@ def strip_weights(
     """Write only the weights of a torch or safetensors file to a new file.
 
     Args:
-        release: The release that was read from the file.
+        release: The content of the file.
         out: The new file. A name that ends in ``.safetensors`` selects that format, any other name
             torch.save.
         drop: Names of tensors of the state dict to leave out.
@@ -51,10 +51,10 @@ def strip_weights(
     state_dict = find_weights(release, weights)
     for name in drop:
         state_dict = _without(state_dict, _find_name(flatten_blocks(state_dict), name))
-    content = _encode(state_dict, release, out)
+    file_bytes = _encode(state_dict, release, out)
     unchecked_path = out.with_name(f".{out.name}.unchecked")
     try:
-        new_release = open_release(write_atomic(unchecked_path, content))
+        new_release = open_release(write_atomic(unchecked_path, file_bytes))
         _compare(state_dict, new_release.content)
         remaining = [_advise(finding) for finding in findings(new_release)]
         unchecked_path.rename(out)
@@ -64,26 +64,27 @@ def strip_weights(
         file=str(release.path),
         out=str(out),
         tensors=len(flatten_blocks(state_dict)),
-        bytes=len(content),
+        bytes=len(file_bytes),
         dropped=removed_findings(findings(release), remaining),
         remaining=tuple(remaining),
     )
 
 
 def _refuse_other_tensors(release: Release) -> None:
-    """Raise an error for quantized, sparse and other tensors, which strip cannot copy bit for bit."""
+    """Raise an error for quantized, sparse and other tensors, which strip cannot copy exactly."""
     for place in walk(release.content):
         value = place.value
         if isinstance(value, InertObject) and value.name in UNSUPPORTED and not place.section:
             raise CheckpointError(
-                f"Strip copies dense tensors; {printable(place.path)!r} is {UNSUPPORTED[value.name]}.",
-                "Convert it before saving, e.g. with .dequantize() or .to_dense(). Or save only the state "
-                "dict yourself: torch.save(model.state_dict(), path).",
+                f"strip can copy only dense tensors; the tensor {printable(place.path)!r} is "
+                f"{UNSUPPORTED[value.name]}.",
+                "Convert the tensor before saving, e.g. with .dequantize() or .to_dense(). Or save only "
+                "the state dict yourself: torch.save(model.state_dict(), path).",
             )
 
 
 def _advise(finding: Finding) -> Finding:
-    """Return a finding about the new file with advice that helps for a tensor of the state dict."""
+    """Return a finding about the stripped file, with advice that fits a tensor of the state dict."""
     if finding.kind != STORED:
         return finding
     remedy = (
@@ -106,22 +107,23 @@ def _find_name(blocks: dict[str, Block], name: str) -> str:
     Raises:
         InputError: If there is no such tensor.
     """
-    matches = [
+    matching_paths = [
         path
         for path in blocks
         if f".{name.replace('/', '.')}".endswith(f".{path.replace('/', '.')}")
     ]
-    if not matches:
+    if not matching_paths:
         raise InputError(
-            f"A tensor to drop must be in the state dict; the state dict has no tensor {name!r}.",
-            "Pass the place of a finding of residuum scan, or a name such as "
+            "A tensor that you drop must be in the state dict of the file; the state dict has no tensor "
+            f"{name!r}.",
+            "Pass a place that `residuum scan` prints, or the name of a tensor, such as "
             f"{next(iter(blocks), '')!r}.",
         )
-    return max(matches, key=len)
+    return max(matching_paths, key=len)
 
 
 def _without(weights: dict[str, Any], path: str) -> dict[str, Any]:
-    """Return nested state dicts without one tensor."""
+    """Return nested state dicts (tensors by name) without the tensor that the user removes."""
     if path in weights:
         return {name: value for name, value in weights.items() if name != path}
     return {
@@ -133,12 +135,12 @@ def _without(weights: dict[str, Any], path: str) -> dict[str, Any]:
 
 
 def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
-    """Return the bytes of the new file. In a torch file, tensors that shared memory still share memory."""
+    """Return the bytes of the stripped file. In a torch file, tensors that share memory are stored once."""
     if out.suffix == ".safetensors":
         if any(isinstance(value, dict) for value in weights.values()):
             raise InputError(
-                "A safetensors file holds one state dict; this release holds several.",
-                "Choose an --out that ends in .pt.",
+                "A safetensors file can hold only one state dict; the original file contains several.",
+                "Choose a file name for --out that ends in .pt.",
             )
         metadata = {k: v for k, v in release.metadata.items() if k in KEPT_METADATA}
         tensors = {name: block.tensor().contiguous() for name, block in weights.items()}
@@ -160,12 +162,12 @@ def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
 
 
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raise an OutputError if two state dicts are not equal bit by bit."""
+    """Raise an OutputError if the written weights are not exactly equal to the original weights."""
     written, original = flatten_blocks(after), flatten_blocks(before)
     are_equal = (_bits(original[name]) == _bits(block) for name, block in written.items())
     if {*written} != {*original} or not all(are_equal):
         raise OutputError(
-            "The stripped weights must equal those of the file bit for bit; they differ.",
+            "The stripped weights must equal the weights in the original file exactly; some weights differ.",
             "No file was written. Save the weights with torch.save(model.state_dict(), path).",
         )
 

@@ -1,4 +1,4 @@
-"""The result of stripping a release."""
+"""The result of stripping a model: writing a copy that holds only what users of the model need."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Stripped(Record):
 
 
 def removed_findings(before: list[Finding], after: list[Finding]) -> tuple[Finding, ...]:
-    """Return the findings of a release that its stripped copy does not have.
+    """Return the findings of a model file that its stripped copy does not have.
 
     Args:
         before: The findings of the original.

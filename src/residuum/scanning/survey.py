@@ -1,4 +1,4 @@
-"""What one pass over a release finds out about its model, and what several rules of a scan need.
+"""Collect facts about a model file in one pass, such as the number of values of a sample.
 
 A sample of a network has as many values as the first layer has inputs. The first layer is not marked in a
 file, and the order of tensors is not reliable. But no other layer computes the inputs of the first layer. So
@@ -45,7 +45,7 @@ KNOWN_PACKAGES = re.compile(
 
 @dataclass(eq=False)
 class Survey:
-    """What one pass over a release finds out about its model.
+    """Facts about the model in a model file, which several rules of a scan need.
 
     Attributes:
         widths: Possible numbers of values of a sample.
@@ -63,8 +63,9 @@ class Survey:
 
 
 def survey_release(release: Release) -> Survey:
-    """Return what one pass over a release finds out about its model."""
-    inputs: dict[int, set[int]] = {}  # by number of dimensions of the weight
+    """Collect facts about a model file in one pass, such as the number of values of a sample."""
+    # The numbers of inputs of layers, by the number of dimensions of the weight.
+    inputs: dict[int, set[int]] = {}
     outputs: set[int] = set()
     column_counts: set[int] = set()
     sample_counts: list[int] = []
@@ -99,7 +100,7 @@ def survey_release(release: Release) -> Survey:
 
 def is_parameter(place: Place) -> bool:
     """Return True if the name of an array says that it is a weight, a statistic, a mask or a position."""
-    # A pickled module stores its parameters in a dict of this name, and its buffers in another.
+    # A pickled torch module stores its weights in the dict "_parameters".
     return "_parameters." in place.path or bool(PARAMETERS.search(place.leaf))
 
 

@@ -18,10 +18,10 @@ from residuum.scanning.finding import STORED, Finding
 MIN_WORDS = 8  # smallest number of words of a text that is reported as prose
 MIN_SHARE = 0.7  # smallest share of ordinary words in prose
 MIN_IDEOGRAPHS = 20  # Chinese and Japanese texts have no spaces, so we count their characters
-MAX_READ = 2000  # number of characters of a text that are looked at
+MAX_READ = 2000  # number of characters at the beginning of a text that are examined
 MIN_ENTRIES = 20  # smallest number of different short texts in a list that is reported
-MAX_ENTRIES = 10_000  # number of entries of a list that are looked at
-MAX_SHORT = 200  # largest length of a short text
+MAX_ENTRIES = 10_000  # largest number of entries of a list that are examined
+MAX_SHORT = 200  # largest number of characters of a text that counts as short, such as a name
 MAX_EXCERPT = 50  # number of characters of a text that a finding shows
 WORD = re.compile(r"[\"'“‘(\[]*[^\W\d_]+(?:['’-][^\W\d_]+)*[\"'”’)\].,;:!?…]*")
 IDEOGRAPH = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
@@ -63,7 +63,7 @@ def find_text_arrays(place: Place) -> Iterator[Finding]:
     texts = _read_texts(place.value)
     if len(texts) < 2 or place.owner in PANDAS_PARTS or LABELS.search(place.name):
         return
-    # The entries of a list or dict are places of their own, so prose in them is reported by ``find_prose``.
+    # Another rule examines each text in a list or dict. Only arrays of texts are examined for prose here.
     if isinstance(place.value, Block) and (prose := [text for text in texts if is_prose(text)]):
         yield _report_prose(prose, place.path)
         return
@@ -76,22 +76,22 @@ def find_text_arrays(place: Place) -> Iterator[Finding]:
         f"the list holds {len(names)} different short texts such as {_excerpt(example)!r}. They can be "
         "names, addresses or other values of training records"
     )
-    what = f"a list of texts named {place.name[:40]}" if place.name else "a list of texts"
-    yield Finding(STORED, "medium", what, place.path, reason, REMEDY, count=len(names))
+    finding_title = f"a list of texts named {place.name[:40]}" if place.name else "a list of texts"
+    yield Finding(STORED, "medium", finding_title, place.path, reason, REMEDY, count=len(names))
 
 
 def is_prose(text: str) -> bool:
     """Return True if a text consists of ordinary words, and is neither code, a template nor a license."""
     if len(text) < MIN_IDEOGRAPHS:
         return False
-    start = text[:MAX_READ]
-    if NO_PROSE.search(start):
+    beginning = text[:MAX_READ]
+    if NO_PROSE.search(beginning):
         return False
-    words = start.split()
+    words = beginning.split()
     ordinary = sum(1 for word in words if WORD.fullmatch(word))
     if ordinary >= MIN_WORDS and ordinary >= MIN_SHARE * len(words):
         return True
-    return len(IDEOGRAPH.findall(start)) >= max(MIN_IDEOGRAPHS, len(start) // 2)
+    return len(IDEOGRAPH.findall(beginning)) >= max(MIN_IDEOGRAPHS, len(beginning) // 2)
 
 
 def _report_prose(texts: list[str], where: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Find given texts in the strings of a release.
+"""Find texts of the user in the strings of a model file.
 
 Texts are compared without regard to case, white space and punctuation. A long text is found inside of longer
 strings. A short text is found only if it is a whole string, because short words occur everywhere.
@@ -28,7 +28,7 @@ def split_words(text: str) -> tuple[str, ...]:
 
 @dataclass
 class TextMatches:
-    """The given texts that are in the strings of one place of a release.
+    """The texts of the user that occur in the strings at one place of a model file.
 
     Attributes:
         long: Numbers of the long texts.
@@ -40,7 +40,7 @@ class TextMatches:
 
 
 class TextIndex:
-    """Finds given texts in strings.
+    """Finds texts of the user in strings.
 
     Args:
         texts: The texts.
@@ -66,7 +66,7 @@ class TextIndex:
         """Add the numbers of the texts in a string to ``matches``.
 
         Args:
-            string: A string of the release.
+            string: A string of the model file.
             matches: The texts that were found so far.
         """
         if self.is_exhausted:

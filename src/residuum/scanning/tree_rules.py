@@ -69,14 +69,16 @@ def _describe_forest(name: str, forest: Forest, where: str) -> Iterator[Finding]
 
 
 def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
-    """Yield findings from the numbers of leaves and seeds of a tree model whose table is not recovered."""
+    """Yield findings about a tree model from its numbers of leaves and seeds, without recovering records."""
     if model.stores_targets:
         reason = (
             f"{model.single_leaves} of {model.leaves} leaves hold a single training record. Each stores "
             "the target of that record exactly, and its bounds enclose the record's columns"
         )
-        what = f"training targets in the leaves of {model.name}"
-        yield Finding(STORED, "high", what, where, reason, ADVICE, count=model.single_leaves)
+        finding_title = f"training targets in the leaves of {model.name}"
+        yield Finding(
+            STORED, "high", finding_title, where, reason, ADVICE, count=model.single_leaves
+        )
     if model.determines_targets:
         reason = (
             f"{model.trees} trees store the seeds of their bootstrap samples of {model.records} records. "
@@ -84,8 +86,8 @@ def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
             "are at least as many trees as records, so these equations determine all targets or labels. "
             "The depth of the trees does not matter"
         )
-        what = f"targets that follow from the seeds of {model.name}"
-        yield Finding(STORED, "high", what, where, reason, ADVICE, count=model.records)
+        finding_title = f"targets that follow from the seeds of {model.name}"
+        yield Finding(STORED, "high", finding_title, where, reason, ADVICE, count=model.records)
     if not (model.stores_targets or model.determines_targets):
         reason = (
             "thresholds lie between two values of training records, and leaves count their records"
@@ -93,24 +95,24 @@ def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
             else "thresholds lie between two values of training records. Leaves store residuals, "
             "gradients or depths, and no targets"
         )
-        what = f"decision trees of {model.name}"
-        yield Finding(STATISTICS, "medium", what, where, reason, LIMIT_LEAVES)
+        finding_title = f"decision trees of {model.name}"
+        yield Finding(STATISTICS, "medium", finding_title, where, reason, LIMIT_LEAVES)
 
 
 def _uninitialized_memory(model: TreeModel, where: str) -> Finding:
-    memory = (
+    memory_sentence = (
         f"{model.memory} unused bytes of this file are not zero"
         if model.memory
         else "all unused bytes of this file are zero"
     )
     reason = (
         f"the file was written by scikit-learn {model.version}. Before 1.3.2 tree files could "
-        f"contain uninitialized memory, which may include training data; {memory}"
+        f"contain uninitialized memory, which may include training data; {memory_sentence}"
     )
     severity = "high" if model.memory else "low"
-    what = f"uninitialized memory in {model.name}"
+    finding_title = f"uninitialized memory in {model.name}"
     return Finding(
-        STATISTICS, severity, what, where, reason, SAVE_AGAIN, count=model.memory or None
+        STATISTICS, severity, finding_title, where, reason, SAVE_AGAIN, count=model.memory or None
     )
 
 

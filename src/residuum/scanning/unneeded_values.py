@@ -84,7 +84,7 @@ RANDOM_PREDICTIONS = ("DummyClassifier", "BernoulliRBM")
 SEEDED_PACKAGES = ("sklearn.", "xgboost.", "lightgbm.", "imblearn.")
 # Attributes that hold a list of (name, estimator) pairs.
 NAMED_ESTIMATORS = ("steps", "transformers_", "transformer_list")
-TREES_WITH_COUNTS = ("IsolationForest",)  # releases before 1.3 read the counts of nodes to predict
+TREES_WITH_COUNTS = ("IsolationForest",)  # before scikit-learn 1.3, predictions needed node counts
 
 REMOVE = '''
 
@@ -119,7 +119,7 @@ def clear_histogram_trees(estimator):
     pairs = zip(mapper.bin_thresholds_, mapper.is_categorical_)
     mapper.bin_thresholds_ = [bins if is_category else bins[:0] for bins, is_category in pairs]
 '''
-# Functions that a script defines, by the name with which statements call them.
+# Source code of helper functions for the script of strip, by the name of the function.
 HELPERS = {
     "remove": REMOVE,
     "clear_tree": CLEAR_TREE,
@@ -129,7 +129,7 @@ HELPERS = {
 
 @dataclass
 class Removals:
-    """What is removed from a model.
+    """The values that strip removes from a pickled model, as Python statements.
 
     Attributes:
         statements: Python statements, in the order in which they run.
@@ -163,9 +163,9 @@ def remove_unneeded(
     remover.visit(content, "model", "")
     if remover.drop:
         raise InputError(
-            "A value to drop must be in the file and not in a tuple; there is none at "
-            f"{min(remover.drop)!r}.",
-            "Pass the place of a finding, as residuum scan FILE prints it.",
+            "A value that you drop must exist in the file, outside of tuples; there is no such value at "
+            f"the place {min(remover.drop)!r}.",
+            "Pass a place that `residuum scan FILE` prints.",
         )
     return remover.removals
 
@@ -178,7 +178,7 @@ class _Remover:
     def visit(
         self, value: Any, expression: str, path: str, depth: int = 0, *, in_library: bool = False
     ) -> None:
-        """Remove what predictions do not need from a value and the values that it contains.
+        """Remove values that predictions do not need from a value and from everything that it contains.
 
         Args:
             value: The value.
@@ -265,7 +265,7 @@ class _Remover:
                 )
 
     def _is_dropped(self, path: str, expression: str) -> bool:
-        """Return True, and add the statement, if the user chose to drop the value at a path."""
+        """Return True if the user chose to remove the value at a path, and add the Python statement."""
         if not self.drop or printable(path) not in self.drop:
             return False
         self.drop.discard(printable(path))
@@ -273,42 +273,44 @@ class _Remover:
         return True
 
     def _label(self, owner: InertObject, name: str, value: Any, path: str) -> None:
-        """Store in words where the named steps of a pipeline are."""
+        """Store a description of each named step of a pipeline, such as "the step 'svc' of Pipeline"."""
         if name in NAMED_ESTIMATORS and isinstance(value, list):
             for i, entry in enumerate(value):
                 if isinstance(entry, tuple | list) and entry and isinstance(entry[0], str):
-                    text = f"the step {entry[0][:40]!r} of {owner.class_name}"
-                    self.removals.labels[f"{path}[{i}]"] = printable(text)
+                    step_description = f"the step {entry[0][:40]!r} of {owner.class_name}"
+                    self.removals.labels[f"{path}[{i}]"] = printable(step_description)
         elif name == "best_estimator_":
             self.removals.labels[path] = f"the best estimator of {owner.class_name}"
 
     def _strip_estimator(self, estimator: InertObject, expression: str) -> None:
-        add = self.removals.statements.append
+        add_statement = self.removals.statements.append
         for name, (classes, what) in UNNEEDED.items():
             attributes = estimator.attributes
             if estimator.class_name in classes and attributes.get(name) is not None:
-                add(f'remove({expression}, "{name}")  # {what}')
+                add_statement(f'remove({expression}, "{name}")  # {what}')
                 _delete_attribute(estimator, name)
         members = [*_tree_members(estimator.attributes.get("estimators_"))]
         has_counts = estimator.class_name in TREES_WITH_COUNTS
         if members and not has_counts:
             is_array = isinstance(estimator.attributes["estimators_"], Block)
             trees = f"{expression}.estimators_{'.flat' if is_array else ''}"
-            add(f"for tree in {trees}:\n    clear_tree(tree)")
+            add_statement(f"for tree in {trees}:\n    clear_tree(tree)")
             for member in members:
                 self._visited_ids.add(id(member))
                 _clear_tree(member)
         elif members:
-            add(f"for tree in {expression}.estimators_:\n    tree.random_state = None  # a seed")
+            add_statement(
+                f"for tree in {expression}.estimators_:\n    tree.random_state = None  # a seed"
+            )
             for member in members:
                 self._visited_ids.add(id(member))
                 _set_attribute(member, "random_state", None)
         elif _is_tree(estimator):
-            add(f"clear_tree({expression})")
+            add_statement(f"clear_tree({expression})")
             _clear_tree(estimator)
         has_predictors = {"_predictors", "_bin_mapper"} <= {*estimator.attributes}
         if estimator.class_name in HISTOGRAM_BOOSTING and has_predictors:
-            add(f"clear_histogram_trees({expression})")
+            add_statement(f"clear_histogram_trees({expression})")
 
     def _strip_seed(self, estimator: InertObject, expression: str) -> None:
         has_seed = estimator.attributes.get("random_state") is not None
@@ -331,9 +333,9 @@ def _is_tree(value: Any) -> bool:
 
 def _tree_members(members: Any) -> Iterator[InertObject]:
     """Yield the trees of an ensemble, or nothing if one of its members is not a tree."""
-    values = members.objects if isinstance(members, Block) else members
-    if isinstance(values, list) and all(map(_is_tree, values)):
-        yield from values
+    member_trees = members.objects if isinstance(members, Block) else members
+    if isinstance(member_trees, list) and all(map(_is_tree, member_trees)):
+        yield from member_trees
 
 
 def _states(inert_object: InertObject) -> Iterator[dict[Any, Any]]:
@@ -355,7 +357,7 @@ def _delete_attribute(inert_object: InertObject, name: str) -> None:
 
 
 def _clear_tree(estimator: InertObject) -> None:
-    """Do in the inert values what the function ``clear_tree`` of the script does."""
+    """Clear the node statistics of a tree in its description, as the script does in the model."""
     _set_attribute(estimator, "random_state", None)
     tree = estimator.attributes["tree_"]
     nodes, values = tree.attributes.get("nodes"), tree.attributes.get("values")
@@ -365,7 +367,7 @@ def _clear_tree(estimator: InertObject) -> None:
     if raw_nodes is None or raw_nodes.shape[1] not in (56, 64) or values.read is None:
         return
     cleared_nodes = raw_nodes.copy()
-    cleared_nodes[:, 32:56] = 0  # impurity, n_node_samples, weighted_n_node_samples
+    cleared_nodes[:, 32:56] = 0  # bytes of impurity, n_node_samples and weighted_n_node_samples
     cleared_nodes[:, PADDING_START:] = 0
     is_inner = cleared_nodes[:, :8].copy().view("<i8")[:, 0] != -1
     leaf_values = values.tensor().clone()

@@ -28,14 +28,14 @@ from residuum.scanning.survey import Survey
 MAX_LABELS = 50
 MAX_FEW = 10
 MIN_SHARING = 5
-MAX_GAP = 3  # codes fill at least this fraction (one third) of their range
+MAX_GAP = 3  # integers are codes of categories if they fill at least 1 / MAX_GAP of their range
 MAX_READ = 1 << 22  # largest number of categories that are read
 ENCODERS = ("OneHotEncoder", "OrdinalEncoder", "TargetEncoder")
 VOCABULARIES = ("vocabulary_", "vocab", "token2id", "item2id", "user2id", "word2idx", "stoi")
 DIGITS = 6  # measured values rarely have more significant digits
 ROUNDING = 1e-9  # largest relative error of a quantile that equals a value
 MIN_MEASURED = 0.5  # smallest share of different quantiles with few digits that shows stored values
-MIN_WORDS = 20  # smallest number of numbered texts that are a vocabulary
+MIN_WORDS = 20  # smallest number of entries of a dict that is reported as a vocabulary
 CLASS_LABELS = re.compile(
     r"label|class|target|column|feature|param|layer|module|state", re.IGNORECASE
 )
@@ -47,37 +47,39 @@ def find_vocabularies(place: Place, survey: Survey) -> Iterator[Finding]:
     """Find vocabularies, which are dicts from words, users or items to indices.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release, which this rule does not use.
+        place: A value in the model file, with its path.
+        survey: Facts about the model. This rule does not use them.
 
     Yields:
         The findings.
     """
     value = place.value
     if (place.name in VOCABULARIES and isinstance(value, dict) and value) or _is_index(place):
-        what = f"a vocabulary in {place.owner or 'the file'}"
+        finding_title = f"a vocabulary in {place.owner or 'the file'}"
         reason = "a vocabulary lists every word, user or item in the training data by name"
         remedy = "Drop rare words (min_df), or hash all words (HashingVectorizer)."
-        yield Finding(STORED, "medium", what, place.path, reason, remedy, count=len(value))
+        yield Finding(STORED, "medium", finding_title, place.path, reason, remedy, count=len(value))
 
 
 def _is_index(place: Place) -> bool:
-    """Return True if a dict numbers many texts that are neither class labels nor names of layers."""
-    index = place.value
-    if not MIN_WORDS <= len(index) <= MAX_READ or CLASS_LABELS.search(place.name):
+    """Return True if a dict maps many texts to numbers 0, 1, 2, and the texts are no class or layer names."""
+    dict_to_check = place.value
+    if not MIN_WORDS <= len(dict_to_check) <= MAX_READ or CLASS_LABELS.search(place.name):
         return False
-    numbers = {number for number in index.values() if type(number) is int}
-    if len(numbers) < len(index) or max(numbers) - min(numbers) >= len(index):
+    numbers = {number for number in dict_to_check.values() if type(number) is int}
+    if len(numbers) < len(dict_to_check) or max(numbers) - min(numbers) >= len(dict_to_check):
         return False
-    return all(type(word) is str for word in index) and not any("." in word for word in index)
+    return all(type(word) is str for word in dict_to_check) and not any(
+        "." in word for word in dict_to_check
+    )
 
 
 def find_categories(place: Place, survey: Survey) -> Iterator[Finding]:
     """Find lists of categories of encoders, and of class labels.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release.
+        place: A value in the model file, with its path.
+        survey: Facts about the model, such as the number of values of a sample.
 
     Yields:
         The findings.
@@ -88,30 +90,32 @@ def find_categories(place: Place, survey: Survey) -> Iterator[Finding]:
     has_texts, is_code = _describe_categories(value)
     if is_code:
         return
-    count = value.numel
+    category_count = value.numel
     is_encoder = owner in ENCODERS or (place.name == "categories_" and bool(owner))
-    is_stored = count > MAX_LABELS
+    is_stored = category_count > MAX_LABELS
     if is_encoder and survey.sample_count:
-        is_stored |= count > 2 and survey.sample_count < MIN_SHARING * count
+        is_stored |= category_count > 2 and survey.sample_count < MIN_SHARING * category_count
     elif is_encoder:
-        is_stored |= count > MAX_FEW
+        is_stored |= category_count > MAX_FEW
     if not (is_stored or has_texts):
         return
     kind_and_severity = (STORED, "medium") if is_stored else (STATISTICS, "low")
-    what = f"values of a column in {owner}.{place.name}"
-    yield Finding(*kind_and_severity, what, place.path, REASON, GROUP, count=count)
+    finding_title = f"values of a column in {owner}.{place.name}"
+    yield Finding(
+        *kind_and_severity, finding_title, place.path, REASON, GROUP, count=category_count
+    )
     if is_stored and owner == "TargetEncoder":
-        what = "targets in TargetEncoder.encodings_"
+        finding_title = "targets in TargetEncoder.encodings_"
         reason = (
             "the encoding of a category is the mean target of its records. If a category has one record, "
             "its encoding is the target of this record"
         )
         where = place.path.replace("categories_", "encodings_")
-        yield Finding(STORED, "medium", what, where, reason, GROUP, count=count)
+        yield Finding(STORED, "medium", finding_title, where, reason, GROUP, count=category_count)
 
 
 def _describe_categories(block: Block) -> tuple[bool, bool]:
-    """Return whether categories are texts, and whether they are codes or cannot be read."""
+    """Return whether the categories of a column are texts, and whether they are mere codes or unreadable."""
     entries: list[Any] = []
     if block.kind == "text":
         return True, False
@@ -138,8 +142,8 @@ def find_quantiles(place: Place, survey: Survey) -> Iterator[Finding]:
     """Find estimators that store many values of single columns: quantiles, edges, knots and thresholds.
 
     Args:
-        place: A place in the tree of a release.
-        survey: What is known about the model of the release, which this rule does not use.
+        place: A value in the model file, with its path.
+        survey: Facts about the model. This rule does not use them.
 
     Yields:
         The findings.
@@ -149,10 +153,13 @@ def find_quantiles(place: Place, survey: Survey) -> Iterator[Finding]:
         return
     name = COLUMN_VALUES[model.class_name]
     attributes = model.attributes
-    count = _count_values(attributes.get(name))
-    if not count:
+    quantile_count = _count_values(attributes.get(name))
+    if not quantile_count:
         return
-    where, what = join_path(place.path, name), f"values of columns in {model.class_name}.{name}"
+    where, finding_title = (
+        join_path(place.path, name),
+        f"values of columns in {model.class_name}.{name}",
+    )
     if model.class_name == "QuantileTransformer":
         limit, used = attributes.get("n_quantiles"), attributes.get("n_quantiles_")
         if type(limit) is int and type(used) is int and used < limit:
@@ -162,7 +169,7 @@ def find_quantiles(place: Place, survey: Survey) -> Iterator[Finding]:
                 "column"
             )
         elif measured := _count_measured(attributes.get(name)):
-            kind_and_severity, count = (STORED, "high"), measured
+            kind_and_severity, quantile_count = (STORED, "high"), measured
             reason = (
                 f"{measured} quantiles have at most {DIGITS} digits, as measured values have. Numbers "
                 "between two values would have more, so these are values of training records"
@@ -174,20 +181,28 @@ def find_quantiles(place: Place, survey: Survey) -> Iterator[Finding]:
                 "the smallest and largest value of a column"
             )
         remedy = "Use fewer quantiles (n_quantiles) than a tenth of the number of records."
-        yield Finding(*kind_and_severity, what, where, reason, remedy, count=count)
+        yield Finding(
+            *kind_and_severity, finding_title, where, reason, remedy, count=quantile_count
+        )
     elif model.class_name == "IsotonicRegression":
         # In a calibrated classifier, the values are scores of records and no column of the data.
         kind_and_severity = (STATISTICS, "low") if "calibrat" in place.path else (STORED, "medium")
         reason = "the thresholds are exact values that were passed to fit"
         remedy = "Round the thresholds, or release a table of predictions on a grid."
-        yield Finding(*kind_and_severity, what, where, reason, remedy, count=count)
+        yield Finding(
+            *kind_and_severity, finding_title, where, reason, remedy, count=quantile_count
+        )
     else:
         setting = attributes.get("knots" if model.class_name == "SplineTransformer" else "strategy")
-        is_many = count > MAX_LABELS * (_column_count(attributes) or 1) and setting == "quantile"
+        is_many = (
+            quantile_count > MAX_LABELS * (_column_count(attributes) or 1) and setting == "quantile"
+        )
         kind_and_severity = (STORED, "medium") if is_many else (STATISTICS, "low")
         reason = "edges and knots are the smallest and largest value of a column, and quantiles"
         remedy = "Use fewer bins or knots, or evenly spaced ones."
-        yield Finding(*kind_and_severity, what, where, reason, remedy, count=count)
+        yield Finding(
+            *kind_and_severity, finding_title, where, reason, remedy, count=quantile_count
+        )
 
 
 # For each class, the attribute that stores values of columns.
@@ -200,22 +215,26 @@ COLUMN_VALUES = {
 
 
 def _count_measured(value: Any) -> int:
-    """Return the number of different quantiles with few digits, in columns that mostly consist of them."""
+    """Count different quantiles that look like measured values, because they have few digits."""
     if not isinstance(value, Block) or len(value.shape) != 2 or value.numel > MAX_READ:
         return 0
     try:
         columns = value.tensor().double().T.tolist()
     except CheckpointError:
         return 0
-    counts = []
+    counts_by_column = []
     for column in columns:
-        short = {
+        values_with_few_digits = {
             number
             for number in column
             if abs(number - float(f"{number:.{DIGITS}g}")) <= ROUNDING * abs(number)
         }
-        counts.append(len(short) if len(short) >= MIN_MEASURED * len(column) else 0)
-    return sum(counts)
+        counts_by_column.append(
+            len(values_with_few_digits)
+            if len(values_with_few_digits) >= MIN_MEASURED * len(column)
+            else 0
+        )
+    return sum(counts_by_column)
 
 
 def _column_count(attributes: dict[str, Any]) -> int | None:

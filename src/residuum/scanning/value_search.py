@@ -17,11 +17,11 @@ from scipy.stats import hypergeom
 Floats = NDArray[np.float64]
 
 MIN_VALUES = 10  # smallest number of distinct values of a column that is searched
-MIN_FOUND = 5  # smallest number of values in an array that is reported
+MIN_FOUND = 5  # smallest number of values of a column in an array that is reported
 MAX_COLUMNS = 200  # largest number of columns of a table whose single values are searched
 MAX_DECIMALS = 6
-# Positions of the comparison numbers between two neighboring values. The midpoint is left out, because the
-# thresholds of trees are midpoints.
+# Control numbers lie at these fractions between two neighboring values of a column. The fraction 0.5 is left
+# out, because the thresholds of trees are midpoints.
 BETWEEN = (0.13, 0.21, 0.29, 0.37, 0.63, 0.71, 0.79, 0.87)
 
 
@@ -78,7 +78,7 @@ class ColumnMatches:
 
 
 def make_column(name: str, numbers: Floats, relative: float) -> Column | None:
-    """Return a column whose values can be searched, or None if chance matches cannot be told apart.
+    """Return a column for the search, or None if it has too few different values to compare with chance.
 
     Args:
         name: Name of the column.
@@ -88,18 +88,18 @@ def make_column(name: str, numbers: Floats, relative: float) -> Column | None:
     Returns:
         The column.
     """
-    values = np.unique(numbers[np.isfinite(numbers)])
-    if len(values) < MIN_VALUES:
+    distinct_values = np.unique(numbers[np.isfinite(numbers)])
+    if len(distinct_values) < MIN_VALUES:
         return None
-    gaps = np.diff(values)
-    between = np.concatenate([values[:-1] + share * gaps for share in BETWEEN])
-    decimals = _count_decimals(values, relative)
+    gaps = np.diff(distinct_values)
+    between = np.concatenate([distinct_values[:-1] + share * gaps for share in BETWEEN])
+    decimals = _count_decimals(distinct_values, relative)
     if decimals is not None:
         between = np.round(between, decimals)
     between = np.unique(between)
-    slack = float(relative * np.abs(values).max())
-    between = between[~_is_in(between, values, np.full(len(between), slack))]
-    return Column(name, "", values, between, slack) if len(between) >= MIN_VALUES else None
+    slack = float(relative * np.abs(distinct_values).max())
+    between = between[~_is_in(between, distinct_values, np.full(len(between), slack))]
+    return Column(name, "", distinct_values, between, slack) if len(between) >= MIN_VALUES else None
 
 
 def _count_decimals(values: Floats, relative: float) -> int | None:
@@ -112,7 +112,7 @@ def _count_decimals(values: Floats, relative: float) -> int | None:
 
 
 def match_columns(columns: Sequence[Column], array: Floats, relative: float) -> list[ColumnMatches]:
-    """Return the columns of which more values are in an array than chance explains.
+    """Return the columns of a table of which an array holds more values than expected by chance.
 
     Args:
         columns: The columns.
@@ -139,7 +139,7 @@ def _count(values: Floats, array: Floats, slack: float, relative: float) -> int:
 
 
 def _is_in(values: Floats, array: Floats, slack: Floats) -> NDArray[np.bool_]:
-    """Return which values differ from some number of a sorted array by at most ``slack``."""
+    """Return for each value whether a sorted array has a number that differs from it by at most ``slack``."""
     positions = np.searchsorted(array, values - slack)
     nearest = array[np.minimum(positions, len(array) - 1)]
     return (positions < len(array)) & (nearest <= values + slack)

@@ -32,11 +32,18 @@ class TableSettings(Settings):
         description="Columns of a table that are not inputs of the model. The search for stored texts still "
         "uses them.",
     )
+    sensitive: Sequence[str] = Field(
+        default=(),
+        description="Columns of a table, by name or number (counted from 0), for which we test whether an "
+        "attacker can infer a missing value. By default all columns.",
+    )
 
-    @field_validator("drop", mode="before")
+    @field_validator("drop", "sensitive", mode="before")
     @classmethod
     def _list_columns(cls, columns: Any) -> Any:
-        return (columns,) if isinstance(columns, str) else tuple(columns)
+        if isinstance(columns, str | int):
+            return (str(columns),)
+        return tuple(str(c) if isinstance(c, int) else c for c in columns)
 
 
 class ExposureRequest(TableSettings):
@@ -44,27 +51,30 @@ class ExposureRequest(TableSettings):
 
     surface: str = Field(
         default="auto",
-        description="What an attacker would read: weights, change (the weight update) or moment (the "
-        "optimizer state). 'auto' means 'moment' if the optimizer state is known, or else 'change' if the "
-        "initial weights are known, or else 'weights'.",
+        description="Which tensors the attacker uses: weights (the trained weights), change (trained "
+        "weights minus initial weights) or moment (the optimizer state). 'auto' chooses 'moment' if the "
+        "optimizer state is known. Otherwise it chooses 'change' if the initial weights are known, and "
+        "else 'weights'.",
     )
     task: str = Field(
         default="auto", description="Task of the network: binary, multiclass, regression or auto."
     )
     arch: str | None = Field(
         default=None,
-        description="Architecture of the network, if the file does not state it.",
+        description="Architecture of the network, such as mlp:784-128-10, if the model file does not "
+        "state its architecture.",
         json_schema_extra=EXPERT,
     )
     model_code: str | None = Field(
         default=None,
-        description="Code that makes the network, as package.module:factory, if --arch cannot describe it. "
-        "The code is run, so it needs --trust-code.",
+        description="Function that makes the network, as package.module:function, if --arch cannot "
+        "describe the network. Residuum runs this function, so you must also pass --trust-code.",
         json_schema_extra=EXPERT,
     )
     grouped_by: str = Field(
         default="",
-        description="Name of the column with the group of each record. The name is shown in the result.",
+        description="Name of the column that holds the group of each record, such as a hospital. The "
+        "result shows the name of the column.",
     )
     confidence: float = Field(
         default=0.95,
@@ -77,11 +87,20 @@ class ExposureRequest(TableSettings):
         default=0.0,
         ge=0,
         lt=1,
-        description="Delta of (epsilon, delta)-differential privacy, for the lower bound on epsilon. 0 means "
-        "pure differential privacy.",
+        description="Delta of (epsilon, delta)-differential privacy. The lower bound on epsilon holds "
+        "for this delta. 0 means pure differential privacy.",
         json_schema_extra=EXPERT,
     )
-    top: int = Field(default=10, ge=0, description="Number of records to show with their images.")
+    attributes: bool = Field(
+        default=False,
+        description="Also test for which records an attacker who knows the other columns can infer a missing "
+        "value. The test needs a table and held-out records.",
+    )
+    top: int = Field(
+        default=10,
+        ge=0,
+        description="Number of records with the highest risk that are shown with their images.",
+    )
     device: str = Field(default="cpu", description="Where to compute: cpu or cuda.")
 
 
@@ -94,8 +113,8 @@ class DefenseRequest(Settings):
     )
     n: int | None = Field(
         default=None,
-        description="Number of training samples. Every label gets the same number of samples. By default all "
-        "samples, or half of them if the held-out samples come from the same file.",
+        description="Number of training samples, the same number for each label. By default all samples "
+        "are used, or half of the samples if held-out samples come from the same file.",
     )
     data_root: Path | None = Field(
         default=None,
@@ -112,18 +131,17 @@ class DefenseRequest(Settings):
     )
     steps: int = Field(
         default=800,
-        description="Number of training steps of margin maximization.",
+        description="Number of training steps with the loss that maximizes the margin of the classifier.",
         json_schema_extra=EXPERT,
     )
     gd_steps: int = Field(
         default=3000,
-        description="Number of training steps of gradient descent, if a defense needs gradient descent.",
+        description="Number of training steps for defenses that train with gradient descent.",
         json_schema_extra=EXPERT,
     )
     lr: float = Field(
         default=0.5,
-        description="Learning rate of gradient descent with momentum 0.9, if a defense needs gradient "
-        "descent.",
+        description="Learning rate for defenses that train with gradient descent and momentum 0.9.",
         json_schema_extra=EXPERT,
     )
     attack_steps: int = Field(default=800, description="Number of steps of every attack.")
@@ -131,8 +149,8 @@ class DefenseRequest(Settings):
     releases: int = Field(
         default=16,
         ge=1,
-        description="Number of releases with independent noise that an attacker averages, if a defense adds "
-        "noise to the weights.",
+        description="For defenses that add noise to the weights: number of published copies with "
+        "independent noise. The attacker averages these copies.",
         json_schema_extra=EXPERT,
     )
     value_range: tuple[float, float] | None = Field(
@@ -143,16 +161,19 @@ class DefenseRequest(Settings):
     subsets: int = Field(
         default=500,
         ge=200,
-        description="Number of random held-out subsets in the permutation test, which compares recovered "
-        "samples with chance.",
+        description="Number of random subsets of the held-out samples. The permutation test counts "
+        "matches with each subset to find the number of matches expected by chance.",
         json_schema_extra=EXPERT,
     )
     uniqueness: bool = Field(
         default=True,
-        description="Compute how much of a sample every other training set that fits the weights must share.",
+        description="Also compute a certificate of uniqueness: how much of each reconstruction is the "
+        "same for all training sets that give these weights.",
     )
     seed: int = Field(
-        default=0, description="Seed of the initial weights, the attacks and the secrets."
+        default=0,
+        description="Seed of all random numbers: the initial weights, the attacks, and the "
+        "secret keys of defenses.",
     )
     device: str = Field(default="cpu", description="Where to compute: cpu or cuda.")
 
@@ -164,14 +185,17 @@ class SweepSettings(Settings):
         default=32,
         ge=1,
         le=100_003,
-        description="Number of trials, each with other settings of the attack.",
+        description="Number of trials of the sweep. Each trial runs the attack with other settings.",
     )
     sampler: str = Field(
         default="random",
         description="Sampler that chooses the settings of the trials: random, sobol or tpe.",
     )
     seed: int = Field(
-        default=0, ge=0, lt=2**31, description="Seed of the trials and of every attack."
+        default=0,
+        ge=0,
+        lt=2**31,
+        description="Seed of all random numbers: the settings of the trials, and the attacks.",
     )
     batch: int = Field(
         default=1,
@@ -189,18 +213,22 @@ class SweepSettings(Settings):
     rungs: int = Field(
         default=0,
         ge=0,
-        description="Number of times that a sweep pauses all trials and stops the worst two thirds of the "
-        "trials (successive halving).",
+        description="Number of rounds of successive halving. In each round, all trials pause, and the "
+        "worst two thirds of the trials are stopped.",
         json_schema_extra=EXPERT,
     )
     objectives: tuple[str, ...] = Field(
         default=("residual",),
-        description="What the sweep optimizes: residual (of the first layer), or residual,agreement (also "
-        "the agreement of the restarts) for a Pareto front. For the attack 'unmix': expected (number of "
-        "reconstructions that are expected to be real).",
+        description="What the sweep optimizes. 'residual' is the error of the attack's fit to the first "
+        "layer. 'residual,agreement' also optimizes how well the restarts agree, and gives a Pareto "
+        "front. For the attack 'unmix', pass 'expected': the expected number of correct reconstructions.",
         json_schema_extra=EXPERT,
     )
-    engine: str = Field(default="local", description="Where trials run: local, processes or ray.")
+    engine: str = Field(
+        default="local",
+        description="Where trials run: local (in this process), processes (on this machine) or ray (a "
+        "cluster).",
+    )
     workers: int = Field(
         default=0,
         ge=0,
@@ -209,13 +237,13 @@ class SweepSettings(Settings):
     cpus: int = Field(
         default=1,
         ge=1,
-        description="Number of cores and threads of a trial.",
+        description="Number of CPU cores, and of threads, that each trial uses.",
         json_schema_extra=EXPERT,
     )
     gpus: float = Field(
         default=0.0,
         ge=0,
-        description="Share of a GPU that a Ray trial reserves.",
+        description="Share of a GPU that each trial reserves on a Ray cluster, such as 0.5.",
         json_schema_extra=EXPERT,
     )
     address: str = Field(

@@ -1,4 +1,4 @@
-"""Attack surfaces: tensors of a release that equal a sum of gradients at the training samples x_i.
+"""Attack surfaces: tensors of a model file that equal a sum of gradients at the training samples x_i.
 
     target = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
@@ -41,13 +41,13 @@ from residuum.records import Knowledge
 from residuum.stationarity import Theta, by_layer, moved_layers
 
 WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
-# The attacks on a moment also attack an update. Results call this attack surface by its own name.
+# Attacks treat an update like the mean gradient of an optimizer. In results, it has its own name.
 UPDATE = "update"
 
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """An attack surface of a release: tensors that equal a weighted sum of gradients at training samples.
+    """An attack surface of a model file: tensors that equal a weighted sum of gradients at training samples.
 
     Attributes:
         name: Name of the attack surface, a key of ``SURFACES``.
@@ -141,14 +141,15 @@ def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """
     if (theta0 := knowledge.theta0) is None:
         raise InputError(
-            "An attack on the weight update needs the initial weights; the attacker does not know them.",
+            "An attack on the weight update (trained weights minus initial weights) needs the initial "
+            "weights. The attacker does not know the initial weights.",
             "Pass --init init.safetensors, or use another attack.",
         )
     surface = build_weights_surface(checkpoint, knowledge)
     if not surface.layers:
         raise InputError(
-            "An attack on the weight update needs weights that moved; these weights equal the initial "
-            "weights.",
+            "An attack on the weight update needs weights that training changed; the trained weights equal "
+            "the initial weights.",
             "As --init or --base, pass the weights before training.",
         )
     target = {name: t - theta0[name].to(t) for name, t in surface.target.items()}
@@ -173,13 +174,15 @@ def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """
     if (moments := knowledge.moment) is None:
         raise InputError(
-            "This attack needs optimizer state; neither the file nor the attacker knowledge holds it.",
+            "This attack needs the optimizer state (mean gradients of Adam or momentum); neither the model "
+            "file nor the attacker's knowledge contains an optimizer state.",
             "Pass the training checkpoint, or Knowledge(moment=rs.read_moment(optimizer, model)).",
         )
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
     if misfits := [name for name, t in moments.items() if t.shape != shapes.get(name)]:
         raise InputError(
-            f"Optimizer state must have the names and shapes of the weights; {misfits[0]!r} does not.",
+            "The optimizer state must have an entry with the same name and shape for every weight; the "
+            f"entry {misfits[0]!r} does not match.",
             "Pass the state of the optimizer that trained this network.",
         )
     # A parameter without a mean gradient was frozen in training, so we set its mean gradient to zero.
@@ -228,14 +231,14 @@ def resolve_surface(name: str, knowledge: Knowledge) -> str:
     if name in required_knowledge and required_knowledge[name] is None:
         requirement = "initial weights (--init, --base)" if name == "change" else "optimizer state"
         raise InputError(
-            f"--surface {name} needs {requirement}; the attacker knowledge has none.",
-            "Omit --surface, or add this knowledge.",
+            f"The option --surface {name} needs {requirement}; the attacker does not know this.",
+            "Omit --surface, or pass what is missing, with --init for initial weights.",
         )
     return SURFACE_CHOICES[name]
 
 
 def build_surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surface]:
-    """Build every attack surface of a release for which the attacker knows enough.
+    """Build every attack surface of a model file for which the attacker knows enough.
 
     Args:
         checkpoint: The network.
@@ -274,8 +277,9 @@ def _find_moved_layers(checkpoint: Network, theta0: Theta) -> tuple[str, ...]:
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
     if {name: t.shape for name, t in theta0.items()} != shapes:
         raise InputError(
-            f"The initial weights must be weights of {checkpoint.arch or 'the same network'}; "
-            "the weights in this file have other names or shapes.",
+            "The initial weights must belong to the same network as the trained weights "
+            f"({checkpoint.arch or 'architecture unknown'}). The tensors in the file of initial weights have "
+            "other names or shapes.",
             "Pass the initial weights of this network.",
         )
     return moved_layers(checkpoint.theta, theta0)

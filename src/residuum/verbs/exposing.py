@@ -33,6 +33,7 @@ from residuum.records.exposure import PublishedExposure
 from residuum.records.published import published_form
 from residuum.records.rundir import RunDir, digest, environment, write_atomic, write_json
 from residuum.report.exposure import histogram_figure, top_figure
+from residuum.risk.attributes import find_sensitive_columns, measure_table
 from residuum.risk.run import Watcher, expose
 from residuum.risk.stages import Canaries
 from residuum.settings import ExposureRequest
@@ -87,6 +88,7 @@ class ExposureOptions(TypedDict, total=False):
 
     label: str
     drop: Sequence[str]
+    sensitive: Sequence[str]
     surface: str
     task: str
     arch: str | None
@@ -94,6 +96,7 @@ class ExposureOptions(TypedDict, total=False):
     grouped_by: str
     confidence: float
     delta: float
+    attributes: bool
     top: int
     device: str
 
@@ -141,12 +144,14 @@ def exposure(
         The risk of every record, with the measurements that the risk is computed from.
 
     Raises:
-        InputError: If the training records are missing, or if the inputs do not fit each other.
+        InputError: If training records are missing, if held-out records are missing for a test of attributes,
+            or if the inputs do not fit each other.
 
     Example:
         >>> rs.exposure("model.safetensors", "train.npz", "test.npz").rows(10)
     """
     request = ExposureRequest(**options)
+    check_attribute_settings(request)
     data_path = locate_samples(data, "data") if isinstance(data, str | Path) else None
     data, holdout = read_train_and_holdout(data, holdout, request.label, request.drop)
     if data is None:
@@ -156,6 +161,11 @@ def exposure(
         )
     if not groups and request.grouped_by and (data_path is not None or data.table is not None):
         groups = read_groups(data, request.grouped_by, data_path)
+    if request.attributes and holdout is None:
+        raise InputError(
+            "A test of attributes needs records that the network never saw; got none.",
+            "Pass held-out records (--holdout).",
+        )
     data, holdout = fit_columns(data, holdout, first_layer_inputs(model))
     release = open_release(model) if isinstance(model, str | Path | Release) else None
     if release is None:
@@ -180,6 +190,7 @@ def exposure(
         knowledge = add_stored_knowledge(release, network, knowledge)
     data, holdout = adapt_samples(network, data, holdout, knowledge, request.task)
     assert data is not None
+    find_sensitive_columns(request.sensitive, data)  # refuse wrong names before the computation
     if isinstance(reconstruction, str | Path):
         reconstruction = load_run(Path(reconstruction))
     candidates = None if reconstruction is None else all_candidates(reconstruction).x
@@ -190,9 +201,11 @@ def exposure(
     settings = request.model_dump(include={"surface", "task", "top"})
     run_identity = {
         **settings,
+        "attributes": request.attributes,
         "version": version("residuum"),
         "arch": network.arch,
         "grouped_by": request.grouped_by,
+        "sensitive": list(request.sensitive),
         "weights_sha256": digest(*network.theta.values()),
         "data_sha256": digest(data.x, data.y),
         "holdout_sha256": None if holdout is None else digest(holdout.x, holdout.y),
@@ -222,9 +235,29 @@ def exposure(
             watch=watch,
         )
         record_risks = record_risks.replace(notes=(*record_risks.notes, *data.notes))
+        if request.attributes:
+            assert holdout is not None
+            test = measure_table(network, data, holdout, sensitive=request.sensitive)
+            record_risks = record_risks.replace(attributes=test)
         if run is not None:
             run.finish(record_risks, data, run_identity, request.device)
     return record_risks
+
+
+def check_attribute_settings(request: ExposureRequest) -> None:
+    """Check that sensitive columns are passed only with the test that uses them.
+
+    Args:
+        request: The settings.
+
+    Raises:
+        InputError: If sensitive columns are passed without the test of attributes.
+    """
+    if request.sensitive and not request.attributes:
+        raise InputError(
+            "Sensitive columns are used only by the test of attributes; this test was not requested.",
+            "Pass --attributes.",
+        )
 
 
 def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:

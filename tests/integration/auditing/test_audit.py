@@ -199,11 +199,16 @@ def test_initial_weights_bring_the_ntk_attack_as_a_test_of_its_own() -> None:
 
 
 def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
-    """Samples written into the first layer, an attack of five steps that finds nothing, no unmix."""
+    """Samples with noise in the first layer, an attack of five steps that finds nothing, no unmix.
+
+    Without the noise, the samples would be stored in the file.
+    """
     checkpoint, split = tight()
     name = next(iter(checkpoint.theta))
     rows = checkpoint.theta[name].clone()
-    rows[: len(split.train)] = split.train.x.flatten(1).to(rows.dtype)
+    samples = split.train.x.flatten(1).to(rows.dtype)
+    noise = torch.randn(samples.shape, generator=torch.Generator().manual_seed(0))
+    rows[: len(samples)] = samples + 0.02 * noise.to(rows.dtype)
     planted = checkpoint.replace(theta={**checkpoint.theta, name: rows})
     result = rs.audit(
         planted,
@@ -565,7 +570,10 @@ def test_a_config_for_other_files_is_refused(
 ) -> None:
     command = ["audit", files["untrained"][1], "--config", str(finished / "config.toml")]
     assert main([*command, "--out", str(tmp_path / "x")]) == 2
-    assert "must be the file that this configuration was written for" in capsys.readouterr().err
+    assert (
+        "must be the same file as in the audit that wrote the configuration"
+        in capsys.readouterr().err
+    )
 
 
 def test_reports_again_from_the_folder_alone(finished: Path, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def test_wrong_settings_are_refused(options: dict[str, object], message: str) ->
 
 def test_every_setting_survives_toml() -> None:
     values = {
+        "sensitive": ["income", "3"],
         "effort": "thorough",
         "budget": "2min",
         "fail_on": "near-copy",
@@ -74,6 +75,8 @@ def test_every_setting_survives_toml() -> None:
         "recipe": "epochs=3",
         "surface": "change",
         "update_kind": "gradient",
+        "label": "diagnosis",
+        "drop": ["note"],
     }
     assert values.keys() == AuditRequest.model_fields.keys()
     defaults = AuditRequest().model_dump()

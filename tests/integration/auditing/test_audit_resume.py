@@ -19,6 +19,8 @@ from residuum.errors import InputError
 
 TIMES = ("created", "seconds")
 KKT = {"attack": "kkt", "steps": 20, "restarts": 1}
+# The file stores no records, and no training sample is named as a member.
+SKIPPED = ("stored records", "attributes")
 QUICK = {"effort": "quick", "attacks": [KKT]}
 
 
@@ -83,7 +85,7 @@ def uninterrupted(inputs: dict[str, Any], tmp_path_factory: pytest.TempPathFacto
     """The result of an audit without an interruption."""
     out = tmp_path_factory.mktemp("whole") / "run"
     result = rs.audit(**inputs, out=out)
-    assert [*result.seconds] == [stage.name for stage in STAGES if stage.name != "stored records"]
+    assert [*result.seconds] == [stage.name for stage in STAGES if stage.name not in SKIPPED]
     assert len(result.checks.positive_controls) == 2
     return without_times(json.loads((out / "result.json").read_text()))
 
@@ -92,7 +94,9 @@ def test_an_audit_interrupted_at_every_stage_ends_with_the_same_result(
     inputs: dict[str, Any], uninterrupted: Any, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    for stage in STAGES[1:]:
+    for stage in STAGES:
+        if stage.name in SKIPPED:
+            continue
         with pytest.raises(KeyboardInterrupt):
             rs.audit(**inputs, out=out, listener=InterruptAt(stage.name))
     begun: list[str] = []

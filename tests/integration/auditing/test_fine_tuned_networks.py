@@ -83,7 +83,7 @@ def _adapter(folder: Path) -> dict[str, Tensor]:
 def test_an_adapter_of_another_base_is_refused(folder: Path, tmp_path: Path) -> None:
     other = nn.Sequential(nn.Linear(32, 30), nn.ReLU(), nn.Linear(30, 1))
     torch.save(other.state_dict(), tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="must have the shapes of its base"):
+    with pytest.raises(CheckpointError, match="must have the same shapes as its base"):
         load_tuned(open_release(folder / "adapter_model.safetensors"), tmp_path / "other.pt")
 
 
@@ -234,12 +234,13 @@ def test_a_difference_has_no_base_subtracted_again(
     difference = {name: t - base[name] for name, t in tuned.items()}
     torch.save(base, tmp_path / "base.pt")
     torch.save(tuned, tmp_path / "tuned.pt")
-    torch.save(difference if kind == "difference" else gradient, tmp_path / "update.pt")
+    file = tmp_path / f"{kind}.pt"
+    torch.save(difference if kind == "difference" else gradient, file)
     split.train.to_npz(tmp_path / "train.npz")
     split.holdout.to_npz(tmp_path / "test.npz")
     files = ["--data", str(tmp_path / "train.npz"), "--holdout", str(tmp_path / "test.npz")]
     options = [*files, "--base", str(tmp_path / "base.pt"), *QUICK]
-    code = main(["audit", str(tmp_path / "update.pt"), *options, "--out", str(tmp_path / "a")])
+    code = main(["audit", str(file), *options, "--out", str(tmp_path / "a")])
     assert code in (1, 3)
     text = " ".join(capsys.readouterr().out.split())
     assert "the update, by" in text

@@ -148,7 +148,7 @@ def test_absurd_values_are_refused_before_anything_is_written(
     np.savez(tmp_path / "huge.npz", **stored)
     arguments[position] = str(tmp_path / "huge.npz")
     assert main([*arguments, *QUICK, "--out", str(tmp_path / "o")]) == 2
-    assert "must lie within" in capsys.readouterr().err
+    assert "must lie between" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 

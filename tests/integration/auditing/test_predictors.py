@@ -277,7 +277,7 @@ def test_a_file_that_residuum_cannot_evaluate_names_the_live_model_as_remedy(
     model = GaussianNB().fit(*samples[0])
     path = tmp_path / "model.pkl"
     path.write_bytes(pickle.dumps(model))
-    with pytest.raises(CheckpointError, match="pass the live model"):
+    with pytest.raises(CheckpointError, match="pass the model object"):
         audit(path, samples)
     assert auc(audit(model, samples))[1] > 0
 
@@ -303,7 +303,7 @@ def test_without_labels_or_held_out_samples_the_reason_is_said() -> None:
     assert without_holdout.exit_code == 3
     summary = " ".join(without_holdout.summary().split())
     assert "samples that the network never saw (--holdout), at least 100" in summary
-    with pytest.raises(InputError, match="has 5 columns, and the samples have 4 values"):
+    with pytest.raises(InputError, match="has 5 input columns, and the samples have 4 values"):
         rs.audit(model, data=(x[:, :4], y), holdout=(holdout[0][:, :4], holdout[1]))
 
 

@@ -299,22 +299,22 @@ def test_samples_are_found_in_arrays_of_any_name(tmp_path: Path) -> None:
     def audit(subject: Any) -> rs.AuditResult:
         return rs.audit(subject, data=(x, y), holdout=(non_members, y), effort="quick", steps=1)
 
-    for subject, count, wording in (
-        (tmp_path / "m.pt", 16, "example_inputs (as given)"),
-        (model, 20, "support (as 3.333 * x - 1.667)"),
-        (tmp_path / "m.joblib", 10, "background (as given)"),
+    for subject, count, place in (
+        (tmp_path / "m.pt", 16, "example_inputs"),
+        (model, 20, "support"),
+        (tmp_path / "m.joblib", 10, "background"),
     ):
         result = audit(subject)
         assert (result.verdict.outcome, result.verdict.grade) == ("leak", "verbatim")
         assert (result.exit_code, result.verdict.recovered, result.verdict.n) == (1, count, 60)
         reason = result.attacks[0].reason
-        assert f"{count} training samples in {wording}" in reason
+        assert place in reason
         assert "0 of 6000 shuffled samples" in reason
         assert "0 of 60 held-out samples" in reason
     clean = audit(tmp_path / "clean.pt")
-    assert all(row.surface != "records in the file" for row in clean.attacks)
+    assert not any(row.is_stored for row in clean.attacks)
     evidence = clean.verdict.answers[0].evidence
-    assert evidence == "None of the 60 training samples is stored in the file."
+    assert evidence == "0 of 60 training samples are stored in the file, 0 expected by chance."
 
 
 def test_an_audit_does_not_deny_what_a_scan_finds(
@@ -324,4 +324,5 @@ def test_an_audit_does_not_deny_what_a_scan_finds(
     result = rs.audit(tmp_path / "m.pt", data=files[0], holdout=files[1], effort="quick", steps=1)
     assert any(f.kind == "stored" for f in rs.scan(tmp_path / "m.pt").findings)
     evidence = result.verdict.answers[0].evidence
-    assert "A scan finds values of training records in the file: prototypes" in evidence
+    assert "A scan finds values of training records in the file" in evidence
+    assert "prototypes" in evidence

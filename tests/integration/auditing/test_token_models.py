@@ -255,11 +255,15 @@ def test_texts_are_read_from_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "error", "text"),
     [
-        (["a text"], InputError, "need a tokenizer"),
+        (["a text"], InputError, "by a tokenizer"),
         ([[1.5, 2.0]], DataError, "whole numbers"),
         ([[-3, 2]], DataError, "negative"),
         ([[]], DataError, "must have a token"),
-        ({"input_ids": [[1, 2]], "attention_mask": [[1]]}, DataError, "one mask value"),
+        (
+            {"input_ids": [[1, 2]], "attention_mask": [[1]]},
+            DataError,
+            "one value of the attention mask",
+        ),
         ("texts.parquet", DataError, "suffixes"),
     ],
 )

@@ -340,7 +340,7 @@ def test_options_override_a_preset(victim: Path, tmp_path: Path, capsys: Capture
 def test_a_preset_of_another_attack_is_refused(victim: Path, capsys: Capture) -> None:
     for name in ("kkt", "unmix"):
         assert main(["attack", name, str(victim), "--preset", "loo2024", "--dry-run"]) == 2
-        assert "has settings of ntk" in one_line(capsys)
+        assert "holds settings of the attack ntk" in one_line(capsys)
     assert main(["attack", "ntk", str(victim), "--preset", "loo2024", "--dry-run"]) == 2
     assert "--init" in one_line(capsys)
 
@@ -369,13 +369,13 @@ def test_the_metrics_are_listed() -> None:
     ("arguments", "words"),
     [
         (["--candidates", "-1"], "--candidates must be at least 0"),
-        (["--shape", "1,8,9"], "Correct --shape"),
-        (["--shape", "0,64"], "Correct --shape"),
+        (["--shape", "1,8,9"], "Correct the option --shape"),
+        (["--shape", "0,64"], "Correct the option --shape"),
         (["--shape", "8x8"], "--shape 1,28,28"),
-        (["--value-range", "1,0"], "from low to high"),
+        (["--value-range", "1,0"], "a smaller number and a larger number"),
         (["--value-range", "0"], "--value-range 0,1"),
         (["--value-range", "0,inf"], "finite"),
-        (["--value-range", "0,1", "--mean", "3"], "must lie in the value range"),
+        (["--value-range", "0,1", "--mean", "3"], "must lie inside their value range"),
         (["--mean", "nan"], "finite"),
         (["--mean", "gone.npz"], "Check the path"),
         (["--mean", "gone.npy"], "Check the path"),
@@ -415,10 +415,10 @@ def test_the_metrics_are_listed() -> None:
         (["--dtype", "float16"], "Did you mean 'float64'"),
         (["--device", "tpu"], "--device cpu"),
         (["--loss", "hinge"], "--loss cannot be"),
-        (["--weight-decay", "-1"], "not negative"),
+        (["--weight-decay", "-1"], "at least 0"),
         (["--columns", "0-2:color"], "FIRST-LAST:onehot"),
         (["--columns", "0-99:integer"], "Correct --columns"),
-        (["--priors", "columns", "1"], "needs to know columns"),
+        (["--priors", "columns", "1"], "values that are not known: columns"),
         (["--arch", "mlp:64-9-1"], ""),
     ],
     ids=" ".join,

@@ -104,7 +104,7 @@ def test_pickled_arrays_are_not_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([Exits()], dtype=object), allow_pickle=True)
     release = read_data_file(tmp_path / "a.npy")
     assert release.notes == ("pickled Python objects were not read",)
-    with pytest.raises(CheckpointError, match="array of numbers"):
+    with pytest.raises(CheckpointError, match="arrays of numbers"):
         release.content["array"].tensor()
     with pytest.raises(SystemExit):  # the test would notice
         pickle.loads((tmp_path / "a.npy").read_bytes()[128:])

@@ -342,7 +342,7 @@ def test_categorical_columns_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="categorical columns"):
         forest_of(model, tmp_path)
     model.is_categorical_ = None
-    with pytest.raises(CheckpointError, match="categorical splits"):
+    with pytest.raises(CheckpointError, match="split categorical columns"):
         forest_of(model, tmp_path)
 
 

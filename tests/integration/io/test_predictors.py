@@ -224,7 +224,7 @@ def test_losses_equal_their_definitions() -> None:
     assert np.allclose(losses(wrap_live_model(regressor), targets), errors)
     with pytest.raises(InputError, match="as many target values"):
         losses(wrap_live_model(regressor), dataset(Z))
-    with pytest.raises(InputError, match="labels of the samples must be classes of the model"):
+    with pytest.raises(InputError, match="label must be a class that the model can predict"):
         losses(wrap_live_model(model), dataset(THREE + 5))
 
 

@@ -60,7 +60,7 @@ def test_entries_of_dicts_count_as_memory(tmp_path: Path, capsys: Capture) -> No
     capsys.readouterr()
     (tmp_path / "m.pkl").write_bytes(table(460_000))
     assert main(["scan", str(tmp_path / "m.pkl")]) == 4
-    assert "48 MB of memory in addition to its size" in one_line(capsys)
+    assert "48 MB of memory in addition to the size" in one_line(capsys)
 
 
 def two_claims(first: int, second: int) -> bytes:
@@ -85,5 +85,5 @@ def test_a_storage_has_one_size(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(two_claims(1, 1))
     assert [block.numel for block in open_release(tmp_path / "m.pt").content] == [1, 1]
     (tmp_path / "m.pt").write_bytes(two_claims(1, 10**6))
-    with pytest.raises(UnsafeFileError, match="has two sizes in this file"):
+    with pytest.raises(UnsafeFileError, match="states two sizes of the storage"):
         open_release(tmp_path / "m.pt")

@@ -791,7 +791,8 @@ def test_the_command_ranks_records_and_refuses_a_limit_on_probabilities(
     schemas.check("exposure", output)
     assert main([*arguments, "--fail-above", "0.5", "--quiet"]) == 2
     assert (
-        "--fail-above needs probabilities of being recovered; got scores" in capsys.readouterr().err
+        "--fail-above needs the probability that each record is recovered"
+        in capsys.readouterr().err
     )
     assert main([*arguments, "--init", "own", "--out", str(tmp_path / "e")]) == 0
     text = capsys.readouterr().out

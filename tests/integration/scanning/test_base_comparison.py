@@ -134,7 +134,7 @@ def test_a_base_of_another_network_is_refused(tmp_path: Path, capsys: Capture) -
     tuned_file, _, _ = files(tmp_path)
     save_file({"other.weight": torch.zeros(3, 3)}, tmp_path / "other.safetensors")
     assert main(["scan", str(tuned_file), "--base", str(tmp_path / "other.safetensors")]) == 2
-    assert "share no such tensor" in one_line(capsys)
+    assert "have no such tensor in common" in one_line(capsys)
     with pytest.raises(CheckpointError):
         rs.scan(tuned_file, base=tmp_path / "missing.safetensors")
 

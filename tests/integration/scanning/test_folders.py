@@ -336,7 +336,7 @@ def test_folders_without_a_model(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "empty").mkdir()
     capsys.readouterr()
     assert main(["scan", str(tmp_path / "empty")]) == 2
-    assert "must hold a model or data" in one_line(capsys)
+    assert "must contain a model or data" in one_line(capsys)
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         rs.load(tmp_path / "data")
 
@@ -417,7 +417,7 @@ def test_weights_of_another_model_are_refused_as_a_base(base: Path, tmp_path: Pa
     other.mkdir()
     save_file({"w": torch.zeros(3, 3)}, other / "model.safetensors")
     write_trainer_files(other)
-    with pytest.raises(CheckpointError, match="share no such tensor"):
+    with pytest.raises(CheckpointError, match="have no such tensor in common"):
         rs.scan(other, base=base)
     with pytest.raises(InputError, match="does not exist"):
         rs.scan(other, base=tmp_path / "missing")

@@ -309,7 +309,7 @@ def test_limits_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "many").mkdir()
     for i in range(MAX_FILES + 1):
         (tmp_path / "many" / f"{i}.pt").touch()
-    with pytest.raises(InputError, match=f"{MAX_FILES} models"):
+    with pytest.raises(InputError, match=f"{MAX_FILES} model files"):
         rs.scan(tmp_path / "many")
     shutil.rmtree(tmp_path / "many")
     deep = tmp_path.joinpath(*map(str, range(1, MAX_DEPTH + 2)))
@@ -319,7 +319,7 @@ def test_limits_of_a_folder(tmp_path: Path) -> None:
     result = rs.scan(tmp_path)
     assert len(result.files) == 1
     assert any("deeper" in note for note in result.notes)
-    with pytest.raises(CheckpointError, match="must hold a model"):
+    with pytest.raises(CheckpointError, match="must contain a model"):
         rs.scan(tmp_path / "1")
 
 
@@ -581,7 +581,7 @@ def test_an_archive_that_claims_more_than_it_holds_is_refused(tmp_path: Path) ->
         for name, content in members.items():
             archive.writestr(name, content[:100] if name.endswith("data/0") else content)
     (tmp_path / "short.pt").write_bytes(short.getvalue())
-    with pytest.raises(UnsafeFileError, match="storage must be complete"):
+    with pytest.raises(UnsafeFileError, match="must contain all numbers of a tensor storage"):
         open_release(tmp_path / "short.pt")
 
 

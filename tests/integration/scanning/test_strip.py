@@ -123,7 +123,7 @@ def test_a_result_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.M
         write(dict([*tensors.items()][:-1]), *arguments, **options)
 
     monkeypatch.setattr(torch, "save", write_less)
-    with pytest.raises(OutputError, match="bit for bit"):
+    with pytest.raises(OutputError, match="some weights differ"):
         rs.strip(tmp_path / "m.pt", tmp_path / "c.pt")
     assert listing(tmp_path) == ["m.pt"]
 
@@ -148,7 +148,7 @@ def test_a_pickle_is_left_alone_and_the_lines_to_run_are_printed(
     loaded = pickle.loads((tmp_path / "c.pkl").read_bytes())
     x = [[0.1, 0.2, 0.3, 0.4, 0.5]]
     assert (loaded.predict_proba(x) == model.predict_proba(x)).all()
-    with pytest.raises(InputError, match="files of torch and safetensors"):
+    with pytest.raises(InputError, match=r"needs a file of torch.save or safetensors"):
         rs.strip(tmp_path / "m.pkl", tmp_path / "c2.pkl", weights="ema")
 
 
@@ -182,7 +182,7 @@ def test_averaged_weights_are_chosen_by_their_place(tmp_path: Path, capsys: Capt
     assert torch.equal(torch.load(out)["w"], average["w"])
     rs.strip(file, tmp_path / "model.pt")
     assert {*torch.load(tmp_path / "model.pt")} == {*weights}
-    with pytest.raises(CheckpointError, match="has none at 'swa'"):
+    with pytest.raises(CheckpointError, match="no state dict at 'swa'"):
         rs.strip(file, tmp_path / "d.pt", weights="swa")
     torch.save({"ema": {"module": average}}, tmp_path / "average.pt")
     capsys.readouterr()

@@ -99,7 +99,7 @@ def test_files_are_kept_by_name(tmp_path: Path, capsys: Capture) -> None:
     capsys.readouterr()
     for name in ("link.txt", "../secret", "nothing"):
         assert main(["strip", str(folder), "--out", str(tmp_path / "b"), "--keep", name]) == 2
-        assert "A file to keep must be in the folder" in one_line(capsys)
+        assert "A file that you keep must be in the folder" in one_line(capsys)
     assert not (tmp_path / "b").exists()
 
 
@@ -156,13 +156,13 @@ def test_a_folder_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     for out in (folder / "clean", folder):
         with pytest.raises(OutputError):
             rs.strip(folder, out)
-    with pytest.raises(InputError, match="for a file"):
+    with pytest.raises(InputError, match="need a single file"):
         rs.strip(folder, tmp_path / "clean", weights="ema")
-    with pytest.raises(InputError, match="for a folder"):
+    with pytest.raises(InputError, match="needs a folder"):
         rs.strip(folder / "model.safetensors", tmp_path / "clean.pt", keep=["a"])
     for name in ("model.safetensors", "pytorch_model.bin"):
         (folder / name).unlink()
-    with pytest.raises(InputError, match="holds none that strip can copy"):
+    with pytest.raises(InputError, match="must contain weights that strip can copy"):
         rs.strip(folder, tmp_path / "clean")
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 

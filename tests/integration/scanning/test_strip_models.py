@@ -255,7 +255,7 @@ def test_values_that_may_be_needed_are_removed_by_name(tmp_path: Path) -> None:
     joblib.dump(model, tmp_path / "model.joblib")
     with pytest.raises(InputError, match="--drop X_train"):
         rs.strip(tmp_path / "model.joblib", tmp_path / "clean.joblib")
-    with pytest.raises(InputError, match="there is none at 'x'"):
+    with pytest.raises(InputError, match="no such value at the place 'x'"):
         rs.strip(tmp_path / "model.joblib", tmp_path / "clean.joblib", drop=["X_train", "x"])
     run(rs.strip(tmp_path / "model.joblib", tmp_path / "clean.joblib", drop=["X_train"]).script)
     clean = joblib.load(tmp_path / "clean.joblib")

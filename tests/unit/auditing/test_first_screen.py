@@ -22,6 +22,7 @@ from residuum.evaluation.adapting import Fit
 from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
 from residuum.records import RecoveredTable
+from residuum.records.attribute_test import AttributeTest
 from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry, find_used_words
 from residuum.report.html import render
 from residuum.risk.membership import MOVED_ROWS, LossSeparation
@@ -96,6 +97,12 @@ NEXT = [
         "report runs/a --redact",
     ),
     ("members", leaked("membership"), "who is in the training set", "report runs/a --redact"),
+    (
+        "inferred values",
+        leaked("attribute", attributes=AttributeTest(30)),
+        "Rounding (bf16, int8), mini-batches and weight decay do not protect",
+        "report runs/a --redact",
+    ),
     (
         "stored values",
         leaked("attribute", targets=TargetTest("values of columns")),

@@ -52,6 +52,7 @@ from residuum.errors import InputError
 from residuum.evaluation.null import format_p
 from residuum.evaluation.scoring import all_candidates
 from residuum.records import Dataset, Reconstruction
+from residuum.records.attribute_test import AttributeTest
 from tests.verdict_inputs import (
     FIT,
     LOSS_ABSENT,
@@ -909,3 +910,44 @@ def test_samples_that_the_network_never_saw_are_rarely_a_leak(
         train, holdout = (pool.replace(x=pool.x[i], y=pool.y[i]) for i in (rows, nonmembers))
         alarms += judged(reconstruction, train, holdout).outcome == LEAK
     assert alarms <= 2
+
+
+INFERABLE = AttributeTest(
+    RECORDS, 10, 0.05, reported=40, right=39, rows=tuple(range(7)), holdout_cells=200
+)
+
+
+def test_inferable_values_are_a_leak_of_the_grade_attribute() -> None:
+    verdict = decide(findings(), (ran(),), SOUND, membership(3), attributes=INFERABLE)
+    assert (verdict.outcome, verdict.grade, verdict.inferred) == (LEAK, ATTRIBUTE, 7)
+    assert verdict.grades == {ATTRIBUTE: 7, MEMBERSHIP: 3}
+    assert verdict.headline == "Leak found: 7 records with an inferable value, 3 named members"
+    assert verdict.answers[3].answer == YES
+    assert verdict.answers[3].evidence == INFERABLE.short_line
+    assert INFERABLE.line in verdict.reasons
+    weaker = decide(
+        findings(), (ran(),), SOUND, membership(3), attributes=INFERABLE, limit=RESEMBLANCE
+    )
+    assert weaker.is_below_limit
+
+
+def test_attributes_need_a_finding_and_a_test_of_membership_that_rejects() -> None:
+    """An audit at the level of 0.1% does not count attributes if membership rejects only at 1%."""
+    few = INFERABLE.replace(rows=(1, 2))
+    verdict = decide(findings(), (ran(),), SOUND, membership(), attributes=few)
+    assert verdict.outcome == NO_LEAK_FOUND
+    assert (verdict.answers[3].answer, verdict.inferred) == (NO, 2)
+    rejects = membership().replace(group_p=0.004)
+    for checks, outcome in ((SOUND, LEAK), (SOUND.replace(level=0.001), NO_LEAK_FOUND)):
+        verdict = decide(findings(), (ran(),), checks, rejects, attributes=INFERABLE)
+        assert verdict.outcome == outcome
+    assert decide(findings(), (ran(),), SOUND, None, attributes=INFERABLE).grade == ""
+    failed = SOUND.replace(failures=("a control failed",))
+    verdict = decide(findings(), (ran(),), failed, membership(3), attributes=INFERABLE)
+    assert (verdict.outcome, verdict.answers[3].answer) == (INCONCLUSIVE, UNKNOWN)
+
+
+def test_there_is_no_answer_about_attributes_if_they_were_not_tested() -> None:
+    verdict = decide(findings(), (ran(),), SOUND, membership(3))
+    assert len(verdict.answers) == 3
+    assert verdict.inferred is None

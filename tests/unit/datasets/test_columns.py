@@ -101,7 +101,9 @@ def test_held_out_tables_have_the_columns_and_classes_of_the_training_samples() 
     without_weight = as_dataset(held_out.drop(columns="weight"), "holdout")
     with pytest.raises(DataError, match="'holdout' has 2 columns of numbers"):
         check_columns(*fit_columns(people(), without_weight, 3), 3)
-    with pytest.raises(DataError, match=r"'weight' of 'people' is missing in 'holdout'"):
+    with pytest.raises(
+        DataError, match=r"'weight' of the table 'people' is missing in the table 'holdout'"
+    ):
         check_columns(*fit_columns(people(drop=("city",)), without_weight))
 
 
@@ -124,9 +126,9 @@ def test_row_numbers_are_kept() -> None:
         (
             PEOPLE.assign(weight=[1, 2, None, 4, np.inf, 6]),
             3,
-            r"has 2 of them in 'weight', the first in row 2 .*--drop weight",
+            r"has 2 such values in 'weight', the first in row 2 .*--drop weight",
         ),
-        (PEOPLE.assign(y=[0.5, None, 1, 2, 3, 4]), 3, r"column 'y' .* has none in row 1"),
+        (PEOPLE.assign(y=[0.5, None, 1, 2, 3, 4]), 3, r"column 'y' .* is missing in row 1"),
     ],
 )
 def test_tables_that_a_model_cannot_receive_are_refused(

@@ -270,7 +270,7 @@ def test_sphere() -> None:
         )
         assert torch.equal(dataset.x[:, 0].sign().long(), dataset.y)
     assert load_dataset("sphere").train.x.shape == (500, 784)
-    with pytest.raises(DataError, match="dim >= 2"):
+    with pytest.raises(DataError, match="at least 2 coordinates"):
         load_dataset("sphere", 4, dim=1)
 
 
@@ -330,7 +330,9 @@ def test_a_batch_that_runs_code_is_refused(tmp_path: Path, protocol: int) -> Non
     target = tmp_path / "executed"
     evil = pickle.dumps({b"data": Payload(target), b"labels": [0]}, protocol=protocol)
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(evil)
-    with pytest.raises(UnsafeFileError, match=r"refers to '(posix|nt)\.system'") as caught:
+    with pytest.raises(
+        UnsafeFileError, match=r"refers to the function '(posix|nt)\.system'"
+    ) as caught:
         load_dataset("cifar10", 2, root=tmp_path)
     assert caught.value.exit_code == 4
     assert not target.exists()
@@ -436,10 +438,10 @@ def test_missing_files_say_where_and_how(
 
 def test_published_sets_must_look_published(tmp_path: Path) -> None:
     write_npz(tmp_path, "mnist", (8, 8))
-    with pytest.raises(DataError, match=r"shape \(1, 28, 28\); got \(1, 8, 8\)"):
+    with pytest.raises(DataError, match=r"shape \(1, 28, 28\); .* shape \(1, 8, 8\)"):
         load_dataset("mnist", 10, root=tmp_path)
     np.savez(tmp_path / "mnist.npz", x=np.zeros((4, 28, 28)), y=[0, 1, 0, 1])
-    with pytest.raises(DataError, match="uint8 images"):
+    with pytest.raises(DataError, match="images of type uint8"):
         load_dataset("mnist", 2, root=tmp_path)
 
 
@@ -452,17 +454,17 @@ def test_unknown_names_and_options() -> None:
         load_dataset("digits", 20, task="multi-class")
     with pytest.raises(DataError, match="Did you mean 'dim'"):
         load_dataset("sphere", 20, dims=3)
-    with pytest.raises(DataError, match="does not support the option 'size'"):
+    with pytest.raises(DataError, match="does not have the option 'size'"):
         load_dataset("digits", 20, size=(3, 3))
-    with pytest.raises(DataError, match="does not support the option 'path'"):
+    with pytest.raises(DataError, match="does not have the option 'path'"):
         load_dataset("circle", path="x")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"n": 51}, "multiple of 2; got n=51"),
-        ({"n": 15, "task": "multiclass"}, "multiple of 10; got n=15. Use n=10"),
+        ({"n": 51}, "each of the 2 labels has equally many samples; got n=51"),
+        ({"n": 15, "task": "multiclass"}, "equally many samples; got n=15. Use n=10"),
         ({"n": 2, "task": "multiclass"}, "Use n=10"),
         ({"n": 1}, "at least 2 samples; got n=1"),
         ({"n": -4}, "got n=-4"),
@@ -472,7 +474,7 @@ def test_unknown_names_and_options() -> None:
         ({"n": 10, "seed": -1}, "seed must be between"),
         ({"n": 10, "dtype": torch.int64}, "floating"),
         ({"n": 10, "positive": ("ten",)}, "no class 'ten'"),
-        ({"n": 10, "positive": tuple("0123456789")}, "10 of 10"),
+        ({"n": 10, "positive": tuple("0123456789")}, "10 of the 10"),
     ],
 )
 def test_impossible_requests(arguments: dict[str, Any], words: str) -> None:
@@ -550,7 +552,7 @@ def test_held_out_copies_of_training_images_are_skipped(tmp_path: Path) -> None:
     assert_sound(split)
     assert (len(split.train), len(split.holdout)) == (4, 6)
     np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(DataError, match=r"at least 1 .* needed, but only 0 samples of .* differ"):
+    with pytest.raises(DataError, match=r"at least 1; only 0 samples of .* differ"):
         load_dataset(tmp_path / "b.npz")
 
 
@@ -558,26 +560,26 @@ def test_npz_labels_need_two_sides(tmp_path: Path) -> None:
     path = tmp_path / "own.npz"
     x = np.random.default_rng(0).normal(size=(12, 3))
     np.savez(path, x=x, y=np.tile([0, 1, 2], 4), classes=["ant", "bee", "cow"])
-    with pytest.raises(DataError, match="0 of 3") as caught:
+    with pytest.raises(DataError, match="0 of the 3") as caught:
         load_dataset(path)
     assert "positive=('cow',)" in str(caught.value)
     assert load_dataset(path, 4, positive=("bee",)).train.classes == ("ant or cow", "bee")
     assert load_dataset(path, 6, task="multiclass").train.classes == ("ant", "bee", "cow")
     np.savez(path, x=x, y=np.ones(12))
     for task in TASKS:
-        with pytest.raises(DataError, match="all 12 samples of 'own' are of class '1'"):
+        with pytest.raises(DataError, match="all 12 samples of the dataset 'own' are of class '1'"):
             load_dataset(path, task=task)
 
 
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": np.zeros((4, 2))}, r"has no \['y'\]"),
+        ({"x": np.zeros((4, 2))}, r"lacks \['y'\]"),
         (
             {"x_train": np.zeros((4, 2)), "y_train": [0, 1, 0, 1], "x_test": np.ones((2, 2))},
             "y_test",
         ),
-        ({"a": np.zeros(3)}, "has no"),
+        ({"a": np.zeros(3)}, "lacks"),
         ({"x": np.zeros(4), "y": [0, 1, 0, 1]}, "one row per sample"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "one row per sample"),
         ({"x": np.zeros((4, 2)), "y": [0, 1, 0]}, "one label"),
@@ -611,7 +613,7 @@ def test_paths_that_lead_nowhere(tmp_path: Path) -> None:
         load_dataset(tmp_path / "data.csv")
     with pytest.raises(DataError, match="A data file must exist"):
         load_dataset(tmp_path / "absent.npz")
-    with pytest.raises(DataError, match="No data file or folder"):
+    with pytest.raises(DataError, match="no file or folder"):
         load_dataset(str(tmp_path / "absent"))
     (tmp_path / "fake.npz").write_bytes(b"no archive")
     with pytest.raises(DataError, match="reading the file failed"):
@@ -658,7 +660,7 @@ def test_unusable_folders(tmp_path: Path) -> None:
         load_dataset(tmp_path / "single")
     write_folder(tmp_path / "sizes", {"a": 2}, side=4)
     write_folder(tmp_path / "sizes", {"b": 2}, side=5)
-    with pytest.raises(DataError, match="the same channels and size"):
+    with pytest.raises(DataError, match="the same size and number of channels"):
         load_dataset(tmp_path / "sizes")
     assert load_dataset(tmp_path / "sizes", 2, size=(4, 4)).train.shape == (3, 4, 4)
     with pytest.raises(DataError, match=r"\(height, width\)"):
@@ -676,7 +678,7 @@ def test_images_that_are_none_or_too_large(tmp_path: Path, monkeypatch: pytest.M
     content = victim.read_bytes()
     for damaged in (b"", b"%!PS-Adobe-3.0 EPSF-3.0\n", content[: len(content) // 2]):
         victim.write_bytes(damaged)
-        with pytest.raises(DataError, match="must be an image"):
+        with pytest.raises(DataError, match="cannot be read as an image"):
             load_dataset(tmp_path)
     Image.new("I;16", (8, 8)).save(victim)
     with pytest.raises(DataError, match="8 bits"):

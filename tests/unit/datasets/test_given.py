@@ -51,7 +51,7 @@ def test_one_archive_may_hold_both_parts(tmp_path: Path) -> None:
     )  # as held-out samples its test part is meant
     assert torch.equal(read_train_and_holdout(file, (X, Y))[1].x, X)  # what is said wins
     np.savez(tmp_path / "half.npz", x_train=X)
-    with pytest.raises(DataError, match="must have 'y_train'"):
+    with pytest.raises(DataError, match="must also have the array 'y_train'"):
         read_samples(tmp_path / "half.npz")
 
 
@@ -73,7 +73,7 @@ def test_a_csv_has_names_units_and_a_label(tmp_path: Path) -> None:
     [
         ("", "header"),
         ("a,b\n1,2,3\n", "as many values"),
-        ("1,2\n3,4\n", "must name the columns"),
+        ("1,2\n3,4\n", "must hold the names of the columns"),
         ("a,a,y\n1,1,0\n", "different names"),
     ],
 )

@@ -110,11 +110,11 @@ def test_a_column_holds_numbers_or_texts(
     [
         ("t.csv", "a,b\n1,2\n3\n", "line 3 has 1 values"),
         ("t.csv", "a,b\n", "no rows"),
-        ("t.csv", "a,a\n1,2\n", "two columns 'a'"),
+        ("t.csv", "a,a\n1,2\n", "two columns named 'a'"),
         ("t.csv", f'a,b\n"{"x" * 200_000}",1\n', "field larger"),
         ("t.json", '{"a": 1}', "list of objects"),
         ("t.json", "[" * 100_000, "reading the file failed"),
-        ("t.jsonl", '{"a": [1, 2]}\n', "must be flat"),
+        ("t.jsonl", '{"a": [1, 2]}\n', "must hold only single values"),
         ("t.jsonl", '{"a": \n', "reading the file failed"),
         ("t.csv.gz", "no gzip", "reading the file failed"),
     ],
@@ -155,7 +155,7 @@ def test_an_npy_array_holds_samples_without_labels(tmp_path: Path) -> None:
 def test_other_formats_are_named_with_the_command_that_converts_them(tmp_path: Path) -> None:
     path = tmp_path / "it's people.pkl"
     FRAME.to_pickle(path)
-    with pytest.raises(DataError, match=r"is a \.pkl file.*can run code") as problem:
+    with pytest.raises(DataError, match=r"has the format \.pkl.*can run code") as problem:
         read_samples(path)
     command = problem.value.remedy.partition("convert it: ")[2]
     subprocess.run([sys.executable, *shlex.split(command)[1:]], check=True, timeout=60)
@@ -164,7 +164,7 @@ def test_other_formats_are_named_with_the_command_that_converts_them(tmp_path: P
         with pytest.raises(DataError, match=r"python -c .*pandas\.read_"):
             read_samples(write(tmp_path / name, ""))
     (tmp_path / "x.bin").write_bytes(pickle.dumps([1]))
-    with pytest.raises(DataError, match="is another file"):
+    with pytest.raises(DataError, match="is none of these"):
         read_samples(tmp_path / "x.bin")
 
 

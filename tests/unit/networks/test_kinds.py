@@ -187,7 +187,7 @@ def test_the_shape_of_a_sample_is_known_or_taken_from_the_data() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 2)
     )
-    with pytest.raises(ArchitectureError, match="needs the shape of one sample"):
+    with pytest.raises(ArchitectureError, match="needs the shape of a sample"):
         rs.attack(model, KNOWN, SHORT)
     reconstruction = rs.attack(model, KNOWN.replace(shape=(1, 4, 4)), SHORT)
     assert reconstruction.x.shape[1:] == (1, 4, 4)

@@ -57,6 +57,7 @@ from residuum.records import (
     write_atomic,
     write_json,
 )
+from residuum.records.attribute_test import AttributeTest, DisclosedCell
 from residuum.records.base import METADATA_KEY
 from residuum.records.exposure import (
     CanaryBound,
@@ -131,6 +132,9 @@ SELECTION = Selection(
 SUMS = Sums(3, 2, None, 0.5, "dense")
 PART = ScoreSlice("odd", 2, 1, 0.5, None)
 POINT = Operating(0.01, 1, 0.5, (0.25, 0.75))
+DISCLOSED_CELL = DisclosedCell(
+    2, (1, 3), (0.0, 1.0), (1.0, 0.0), (0.5, 0.5), 0.01, ("city_a", "city_b"), "m", "P2"
+)
 BOUND = CanaryBound(40, 20, 0.7, 0.95, 1e-5, 10, 9, "loss", (POINT,), 0.8, ("a",))
 GROUP = GroupExposure("odd", 2, -1.1, 0.5, 0.25, (0.1, 0.4), None)
 OUTPUTS = OutputFigures(margin=MEAN, loss=MEAN)
@@ -311,6 +315,10 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "Fact": lambda: Fact("shape", "1, 8, 8", "user"),
     "Operating": lambda: POINT,
     "CanaryBound": lambda: BOUND,
+    "DisclosedCell": lambda: DISCLOSED_CELL,
+    "AttributeTest": lambda: AttributeTest(
+        3, 2, 0.05, 4, 3, 1, (0, 2), (DISCLOSED_CELL,), 6, 1, 5, "a"
+    ),
     "GroupExposure": lambda: GROUP,
     "OutputFigures": lambda: OUTPUTS,
     "FitFigures": lambda: FIT,
@@ -635,8 +643,8 @@ BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "no y": ({"x": X}, r"lacks \['y'\]"),
     "empty": ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "empty"),
     "unequal": ({"x": X, "y": np.zeros(3)}, "same number of rows"),
-    "vector": ({"x": np.ones(2), "y": Y}, "must have the shape"),
-    "scalar y": ({"x": X, "y": np.array(1)}, r"'y' \(labels\) the shape \(n,\)"),
+    "vector": ({"x": np.ones(2), "y": Y}, "must have one row"),
+    "scalar y": ({"x": X, "y": np.array(1)}, r"'y' the shape \(\)"),
     "text labels": ({"x": X, "y": np.array(["a", "b"])}, "'y' must hold finite numbers"),
     "text samples": ({"x": np.array([["a"], ["b"]]), "y": Y}, "'x' must hold finite numbers"),
     "nan": ({"x": np.full((2, 3), np.nan), "y": Y}, "'x' must hold finite"),
@@ -680,7 +688,7 @@ def test_an_archive_may_not_claim_too_much(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("x.npy", bytes(10**6))
     assert path.stat().st_size < 5000
-    with pytest.raises(UnsafeFileError, match="take 1000000") as caught:
+    with pytest.raises(UnsafeFileError, match="unpacks to 1000000") as caught:
         read_npz(path, max_bytes=10**6 - 1)
     assert caught.value.exit_code == 4
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from sklearn.linear_model import Ridge
 from torch import Tensor
 
+from residuum.errors import InputError
 from residuum.networks.inferred_cells import find_variables, infer_cells
 from residuum.networks.network import Network
-from residuum.risk.attributes import MAX_IMPUTATION_RECORDS, impute, measure_attributes
+from residuum.records import Dataset
+from residuum.risk.attributes import (
+    MAX_IMPUTATION_RECORDS,
+    find_sensitive_columns,
+    impute,
+    measure_attributes,
+    measure_table,
+)
 
 COLUMNS, MEMBERS, HELD_OUT = 6, 12, 150
 
@@ -121,3 +130,57 @@ def test_the_error_rate_holds_if_half_of_the_boundaries_are_random() -> None:
         wrong += truth.reported - truth.right
     assert reported > 50
     assert wrong <= 0.1 * reported
+
+
+def test_cells_of_a_table_have_the_rows_names_and_units_of_the_user() -> None:
+    members, held_out = table(MEMBERS, 0), table(HELD_OUT, 1)
+    network = network_with_kinks(members)
+    scale, offset = torch.arange(1.0, COLUMNS + 1), torch.arange(10.0, 10.0 + COLUMNS)
+    names = ("age", "height", "weight", "smoker", "sex_f", "sex_m")
+    train = Dataset(
+        members,
+        torch.zeros(MEMBERS),
+        features=names,
+        units=("y", "cm", "kg", "", "", ""),
+        scale=scale,
+        offset=offset,
+        row_numbers=100 + torch.arange(MEMBERS),
+        record_ids=tuple(f"P{i}" for i in range(MEMBERS)),
+    )
+    holdout = Dataset(held_out, torch.zeros(HELD_OUT))
+    result = measure_table(network, train, holdout, sensitive=["height", "5"])
+    plain = measure_attributes(network, members, held_out, sensitive=[1, 5])
+    assert result.rows == tuple(100 + row for row in plain.rows)
+    assert result.disclosed_count == plain.disclosed_count == len(result.disclosed)
+    for cell in result.disclosed:
+        assert cell.record_id == f"P{cell.row - 100}"
+        assert cell.column in ("height", "sex")
+        assert cell.unit == ("cm" if cell.column == "height" else "")
+        expected = members[cell.row - 100] * scale + offset
+        assert np.allclose(cell.original, expected[[*cell.columns]])
+        assert np.allclose(cell.inferred, cell.original, atol=0.02 * 2)
+    # The most certain cell of each record comes first.
+    first = [cell.row for cell in result.disclosed[: len(result.rows)]]
+    assert sorted(first) == list(result.rows)
+
+
+def test_large_tables_are_tested_on_a_random_subset() -> None:
+    members, held_out = table(MEMBERS, 0), table(HELD_OUT, 1)
+    train = Dataset(members, torch.zeros(MEMBERS))
+    holdout = Dataset(held_out, torch.zeros(HELD_OUT))
+    result = measure_table(network_with_kinks(members), train, holdout, max_records=8)
+    assert (result.records, result.untested) == (8, MEMBERS - 8)
+    assert result.is_finding
+    assert result.rows != tuple(range(8))
+
+
+def test_unknown_sensitive_columns_are_refused() -> None:
+    train = Dataset(table(MEMBERS, 0), torch.zeros(MEMBERS))
+    assert find_sensitive_columns(["5", "0"], train) == [5, 0]
+    with pytest.raises(InputError, match="from 0 to 5"):
+        find_sensitive_columns(["age"], train)
+    named = train.replace(features=("age", "b", "c", "d", "e", "f"))
+    assert find_sensitive_columns(["age", "1"], named) == [0, 1]
+    with pytest.raises(InputError, match="aeg") as refused:
+        find_sensitive_columns(["aeg"], named)
+    assert "Did you mean 'age'" in str(refused.value)

@@ -21,7 +21,7 @@ from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import UnmixSettings
 from residuum.surfaces.surface import MOMENT, Surface
 
-# Multiplications and tanh evaluations per second on each kind of device, a cautious estimate.
+# Assumed operations (multiplications and tanh evaluations) per second on a CPU and on a GPU.
 SPEED = {"cpu": 1e10, "cuda": 1e12}
 LADDER = (  # amounts of computation, smallest first; the last is the full default
     Effort(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
@@ -191,22 +191,24 @@ def estimate_signs_and_sizes(
     voters = ["the network"] if bool(layer.weight.any()) else []
     sizes = torch.ones(len(X), dtype=torch.float64)
     if layer.bias is not None:
-        b = layer.bias.double()[:, None]
-        inverse_size = torch.linalg.lstsq(C, b, rcond=SOUND, driver="gelsd").solution[:, 0]
+        biases = layer.bias.double()[:, None]
+        inverse_size = torch.linalg.lstsq(C, biases, rcond=SOUND, driver="gelsd").solution[:, 0]
         votes, sizes = votes + inverse_size.sign(), 1 / inverse_size.abs().clamp(min=1e-12)
         sizes = sizes.clamp(sizes.median() / 3, 3 * sizes.median())
         voters.append("the bias")
     size_note = (
         "sizes from the bias" if layer.bias is not None else "sizes not known, set to length 1"
     )
-    box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
-    if box is not None:
-        up, down = find_largest_factors(X, *box), find_largest_factors(-X, *box)
+    value_bounds = (
+        knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
+    )
+    if value_bounds is not None:
+        up, down = find_largest_factors(X, *value_bounds), find_largest_factors(-X, *value_bounds)
         votes, sizes = votes + (up - down).sign(), torch.maximum(up, down)
         voters.append("the value range")
         size_note = "sizes from the value range"
     sign = torch.where(votes < 0, -1.0, 1.0)
-    # Every source gets the sign of the first source of its group, times the sign of their inner product.
+    # A source and its negative are equivalent. Within a group, flip sources that point away from the first.
     sign_to_center = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
     evidence = f"signs from {', '.join(voters) or 'nothing'}; {size_note}"
     return sign_to_center * sign[sources.group], sizes[sources.group], evidence
@@ -303,21 +305,25 @@ class Unmix(UnmixSettings, OneShotAttack):
         )
         centers = sources.centers
         sign, size, evidence = estimate_signs_and_sizes(sources, layer, knowledge, centers)
-        x = (sources.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
-        labels = torch.zeros(len(x))
+        candidates = (sources.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
+        labels = torch.zeros(len(candidates))
         run_count = sources.support * sources.runs[0] + sources.cluster_support * sources.runs[1]
         total_runs = sum(sources.runs)
         run_share = run_count / total_runs
         value_count = math.prod(layer.shape)
         confidence = confidence_by_share(run_share[centers], total_runs, value_count, sources.rank)
         support = run_count[centers].round().long()
-        selection = Selection.from_candidates(x, labels, centers, confidence, support=support)
+        selection = Selection.from_candidates(
+            candidates, labels, centers, confidence, support=support
+        )
         notes = self._notes(layer, sources, domain, evidence)
         if value_count < CONFIDENT_VALUES:
             notes += (f"{self.name}: {SMALL}",)
         elif total_runs > 1 and runs_disagree(run_share[centers], total_runs, sources.rank):
             notes += (f"{self.name}: {DISAGREEING}",)
-        result = Reconstruction.from_candidates(self.name, x, labels, torch.ones(len(x)), knowledge)
+        result = Reconstruction.from_candidates(
+            self.name, candidates, labels, torch.ones(len(candidates)), knowledge
+        )
         result = result.replace(
             status=("finished",) * total_runs,
             loss=torch.zeros(total_runs, 0),
@@ -338,22 +344,24 @@ class Unmix(UnmixSettings, OneShotAttack):
     def _with_exact(
         self, result: Reconstruction | None, samples: Tensor, knowledge: Knowledge
     ) -> Reconstruction:
-        """Return the candidates with the samples from the exact factorization in front of them."""
-        k = len(samples)
-        if result is not None and not k:
+        """Return the candidates, preceded by the samples that the exact factorization found."""
+        sample_count = len(samples)
+        if result is not None and not sample_count:
             return result
-        labels = torch.zeros(k)
-        exact = Reconstruction.from_candidates(self.name, samples, labels, torch.ones(k), knowledge)
-        confidence = torch.full((k,), torch.nan)
-        chosen = Selection.from_candidates(samples, labels, torch.arange(k), confidence)
+        labels = torch.zeros(sample_count)
+        exact = Reconstruction.from_candidates(
+            self.name, samples, labels, torch.ones(sample_count), knowledge
+        )
+        confidence = torch.full((sample_count,), torch.nan)
+        chosen = Selection.from_candidates(samples, labels, torch.arange(sample_count), confidence)
         note = (
-            f"{self.name}: the first layer is a sum over {k} samples, each with many inactive neurons. It "
-            "was factored exactly"
+            f"{self.name}: the first layer is a sum over {sample_count} samples, each with many "
+            "inactive neurons. The sum was factored exactly"
         )
         if result is None:
             return exact.replace(selection=chosen, notes=(note,))
         assert result.selection is not None
-        later = result.selection.replace(index=result.selection.index + k)
+        later = result.selection.replace(index=result.selection.index + sample_count)
         names = ("x", "labels", "lam", "support", "members", "confidence", "features", "index")
         selection = later.replace(
             **{n: torch.cat([getattr(chosen, n), getattr(later, n)]) for n in names}

@@ -54,7 +54,7 @@ class InputLayer:
     exact: tuple[Tensor, Tensor] | None = None
 
 
-@lru_cache(maxsize=2)  # why_not and find both read the layer
+@lru_cache(maxsize=2)  # an attack reads the layer twice: in ``why_not`` and in ``find``
 def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
     """Read the layer that receives the input and subtract its initial weights.
 
@@ -91,8 +91,10 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
         exact = rows, bias
     if theta0 is not None and surface.name == WEIGHTS:
         if bias is not None:
-            names = f"{name}.weight", f"{name}.bias"
-            weight_change, bias_change = (theta[n].double() - theta0[n].double() for n in names)
+            parameter_names = f"{name}.weight", f"{name}.bias"
+            weight_change, bias_change = (
+                theta[n].double() - theta0[n].double() for n in parameter_names
+            )
             exact = weight_change.flatten(1), bias_change
         initial_weights = theta0[f"{name}.weight"].to(rows).flatten(1)
         initial_share, size = estimate_initial_share(rows, initial_weights), rows.norm()

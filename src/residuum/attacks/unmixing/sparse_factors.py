@@ -28,7 +28,7 @@ from torch import Tensor
 
 from residuum.attacks.random_streams import stream
 
-# The singular value after the last sample is rounding. It must be smaller than the one before by this factor.
+# A sum over r samples has r large singular values. The next one must be smaller by at least this factor.
 MIN_DROP = 30.0
 # Largest number of samples. With 256 neurons, all of 8 and most of 16 images were separated, and none of 24.
 MAX_SAMPLES = 24
@@ -37,8 +37,8 @@ STARTS, ROUNDS, STEPS = (
     12,
     120,
 )  # random vectors q of a round, number of rounds, steps of a round
-PATIENCE = 3  # the search ends after this number of rounds in which the columns gained no zeros
-DECAY = 0.9  # factor of e in each step
+PATIENCE = 3  # number of rounds without more zeros in the columns, after which the search ends
+DECAY = 0.9  # factor by which the smoothing parameter e shrinks in each step
 # A vector with more zeros than this, beyond the r - 1 zeros that any vector can have, is a column of Y.
 MIN_EXTRA_ZEROS = 5
 SAME = 1 - 1e-5  # two vectors with a larger absolute cosine are the same column
@@ -46,7 +46,7 @@ DEPENDENT = 1e-4  # a column must have at least this distance from the span of t
 
 
 def count_operations(h: int, r: int) -> float:
-    """Return the number of multiplications of a round.
+    """Return the number of multiplications of one round of the search for sparse vectors.
 
     Args:
         h: Number of neurons.
@@ -94,7 +94,7 @@ def factor_gradient(
 
 
 def count_samples(s: Tensor, shape: tuple[int, ...] | torch.Size) -> tuple[int, float]:
-    """Count the singular values above rounding.
+    """Count the singular values of a gradient that are larger than rounding errors: the number of samples.
 
     Args:
         s: Singular values, largest first.
@@ -104,7 +104,7 @@ def count_samples(s: Tensor, shape: tuple[int, ...] | torch.Size) -> tuple[int, 
         The number of singular values before the drop to rounding, 0 if there is no such drop, and the
             rounding error of an entry of U.
     """
-    floor = 1e-9 * s[0]  # the matrix may be exact, so that all further singular values are zero
+    floor = 1e-9 * s[0]  # avoids a division by zero, because the smallest singular values can be 0
     values = s.clamp(min=float(floor))
     ratios = values[:-1] / values[1:]
     r = int(ratios.argmax()) + 1
@@ -135,7 +135,8 @@ def find_sparse_vectors(U: Tensor, noise: float, rounds: int, seed: int) -> Tens
     for number in range(rounds):
         generator = stream("sparse-factors", seed, number)
         q = torch.randn(STARTS, r, generator=generator, dtype=torch.float64)
-        if number % 2 and columns.shape[1]:  # leave the columns that are already found
+        # In every second round, start away from the columns that are already found.
+        if number % 2 and columns.shape[1]:
             basis = torch.linalg.qr(U.T @ columns).Q
             q = q - 0.9 * (q @ basis) @ basis.T
         new_vectors = _reweighted_least_squares(U, outer_products, q, zero)
@@ -155,7 +156,7 @@ def find_sparse_vectors(U: Tensor, noise: float, rounds: int, seed: int) -> Tens
 
 
 def _reweighted_least_squares(U: Tensor, outer_products: Tensor, q: Tensor, zero: float) -> Tensor:
-    """Return vectors U q (starts, h) of length 1 with locally most zeros."""
+    """Find vectors with many zeros in the column space of U by minimizing sum_j log((U q)_j^2 + e^2)."""
     h, r = U.shape
     q = q / q.norm(dim=1, keepdim=True)
     for step in range(STEPS):
@@ -168,7 +169,7 @@ def _reweighted_least_squares(U: Tensor, outer_products: Tensor, q: Tensor, zero
 
 
 def _choose_independent(vectors: Tensor, zeros: Tensor, limit: int) -> Tensor:
-    """Return linearly independent vectors, those with the most zeros first."""
+    """Choose linearly independent vectors, starting with the vectors that have the most zeros."""
     chosen: list[Tensor] = []
     basis = vectors.new_zeros(0, vectors.shape[1])
     for i in zeros.argsort(descending=True, stable=True).tolist():
@@ -183,7 +184,7 @@ def _choose_independent(vectors: Tensor, zeros: Tensor, limit: int) -> Tensor:
 
 
 def _drop_repeats(vectors: Tensor, zeros: Tensor) -> tuple[Tensor, Tensor]:
-    """Return every vector once, with its number of zeros."""
+    """Return every different vector once, with its number of entries that are zero."""
     if not len(vectors):
         return vectors, zeros
     is_repeat = ((vectors @ vectors.T).abs() > SAME).tril(-1).any(1)
