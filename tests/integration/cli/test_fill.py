@@ -114,7 +114,7 @@ def test_what_the_command_refuses(
         (model, empty, out, "at least one row"),
         (model, few, out, "30 known values of every column"),
         (model, narrow, out, "one column of numbers for each of the 8 inputs"),
-        (model, tmp_path / "no.csv", out, "No data file"),
+        (model, tmp_path / "no.csv", out, "no.csv"),
         (model, model, out, "must be a table"),
         (smooth, partial, out, "ReLU or LeakyReLU"),
         (steps, partial, out, "only scalers before the network"),
