@@ -13,6 +13,7 @@ from typing import Any
 
 # Importing the file of a page enters its tables.
 from experiments.pages import (
+    attributes,  # noqa: F401
     audit,  # noqa: F401
     convnets,  # noqa: F401
     defenses,  # noqa: F401

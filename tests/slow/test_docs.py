@@ -129,7 +129,11 @@ def test_command_lines_name_commands_and_options_that_exist() -> None:
                 if command.startswith("-"):
                     continue
                 assert command in COMMANDS, f"{page.name}:{block.line}: no command {command}"
-                attack = arguments[:1] if command == "attack" and arguments[0] in MODELS else []
+                attack = (
+                    arguments[:1]
+                    if command == "attack" and arguments[0] in (*MODELS, "fill")
+                    else []
+                )
                 known_options = options_of(command, *attack)
                 options = {a.partition("=")[0] for a in arguments if re.match(r"--?[a-z]", a)}
                 assert options <= known_options | {"--help"}, (

@@ -29,6 +29,7 @@ from residuum.attacks.stationarity.attack import (
 )
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.priors import PRIORS
+from residuum.attacks.tabular.fill import fill
 from residuum.attacks.tabular.hyperplanes import Hyperplanes
 from residuum.attacks.trees.forest import ForestAttack
 from residuum.attacks.unmixing.attack import Unmix, UnmixOptimizerState
@@ -47,5 +48,13 @@ __all__ += [
     "Unmix",
     "UnmixOptimizerState",
 ]
-__all__ += ["WeightDecay", "attack", "attack_class", "estimate", "every_attack", "make_attack"]
+__all__ += [
+    "WeightDecay",
+    "attack",
+    "attack_class",
+    "estimate",
+    "every_attack",
+    "fill",
+    "make_attack",
+]
 __all__ += ["select"]

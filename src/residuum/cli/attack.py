@@ -4,6 +4,8 @@ If you do not name an attack, the attack that suits the network runs. To see the
 run residuum attack NAME --help. If your weights file has the same name as an
 attack, such as kkt, pass ./kkt.
 
+The attack fill infers missing values of records that the attacker has in part. It has options of its own.
+
 A preset gives values to settings, and other options override these values. A preset that belongs to another
 attack is refused. Settings of a preset that the attack does not have are ignored.
 
@@ -30,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 
-from residuum.cli import options
+from residuum.cli import fill, options
 from residuum.cli.options import SETTINGS, options_from, with_options
 from residuum.cli.output import (
     attack_progress,
@@ -256,7 +258,7 @@ def add_command_of_plugin(arguments: list[str]) -> None:
         InputError: If there are two arguments that are not options, and the first argument is neither the
             name of an attack nor a file.
     """
-    if not arguments or arguments[0].startswith("-") or arguments[0] in MODELS:
+    if not arguments or arguments[0].startswith("-") or arguments[0] in (*MODELS, fill.NAME):
         return
     name, following = arguments[0], arguments[1:2]
     if Path(name).exists():
@@ -272,7 +274,7 @@ def add_command_of_plugin(arguments: list[str]) -> None:
         app.command(attack_app(name, attacks[name]))
     elif following and not following[0].startswith("-"):
         raise InputError(
-            f"No attack has the name {name!r}.", did_you_mean(name, [*{**MODELS, **attacks}])
+            f"No attack has the name {name!r}.", did_you_mean(name, [*MODELS, fill.NAME, *attacks])
         )
 
 
@@ -300,6 +302,8 @@ def attack_app(name: str, settings_model: type[AttackSettings]) -> App:
 app.default(make_command(AUTO, MODELS[AUTO]))
 for attack_name, model in MODELS.items():
     app.command(attack_app(attack_name, model))
+fill.app.sort_key = len(SUMMARIES)
+app.command(fill.app)
 
 
 def show(reconstruction: Reconstruction, out: Path) -> None:

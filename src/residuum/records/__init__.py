@@ -3,6 +3,7 @@
 from residuum.records.base import Record, same
 from residuum.records.certificate import Certificate, LayerResidual
 from residuum.records.exposure import Exposure
+from residuum.records.filled_records import FilledRecords
 from residuum.records.inputs import TASKS, Dataset, Split, read_npz
 from residuum.records.knowledge import Knowledge
 from residuum.records.reconstruction import Reconstruction, Selection

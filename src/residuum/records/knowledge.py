@@ -24,6 +24,8 @@ TENSORS = (
     "norms",
     "moment",
     "column_ranges",
+    "partial",
+    "reference",
 )  # names of the facts that are tensors
 TYPED = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?:(onehot|integer)(?:/([0-9.eE+-]+))?")
 
@@ -72,6 +74,9 @@ class Knowledge(Record):
             mean was subtracted.
         column_ranges: Smallest value (first row) and largest value (second row) of each column of a table,
             (2, columns), for attacks on forests.
+        partial: Records of the training set with missing values as NaN, (n, columns), for the attack "fill".
+        reference: Records of the same kind that need not be training records, (N, columns), as an estimate
+            of the ranges of the columns. They can have missing values.
         provenance: Source of every known fact: "user" (passed by the user), "train" (computed from the
             training set, which is the strongest attacker), "holdout", or "release" (stored in the file).
     """
@@ -89,6 +94,8 @@ class Knowledge(Record):
     update: str | None = None
     columns: str | None = None
     column_ranges: Tensor | None = None
+    partial: Tensor | None = None
+    reference: Tensor | None = None
     provenance: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -181,8 +188,9 @@ class Knowledge(Record):
             "mean": self.mean,
             "norms": self.norms,
         }
-        if self.column_ranges is not None:
-            tensors_or_none["column_ranges"] = self.column_ranges
+        for name in ("column_ranges", "partial", "reference"):
+            if getattr(self, name) is not None:
+                tensors_or_none[name] = getattr(self, name)
         tensors = {name: t for name, t in tensors_or_none.items() if t is not None}
         plain_facts = [
             [name, getattr(self, name)] for name in self.known_names if name not in TENSORS

@@ -291,7 +291,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert lines[0].startswith(f"residuum {name}")
     for line in " ".join(lines).split("residuum ")[1:]:
         words = line.split()
-        subcommand = words[1:2] if words[0] == "attack" and words[1] in MODELS else []
+        subcommand = words[1:2] if words[0] == "attack" and words[1] in (*MODELS, "fill") else []
         options = {word for word in words if word.startswith("--")}
         assert options <= options_of(name, *subcommand)
 

@@ -40,6 +40,7 @@ from residuum.networks.network import Network
 from residuum.records import (
     Certificate,
     Dataset,
+    FilledRecords,
     Knowledge,
     LayerResidual,
     Reconstruction,
@@ -308,6 +309,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "RecoveredTable": lambda: RecoveredTable(
         "RandomForestRegressor", 9, TABLE, TABLE, FLAGS, ~FLAGS, ~FLAGS, TABLE[:, :1], True
     ),
+    "FilledRecords": lambda: FilledRecords(TABLE, FLAGS, TABLE, TABLE, ("a", "")),
     "Stripped": lambda: Stripped("m.pt", "n.pt", 2, 7, (), ()),
     "Tool": lambda: Tool("residuum", "1.0"),
     "Fact": lambda: Fact("shape", "1, 8, 8", "user"),
