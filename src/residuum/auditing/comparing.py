@@ -46,10 +46,8 @@ class Comparison(Record):
         change: "better", "worse" or "alike".
         sentence: The change in words.
         rows: Results of both audits, side by side.
-        only_before: Training samples that only the earlier audit recovered, None if the audits used different
-            samples.
-        only_after: Training samples that only the later audit recovered, None if the audits used different
-            samples.
+        only_before: Samples that only the earlier audit recovered, None if the audits used different samples.
+        only_after: Samples that only the later audit recovered, None if the audits used different samples.
         unlike: Differences in samples, attacker knowledge, settings or attacks, one sentence each.
     """
 

@@ -219,7 +219,7 @@ def _find_detected_size(
         try:
             for number in range(network_count):
                 if audit.deadline.is_over:
-                    raise OutOfBudgetError("the audit stopped because its time limit was reached")
+                    raise OutOfBudgetError("the time limit stopped the audit")
                 control = factory.make(sample_count, number)
                 training_description = control.trained.description
                 training_losses.append(control.trained.loss)

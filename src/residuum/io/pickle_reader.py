@@ -118,6 +118,46 @@ def describe_unsafe(unsafe: Iterable[str]) -> tuple[str, str]:
     )
 
 
+class StoredTensor:
+    """Reads the numbers of a tensor in a pickle. A call returns all numbers.
+
+    A pickle can hold very many tensors, so this object is small and makes other readers on demand.
+    """
+
+    __slots__ = ("dtype", "pickle", "view")
+
+    def __init__(self, pickle: PickleReader, view: View, dtype: torch.dtype) -> None:
+        self.pickle, self.view, self.dtype = pickle, view, dtype
+
+    def __call__(self) -> Tensor:
+        """Return all numbers of the tensor."""
+        view = self.view
+        if not view.storage.numel:
+            return torch.zeros(view.size, dtype=self.dtype)
+        storage_bytes = self.pickle.get_storage_bytes(view.storage)
+        buffer = storage_bytes if isinstance(storage_bytes, bytearray) else bytearray(storage_bytes)
+        numbers = torch.frombuffer(buffer, dtype=self.dtype)
+        return numbers.as_strided(view.size, view.stride, view.offset).clone()
+
+    def make_part_reader(self) -> NumberReader | None:
+        """Return a reader of parts of the tensor, or None if its numbers cannot be read in parts."""
+        view, dtype = self.view, self.dtype
+        stored_size, read_bytes = view.stored_size, self.pickle.read_part
+        if stored_size is None or read_bytes is None or self.pickle.is_embedded(view.storage):
+            return None
+
+        def read_part(first: int, last: int) -> Tensor:
+            first_byte = (view.offset + first) * dtype.itemsize
+            part_bytes = read_bytes(view.storage, first_byte, (last - first) * dtype.itemsize)
+            return (
+                torch.frombuffer(part_bytes, dtype=dtype)
+                if part_bytes
+                else torch.zeros(0, dtype=dtype)
+            )
+
+        return NumberReader(stored_size, read_part)
+
+
 class PickleReader:
     """Read the instructions of a pickle and describe its objects, without making them or running their code.
 
@@ -156,7 +196,7 @@ class PickleReader:
         self.unsafe: dict[str, None] = {}
         self.foreign: dict[str, None] = {}
         self.work = self.memory = 0
-        self._read_storage, self._read_part = read_storage, read_part
+        self._read_storage, self.read_part = read_storage, read_part
         self._hooked: dict[int, Any] = {}
         self._embedded: dict[str, memoryview] = {}
         self._stream: BinaryIO | None = None
@@ -451,7 +491,12 @@ class PickleReader:
         self._embedded[key] = storage_bytes
         return Storage(key, storage.numel, storage.itemsize, storage.kind)
 
-    def _get_storage_bytes(self, storage: Storage) -> bytearray | memoryview:
+    def is_embedded(self, storage: Storage) -> bool:
+        """Return True if the pickle itself contains the numbers of a storage."""
+        return storage.key in self._embedded
+
+    def get_storage_bytes(self, storage: Storage) -> bytearray | memoryview:
+        """Return the bytes of a storage (an array of numbers that tensors share)."""
         if storage.key in self._embedded:
             return self._embedded[storage.key]
         if self._read_storage is None:
@@ -475,47 +520,10 @@ class PickleReader:
         """Return a tensor as a ``Block`` (an array whose numbers are read on demand)."""
         # The class View checks that the tensor lies inside its storage before any memory is allocated.
         view = View(expect_type(storage, Storage), offset, tuple(size), tuple(stride))
-        kind, read_bytes = KINDS.get(storage.kind), self._get_storage_bytes
-        read_function: Callable[[], Tensor] | None = None
-        part_reader: NumberReader | None = None
-        if kind is not None:
-            dtype = kind
-
-            def read_numbers() -> Tensor:
-                if not view.storage.numel:
-                    return torch.zeros(view.size, dtype=dtype)
-                storage_bytes = read_bytes(view.storage)
-                buffer = (
-                    storage_bytes
-                    if isinstance(storage_bytes, bytearray)
-                    else bytearray(storage_bytes)
-                )
-                numbers = torch.frombuffer(buffer, dtype=dtype)
-                return numbers.as_strided(view.size, view.stride, view.offset).clone()
-
-            read_function = read_numbers
-            part_reader = self._make_number_reader(view, dtype)
+        kind = KINDS.get(storage.kind)
+        read_function = None if kind is None else StoredTensor(self, view, kind)
         dtype_name = str(kind).removeprefix("torch.") if kind else storage.kind
-        return Block(
-            view.size, dtype_name, read_function, name=storage.key, part_reader=part_reader
-        )
-
-    def _make_number_reader(self, view: View, dtype: torch.dtype) -> NumberReader | None:
-        """Return a function to read parts of a tensor, or None if its numbers cannot be read in parts."""
-        stored_size, read_bytes = view.stored_size, self._read_part
-        if stored_size is None or read_bytes is None or view.storage.key in self._embedded:
-            return None
-
-        def read_part(first: int, last: int) -> Tensor:
-            first_byte = (view.offset + first) * dtype.itemsize
-            part_bytes = read_bytes(view.storage, first_byte, (last - first) * dtype.itemsize)
-            return (
-                torch.frombuffer(part_bytes, dtype=dtype)
-                if part_bytes
-                else torch.zeros(0, dtype=dtype)
-            )
-
-        return NumberReader(stored_size, read_part)
+        return Block(view.size, dtype_name, read_function, name=storage.key)
 
     def _push_storage(self, _: None) -> None:
         """Put a torch storage (array of numbers) on the stack. Its size must not change in the pickle."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from residuum.errors import ResiduumError
 from residuum.io.forests import read_forests
 from residuum.io.inert import Block, InertObject, NumberReader
+from residuum.io.pickle_reader import StoredTensor
 from residuum.io.release import Release
 from residuum.io.tree import Place, walk
 from residuum.scanning.record_arrays import FRAME, read_records
@@ -90,10 +91,11 @@ def _list_block(
 ) -> Iterator[NumberSource]:
     block = place.value
     if block.read is not None and block.numel:
-        part_reader = block.part_reader or NumberReader(
-            block.shape, _read_at_once(block, last_array)
-        )
-        yield NumberSource(path, block.kind, part_reader)
+        part_reader = block.part_reader
+        if isinstance(block.read, StoredTensor):
+            part_reader = block.read.make_part_reader()
+        whole_reader = NumberReader(block.shape, _read_at_once(block, last_array))
+        yield NumberSource(path, block.kind, part_reader or whole_reader)
     elif isinstance(block.objects, list) and (numbers := _read_numbers(block.objects)) is not None:
         yield NumberSource(path, "objects", read_tensor(numbers))
 

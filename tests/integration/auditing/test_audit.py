@@ -313,7 +313,7 @@ def test_no_held_out_set_is_3(files: dict[str, list[str]], tmp_path: Path) -> No
         {"--mean": "nothing"},
         {"--mean": "train", "--mean-provenance": "holdout"},
         {"--fail-on": "recovered>>3"},
-        {"--fail-on": "attribute"},
+        {"--fail-on": "attributes"},
         {"--device": "tpu"},
         {"--preset": "none"},
         {"--arch": "mlp:3-1"},
@@ -403,7 +403,7 @@ def test_a_mean_of_another_size_is_2_and_leaves_nothing(
         str(tmp_path / "run"),
     ]
     assert main(command) == 2
-    assert "64 values; got 15" in capsys.readouterr().err
+    assert "(64); got 15" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

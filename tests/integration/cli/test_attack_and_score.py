@@ -351,7 +351,7 @@ def test_a_file_that_has_the_name_of_an_attack(
     monkeypatch.chdir(tmp_path)
     shutil.copy(victim / "model.safetensors", tmp_path / "kkt")
     assert main(["attack", "kkt", "--dry-run"]) == 2
-    assert "needs CKPT" in one_line(capsys)
+    assert "needs a checkpoint" in one_line(capsys)
     assert main(["attack", "./kkt", "--dry-run", "--json"]) == 0
     assert printed(capsys)["arch"] == "mlp:64-30-1"
 

@@ -1050,7 +1050,7 @@ def test_a_state_dict_is_read_as_its_file(tmp_path: Path) -> None:
     assert state["layers.0.weight"].any()
     with pytest.raises(CheckpointError, match="must contain tensors"):
         as_network({"value_range": (0, 1)})
-    with pytest.raises(CheckpointError, match="got list"):
+    with pytest.raises(CheckpointError, match="an object of type list"):
         as_network([state])  # type: ignore[arg-type]
 
 

@@ -76,9 +76,10 @@ from residuum.records.knowledge import Fact
 from residuum.records.published import Tool
 from residuum.records.rundir import digest, environment, sha256
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
+from residuum.records.tables import Table
 from residuum.records.tokens import TokenDataset
 from residuum.scanning.findings import Finding
-from residuum.scanning.scan import Scan, ScannedFile, UnreadFile
+from residuum.scanning.scan import Scan, ScannedFile, Searched, UnreadFile
 from residuum.scanning.stripped import Stripped
 from residuum.surfaces.inspection import Inspection, ParameterSummary
 from residuum.training import TrainingState
@@ -305,6 +306,8 @@ RECORDS: dict[str, Callable[[], Record]] = {
     "ScannedFile": lambda: ScannedFile("m.pt", "torch", 3, (), None, "no weights"),
     "UnreadFile": lambda: UnreadFile("m.h5", "an HDF5 file", 2),
     "Scan": lambda: Scan("m.pt", (ScannedFile("m.pt", "torch", 3, ()),), notes=("a",)),
+    "Searched": lambda: Searched(60, 16, 400, 6000, 3, 1, 12, 40, ("a",)),
+    "Table": lambda: Table({"age": MEAN, "city": ("a", "b")}, "city", ("id",), ("age",), ()),
     "TableSummary": lambda: RECORDS["RecoveredTable"]().summary(),
     "RecoveredTable": lambda: RecoveredTable(
         "RandomForestRegressor", 9, TABLE, TABLE, FLAGS, ~FLAGS, ~FLAGS, TABLE[:, :1], True
