@@ -4,7 +4,7 @@ Run ``python -m experiments.artifact_zoo``. The modules of :mod:`experiments.zoo
 Artifacts of transformers, peft, lightning, shap and umap are skipped if the library is missing.
 
 ``python -m experiments.artifact_zoo --cards FOLDER`` writes the cards for raters. A card has the description
-of an artifact, what is true about it, a command and the answer. A rater sees nothing else of the project.
+of an artifact, a command and the answer. A rater sees nothing else of the project.
 ``experiments/results/artifact_zoo_ratings.json`` has the ratings.
 """
 
@@ -113,12 +113,9 @@ def write_cards(rows: list[Case], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for row in rows:
         artifact = ARTIFACTS[row["case"]["artifact"]]
-        for number, (check, answer) in enumerate(
-            zip(artifact.checks, row["answers"], strict=True), 1
-        ):
+        for number, answer in enumerate(row["answers"], 1):
             text = (
-                f"ARTIFACT\n{artifact.description}\n\nWHAT IS"
-                f" TRUE\n{check.truth}\n\nCOMMAND\n{answer['command']}\n\nEXIT"
+                f"ARTIFACT\n{artifact.description}\n\nCOMMAND\n{answer['command']}\n\nEXIT"
                 f" CODE\n{answer['exit_code']}\n\nANSWER\n{answer['answer']}\n"
             )
             (folder / f"{artifact.name}-{number}.txt").write_text(text)
