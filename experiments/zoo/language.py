@@ -421,7 +421,7 @@ def zero_biases(folder: Path) -> None:
         ("no finding",),
     ),
     Check(
-        "residuum audit last.ckpt --data train.npz --holdout test.npz --out run --effort quick",
+        "residuum audit last.ckpt --data train.npz --holdout test.npz --out run --shape 1,8,8",
         "Samples can be reconstructed or named as members.",
         1,
         ("leak",),
@@ -460,7 +460,7 @@ def lightning_checkpoint(folder: Path) -> None:
     "A network (MLP head) on sentence embeddings of 60 letters, with the letters as a column next"
     " to the embeddings.",
     Check(
-        "residuum audit head.pt --data train.npz --holdout test.npz --out run --effort quick",
+        "residuum audit head.pt --data train.npz --holdout test.npz --out run",
         "Embeddings of letters can be reconstructed or named as members.",
         1,
         ("leak",),
@@ -528,8 +528,9 @@ def shap_background(folder: Path) -> None:
     "A UMAP projection that was fitted on 100 rows of a medical table, pickled.",
     Check(
         "residuum scan model.pkl",
-        "UMAP stores the rows that it was fitted on.",
-        1,
+        "UMAP stores the rows that it was fitted on. Loading the pickle would call functions of numba, which"
+        " the scan does not know to be harmless.",
+        4,
         ("100", "raw_data|record"),
     ),
     library="umap",

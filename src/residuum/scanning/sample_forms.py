@@ -29,6 +29,8 @@ MIN_SIDE = 8  # smallest height and width of a color image that is given as a fl
 CHUNK = (
     1 << 21
 )  # largest number of values that are converted to float64 together, to limit the memory
+# Largest number of levels of a pixel, and number of samples whose values are looked at to find the levels.
+MAX_LEVELS, MAX_LEVEL_SAMPLES = 4096, 100
 BYTES = 255.0  # largest pixel value of an image with 8 bits
 
 
@@ -184,6 +186,21 @@ class ShuffledRows:
         return self._flat[:, columns].gather(0, rows).double()
 
 
+def _count_levels(samples: Tensor) -> int:
+    """Return the number that turns all values of samples into whole numbers, 1 if there is no small one.
+
+    For example, the values 0, 1/16, ..., 1 are whole numbers after a multiplication by 16.
+    """
+    values = samples[:MAX_LEVEL_SAMPLES].double().unique()
+    steps = values.diff()
+    step = float(steps.min()) if len(steps) else 0.0
+    if not 1 / MAX_LEVELS <= step < 1:
+        return 1
+    count = round(1 / step)
+    whole = values * count
+    return count if bool(((whole - whole.round()).abs() <= 1e-4).all()) else 1
+
+
 def list_scalings(
     samples: Tensor,
     scalers: Iterable[tuple[str, Tensor, Tensor]] = (),
@@ -238,6 +255,9 @@ def list_scalings(
     add(f"multiplied by {BYTES:g}", BYTES, 0.0)
     add("scaled to [-1, 1]", 2.0, -1.0)
     add("scaled from 0 ... 255 to [-1, 1]", 2 / BYTES, -1.0)
+    levels = _count_levels(flat_samples)
+    if levels not in (1, BYTES):
+        add(f"multiplied by {levels}", float(levels), 0.0)
     if len(flat_samples) < 2:
         return scalings
     overall_mean, overall_deviation = column_statistics.overall
