@@ -829,14 +829,14 @@ class _Reader:
         if before is not None and not find_adapter_pairs(self.release.content):
             base = self._read_base(before).theta
         file_name = self.release.path.name
-        signs = recognize_update(content.network.theta, file_name, base)
-        if not signs:
+        reasons_for_update = recognize_update(content.network.theta, file_name, base)
+        if not reasons_for_update:
             return content
         updated = self.read_update(self.release, before)
         assert updated.network is not None
         note = (
-            f"{file_name!r} was recognized as a gradient or a weight difference: {'; '.join(signs)}. If it "
-            "holds weights, pass --update-kind none"
+            f"{file_name!r} was recognized as a gradient or a weight difference: "
+            f"{'; '.join(reasons_for_update)}. If it holds weights, pass --update-kind none"
         )
         network = updated.network
         return replace(updated, network=network.replace(assumptions=(*network.assumptions, note)))

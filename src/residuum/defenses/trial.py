@@ -472,7 +472,7 @@ def _run_attacks(
         # If no attack can run, raise an error. Otherwise the defense would look perfect.
         raise InputError(
             f"At least one attack must apply to the network. No attack applies: {attacks[0].refused}",
-            "Choose other settings of the network.",
+            "Choose another architecture, or other attacks.",
         )
     return tuple(attacks), strategy_seconds
 

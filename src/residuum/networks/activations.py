@@ -140,7 +140,7 @@ class SigmoidReLU(Surrogate):
     default_sharpness = 150.0
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return max(z, 0). If gradients are enabled, the backward pass is smooth."""
+        """Return max(z, 0). The gradient is that of a smooth function close to max(z, 0)."""
         if not torch.is_grad_enabled():  # there will be no backward pass
             return z.clamp_min(0)
         return _SigmoidBackward.apply(z, self.sharpness)

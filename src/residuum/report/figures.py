@@ -95,10 +95,10 @@ def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes 
 
 
 def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -> bytes | None:
-    """Draw the best matches of several attacks on the same images, one band per attack.
+    """Draw the best matches of several attacks on the same images, with one row of images for each attack.
 
     Args:
-        attacks: Candidates and scores of each attack, by the name that the title gives to the attack.
+        attacks: Candidates and scores of each attack. The key is the name of the attack in the figure.
         train: The training samples.
 
     Returns:

@@ -93,7 +93,8 @@ class FolderItem:
 
     Attributes:
         name: Name of the file relative to the folder, or a pattern such as ``images/*.png``.
-        role: What the file is: "model", "state", "vocabulary", "data" or "named".
+        role: What the file is: "model", "state" (of the training), "vocabulary", "data", or "named" if a
+            finding only names the file.
         paths: The files.
         is_group: Whether the item stands for several files.
     """

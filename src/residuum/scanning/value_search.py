@@ -20,8 +20,8 @@ MIN_VALUES = 10  # smallest number of distinct values of a column that is search
 MIN_FOUND = 5  # smallest number of values of a column in an array that is reported
 MAX_COLUMNS = 200  # largest number of columns of a table whose single values are searched
 MAX_DECIMALS = 6
-# Control numbers lie at these fractions between two neighboring values of a column. The fraction 0.5 is left
-# out, because the thresholds of trees are midpoints.
+# Numbers at these fractions between two neighboring values of a column show how many matches occur by chance.
+# The fraction 0.5 is left out, because the thresholds of trees are midpoints.
 BETWEEN = (0.13, 0.21, 0.29, 0.37, 0.63, 0.71, 0.79, 0.87)
 
 
@@ -78,7 +78,7 @@ class ColumnMatches:
 
 
 def make_column(name: str, numbers: Floats, relative: float) -> Column | None:
-    """Return a column for the search, or None if it has too few different values to compare with chance.
+    """Return a column whose values are searched in a file, or None if the column has too few distinct values.
 
     Args:
         name: Name of the column.

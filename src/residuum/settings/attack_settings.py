@@ -249,8 +249,8 @@ class StationaritySettings(RestartSettings):
     split_threshold: float = Field(
         default=0.01,
         ge=0,
-        description="A candidate is split in two only if the curvature of the loss along the split is "
-        "below minus this number.",
+        description="A candidate (a guess of a training sample) is replaced by two candidates only if the "
+        "loss curves downward between them by more than this number.",
     )
     split_relative: bool = Field(
         default=True,

@@ -86,7 +86,8 @@ class TrainingConfig(Settings):
         default=0.0,
         ge=0,
         description="Stop the training when the KKT residual falls to this number. The KKT residual is "
-        "the relative error in the equation of a network with maximal margin. 0 means never.",
+        "the relative error of the Karush-Kuhn-Tucker conditions, which a network with the largest margin "
+        "fulfills. 0 means never.",
     )
     stop_loss: float = Field(
         default=0.0,

@@ -63,8 +63,8 @@ BUMP = 0.1
 # The density of a column is estimated for each class. All records of other classes together count as much
 # as this number of records of the class.
 CLASS_PRIOR = 2.0
-# When the density of a column is estimated from the other classes, a uniform density counts as much as this
-# number of records.
+# The density of a column is estimated from the records of the other classes, plus a uniform density. The
+# uniform density counts as much as this number of records.
 UNIFORM_PRIOR = 2.0
 GRID = 1000  # number of points at which the density of a column's thresholds is computed
 # Smallest bandwidth of the kernel density estimate of a column's thresholds, as a share of the column's

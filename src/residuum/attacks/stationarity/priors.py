@@ -63,7 +63,7 @@ class Prior:
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -79,7 +79,7 @@ class Prior:
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty (R,) and its derivatives in x and in lam, None if there are no explicit formulas.
@@ -100,7 +100,7 @@ class ValueBox(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -118,7 +118,7 @@ class UnitBox(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -134,7 +134,7 @@ class PixelBox(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -156,7 +156,7 @@ class MeanBox(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -172,7 +172,7 @@ class MultiplierFloor(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -192,7 +192,7 @@ class TotalVariation(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -213,7 +213,7 @@ class HighFrequency(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -247,7 +247,7 @@ class SparseGradients(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -276,7 +276,7 @@ class SparseGradients(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty (R,) and its derivatives in x and in lam.
@@ -336,7 +336,7 @@ class TypedColumns(Prior):
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
         Returns:
             The penalty of every run (R,), before the multiplication by the prior's weight.
@@ -366,7 +366,7 @@ def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tens
     Args:
         priors: The priors, each a penalty on candidates and multipliers.
         x: Candidates for training samples (R, m, *shape), m in each of R runs.
-        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+        lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
         share: Share of the optimization steps that is done, from 0 to 1.
 
     Returns:
@@ -383,7 +383,7 @@ def derivatives(
     Args:
         priors: The priors, each a penalty on candidates and multipliers.
         x: Candidates for training samples (R, m, *shape), m in each of R runs.
-        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+        lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
         share: Share of the optimization steps that is done, from 0 to 1.
 
     Returns:
@@ -458,7 +458,7 @@ def _candidate_weights(lam: Tensor) -> tuple[Tensor, Tensor]:
     objectives can be negative, and a negative weight would reward rough images.
 
     Args:
-        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+        lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
 
     Returns:
         The weights (R, m) and their derivatives (R, m, ...).

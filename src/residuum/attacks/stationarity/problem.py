@@ -336,7 +336,7 @@ def fit_multipliers(
     Args:
         problem: The loss of the attack as a function of candidates and multipliers (weights of candidates).
         x: Candidates for training samples (R, m, *shape), m in each of R runs.
-        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+        lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
         floor: Smallest permitted multiplier, None if multipliers can have any value.
         scale: Multipliers of the equation divided by stored multipliers.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the

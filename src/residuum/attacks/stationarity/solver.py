@@ -139,7 +139,7 @@ class SolverState(Record):
 
     Attributes:
         x: Candidates for training samples (R, m, *shape), m in each of R runs.
-        lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+        lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
         best_x: Candidates at the best point of each run, which has the smallest loss.
         best_lam: Stored multipliers at the best point of each run.
         best_loss: Loss at the best point of each run (R,).
@@ -528,7 +528,7 @@ class Solver:
 
         Args:
             x: Candidates for training samples (R, m, *shape), m in each of R runs.
-            lam: Multipliers (weights) of the candidates (R, m, ...), divided by a scale of the solver.
+            lam: Multipliers (weights) of the candidates (R, m, ...), in the units of the optimization.
             step: Number of the step, which decides the surrogate's sharpness and the weights of the priors.
             measure: Whether to compute the loss and the residuals. If False, only the gradients are valid.
 
