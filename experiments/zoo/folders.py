@@ -53,7 +53,7 @@ def images_left_in(folder: Path) -> None:
     write_arrays(folder, digits())
     save_file(_weights(), release / "weights.safetensors")
     (release / "README.md").write_text("# Digits\n\nA network for digits.\n")
-    for i, image in enumerate((digits()[0] * 15).round().astype(np.uint8).reshape(-1, 8, 8) * 17):
+    for i, image in enumerate((digits()[0] * 255).round().astype(np.uint8).reshape(-1, 8, 8)):
         Image.fromarray(image).save(release / "images" / f"{i:03}.png")
 
 

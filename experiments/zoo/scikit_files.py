@@ -397,7 +397,7 @@ def quantiles(folder: Path) -> None:
     Check(
         "residuum scan model.pkl",
         "The encoder stores the values of the column.",
-        0,
+        1,
         ("TargetEncoder", "value"),
         ("no finding",),
     ),
@@ -412,7 +412,7 @@ def target_encoder(folder: Path) -> None:
     Check(
         "residuum scan model.pkl",
         "The encoder stores the values of the column.",
-        0,
+        1,
         ("OrdinalEncoder", "value"),
         ("no finding",),
     ),

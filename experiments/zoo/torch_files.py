@@ -182,7 +182,7 @@ def prototypes(folder: Path) -> None:
     Check(
         "residuum scan model.pt",
         "The file stores 12 texts that name people. They must be removed.",
-        0,
+        1,
         ("text|prompt", "12"),
         ("no finding",),
     ),

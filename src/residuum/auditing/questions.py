@@ -237,7 +237,8 @@ def _reconstruction(
         )
         return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **count_fields)
     attack_text = f"{findings.tests} attack{'' if findings.tests == 1 else 's'}"
-    largest_count = max((row.recovered or 0 for row in attacks if row.decides), default=0)
+    counts = [row.recovered or 0 for row in attacks if row.decides and not row.is_stored]
+    largest_count = max(counts, default=0)
     chance_text = (
         f"{'' if findings.tests == 1 else 'at most '}{largest_count} of them, {chance_text}"
     )

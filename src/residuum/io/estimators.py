@@ -128,7 +128,8 @@ def _refuse_other_estimators(release: Release) -> None:
     if isinstance(estimator, InertObject) and estimator.name.startswith("sklearn."):
         raise CheckpointError(
             f"residuum attacks neural networks and decision trees; the file {release.path.name[:80]!r} "
-            f"is a pickle of the class {estimator.class_name[:60]}, for which residuum has no attack.",
+            f"is a file of {release.kind} with the class {estimator.class_name[:60]}, for which residuum has "
+            "no attack.",
             "If you trust the file, load it in Python and pass the model object to residuum.audit. The "
             "audit then compares the losses of training samples with those of held-out samples.",
         )

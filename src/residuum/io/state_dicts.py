@@ -104,7 +104,9 @@ def clean_state(
     """
     if not state:
         raise CheckpointError(
-            "A checkpoint must contain tensors; this checkpoint contains no tensors.", EXPORT_ADVICE
+            "A checkpoint must contain tensors at its top level, or under a name such as state_dict; this "
+            "checkpoint contains no such tensors.",
+            EXPORT_ADVICE,
         )
     for name in state:
         if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():

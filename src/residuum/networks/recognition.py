@@ -265,7 +265,9 @@ def _list_obstacles(state: Mapping[str, Tensor]) -> str:
         + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
         for kind, names in obstacles(state).items()
     ]
-    first_tensors = ", ".join(f"{name} {list(t.shape)}" for name, t in list(state.items())[:6])
+    # Tensors that are neither weights nor biases come first, because a network without them may be readable.
+    names = sorted(state, key=lambda name: name.endswith((".weight", ".bias")))
+    first_tensors = ", ".join(f"{name} {list(state[name].shape)}" for name in names[:6])
     return ", ".join(descriptions) or f"tensors that form no chain of layers ({first_tensors})"
 
 

@@ -35,6 +35,7 @@ EPSILON = (
     1e-9  # largest relative difference of a covariance from ``reg_covar``, which sums up rounding
 )
 REMEDY = "Use fewer clusters, so that every cluster has several records, or remove small clusters."
+LARGER_THRESHOLD = "Use a larger threshold, so that every subcluster has several records."
 
 
 def find_single_records(place: Place, survey: Survey) -> Iterator[StoredArray]:
@@ -77,7 +78,7 @@ def find_single_records(place: Place, survey: Survey) -> Iterator[StoredArray]:
         finding_title,
         join_path(place.path, name),
         reason,
-        REMEDY,
+        LARGER_THRESHOLD if model.class_name == "Birch" else REMEDY,
         count=len(single_record_rows),
     )
     yield StoredArray(finding, _select_rows(centers, single_record_rows), is_certain)

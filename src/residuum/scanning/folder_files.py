@@ -233,7 +233,12 @@ def _describe_skipped(listing: FolderListing, skipped: list[Path]) -> list[str]:
     if skipped:
         names = [_relative_name(path, listing.path) for path in skipped[:MAX_NAMED_FILES]]
         ellipsis = ", ..." if len(skipped) > MAX_NAMED_FILES else ""
-        notes.append(f"{len(skipped)} other files were skipped: {', '.join(names)}{ellipsis}")
+        verb_phrase = (
+            "1 other file was skipped"
+            if len(skipped) == 1
+            else f"{len(skipped)} other files were skipped"
+        )
+        notes.append(f"{verb_phrase}: {', '.join(names)}{ellipsis}")
     for paths, sentence in (
         (listing.links, "links were not followed; scan their targets"),
         (listing.special_files, "pipes, sockets or devices were not opened"),

@@ -92,7 +92,7 @@ def find_samples(place: Place, survey: Survey) -> Iterator[StoredArray]:
         severity,
         finding_title,
         place.path,
-        ". ".join(reasons),
+        ". ".join(sentence[:1].upper() + sentence[1:] for sentence in reasons),
         DELETE_ARRAY,
         count=block.shape[0],
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from residuum import notebook
-from residuum.errors import InconclusiveError
+from residuum.errors import InconclusiveError, UnsafeFileError
 from residuum.scanning.finding import Finding
 from residuum.surfaces.inspection import Inspection
 from residuum.terminal import TextTable, format_number, print_wrapped
@@ -174,6 +174,9 @@ def _closing_lines(result: Scan) -> Iterator[str]:
         yield f"not read: {unread.file}: {unread.reason}"
     for note in result.notes:
         yield f"note: {note}"
+    if result.exit_code == UnsafeFileError.exit_code:
+        yield "exit code 4: loading a file would run code or take too much memory"
+        return
     if result.failed:
         limits = ",".join(result.fail_on)
         yield f"exit code 1: --fail-on {limits} applies to: {', '.join(result.failed)}"

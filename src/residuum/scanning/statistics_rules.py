@@ -19,8 +19,10 @@ STATISTIC_NAMES = {
 def find_statistics(place: Place) -> Iterator[Finding]:
     """Find statistics of the training data, such as means, scales and counts, and loss curves."""
     value, name, where = place.value, place.leaf, place.path
+    # The nodes of Birch hold the subclusters again, and another rule reports the subclusters.
     if (
         name in STATISTIC_NAMES
+        and place.owner not in ("_CFNode", "_CFSubcluster")
         and not place.section
         and isinstance(value, Block | list | int)
         and value

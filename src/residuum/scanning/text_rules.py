@@ -32,6 +32,11 @@ DESCRIPTIONS = re.compile(
     r"model_?card|warning|message|repr|summary|config_str)$",
     re.IGNORECASE,
 )
+# Names of lists that hold examples or records.
+EXAMPLES = re.compile(
+    r"few_?shot|prompts?|examples?|demonstrations?|corpus|documents?|(train|raw)_?(texts?|data)|records?",
+    re.IGNORECASE,
+)
 LABELS = re.compile(
     r"feature_?names|features?_?(in|out)_|columns?|class(es)?(_?names)?_?$|labels?|categories_|targets?_?names|"
     r"vocab|vocabulary_|merges|tokens?|stop_?words|param|keys|modules?|layers?|architectures|id2label|label2id|"
@@ -96,7 +101,8 @@ def is_prose(text: str) -> bool:
 
 def _report_prose(texts: list[str], where: str) -> Finding:
     reason = f"{PROSE}, such as {_excerpt(texts[0])!r}"
-    return Finding(STORED, "medium", "texts", where, reason, REMEDY, count=len(texts))
+    severity = "high" if EXAMPLES.search(where[-60:]) else "medium"
+    return Finding(STORED, severity, "texts", where, reason, REMEDY, count=len(texts))
 
 
 def _excerpt(text: str) -> str:

@@ -95,8 +95,14 @@ def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
             else "thresholds lie between two values of training records. Leaves store residuals, "
             "gradients or depths, and no targets"
         )
-        finding_title = f"decision trees of {model.name}"
-        yield Finding(STATISTICS, "medium", finding_title, where, reason, LIMIT_LEAVES)
+        finding_title, remedy = f"decision trees of {model.name}", LIMIT_LEAVES
+        if model.name == "IsolationForest":
+            reason = (
+                "thresholds are random numbers between the smallest and largest value of a column among some "
+                "training records, and leaves count records"
+            )
+            remedy = "Train each tree on fewer records (max_samples) if the ranges of columns are secret."
+        yield Finding(STATISTICS, "medium", finding_title, where, reason, remedy)
 
 
 def _uninitialized_memory(model: TreeModel, where: str) -> Finding:

@@ -40,7 +40,12 @@ CLASS_LABELS = re.compile(
     r"label|class|target|column|feature|param|layer|module|state", re.IGNORECASE
 )
 REASON = "this list holds the exact values of one column in the training records"
-GROUP = "Group rare values (min_frequency), or encode the values before fitting."
+GROUP = (
+    "Before fitting, group rare texts and round or bin numbers, so that the encoder never sees the values of "
+    "single records."
+)
+# Numbers of a column are measured values of records if there are at least this many that are not whole.
+MIN_MEASURED_NUMBERS = 20
 
 
 def find_vocabularies(place: Place, survey: Survey) -> Iterator[Finding]:
@@ -100,6 +105,9 @@ def find_categories(place: Place, survey: Survey) -> Iterator[Finding]:
     if not (is_stored or has_texts):
         return
     kind_and_severity = (STORED, "medium") if is_stored else (STATISTICS, "low")
+    has_single_targets = owner == "TargetEncoder" and category_count >= MIN_MEASURED_NUMBERS
+    if is_stored and (has_single_targets or _count_fractions(value) >= MIN_MEASURED_NUMBERS):
+        kind_and_severity = (STORED, "high")
     finding_title = f"values of a column in {owner}.{place.name}"
     yield Finding(
         *kind_and_severity, finding_title, place.path, REASON, GROUP, count=category_count
@@ -107,11 +115,22 @@ def find_categories(place: Place, survey: Survey) -> Iterator[Finding]:
     if is_stored and owner == "TargetEncoder":
         finding_title = "targets in TargetEncoder.encodings_"
         reason = (
-            "the encoding of a category is the mean target of its records. If a category has one record, "
-            "its encoding is the target of this record"
+            "the encoding of a category is the mean target of its records, shrunk towards the mean of all "
+            "targets. If a category has one record, the target of this record follows from its encoding"
         )
         where = place.path.replace("categories_", "encodings_")
         yield Finding(STORED, "medium", finding_title, where, reason, GROUP, count=category_count)
+
+
+def _count_fractions(block: Block) -> int:
+    """Return how many categories of a column are numbers that are not whole."""
+    entries = block.objects if isinstance(block.objects, list) else []
+    if block.read is not None and block.numel <= MAX_READ:
+        try:
+            entries = block.tensor().flatten().tolist()
+        except CheckpointError:
+            return 0
+    return sum(isinstance(entry, float) and not entry.is_integer() for entry in entries)
 
 
 def _describe_categories(block: Block) -> tuple[bool, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 import sys
 import types
 from collections.abc import Callable
@@ -300,7 +301,9 @@ def test_texts_that_can_be_records_are_counted(tmp_path: Path, name: str) -> Non
     content, count = TEXTS[name]
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(content))
     (finding,) = stored_in(tmp_path / "m.pkl")
-    assert (finding.severity, finding.count) == ("medium", count)
+    # The names "prompts" and "examples" say that the texts are examples of the training.
+    severity = "high" if re.search("prompts|examples", finding.where) else "medium"
+    assert (finding.severity, finding.count) == (severity, count)
 
 
 @pytest.mark.parametrize("name", CLEAN_TEXTS)

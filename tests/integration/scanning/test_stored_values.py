@@ -85,8 +85,8 @@ STORES: dict[str, tuple[Callable[[], Any], str, int, str]] = {
         200,
         "high",
     ),
-    "numbers, one-hot": (lambda: fit(OneHotEncoder()), "categories_", 240, "medium"),
-    "numbers, ordinal": (lambda: fit(OrdinalEncoder()), "categories_", 240, "medium"),
+    "numbers, one-hot": (lambda: fit(OneHotEncoder()), "categories_", 240, "high"),
+    "numbers, ordinal": (lambda: fit(OrdinalEncoder()), "categories_", 240, "high"),
     "surnames": (lambda: fit(OneHotEncoder(), SURNAMES), "categories_", 12, "medium"),
     "surnames in columns": (
         lambda: fit(
