@@ -301,8 +301,8 @@ def test_texts_that_can_be_records_are_counted(tmp_path: Path, name: str) -> Non
     content, count = TEXTS[name]
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(content))
     (finding,) = stored_in(tmp_path / "m.pkl")
-    # The names "prompt" and "examples" say that the texts are examples of the training.
-    severity = "high" if re.search("prompt|example", finding.where) else "medium"
+    # The names "few_shot" and "prompt" say that the texts are examples of the training.
+    severity = "high" if re.search("few_shot|prompt", finding.where) else "medium"
     assert (finding.severity, finding.count) == (severity, count)
 
 
