@@ -232,7 +232,7 @@ def test_an_attack_by_name_finds_a_plug_in_unless_plug_ins_are_off(
     assert json.loads(output.stdout)["attack"] == "equal-kkt"
     refused = program(tmp_path / "site", *words, str(tmp_path / "other"), "--no-plugins")
     assert refused.returncode == 2
-    assert "no attack 'equal-kkt'" in refused.stderr
+    assert "No attack has the name 'equal-kkt'" in refused.stderr
 
 
 def brought_attack(
@@ -262,7 +262,7 @@ def candidates(value: float) -> Reconstruction:
         ((SystemExit("bye"),), "The plug-in attack brought failed: SystemExit: bye."),
         ((), "must return a Reconstruction; got NoneType."),
         ((candidates(math.nan),), "must return finite x"),
-        ((candidates(1.0), "needs rain"), "brought does not apply: needs rain."),
+        ((candidates(1.0), "needs rain"), "'brought' does not apply to this network: needs rain."),
         ((candidates(1.0),), ""),
     ],
     ids=["raises", "exits", "nothing", "not finite", "refuses", "sound"],

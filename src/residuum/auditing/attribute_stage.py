@@ -23,7 +23,7 @@ NOT_MEMBERS = (
     "activation boundaries do not distinguish training from held-out samples (membership), which a leak of "
     "values needs"
 )
-NO_TABLE = "the samples are no rows of a table with at most {} columns"
+NO_TABLE = "the samples are no rows of a table with at most {} named columns"
 FROZEN = "the trained layers receive features of frozen layers, which are no columns of a table"
 # Largest number of records times columns times neurons in an audit, which takes about 20 seconds on one core.
 MAX_WORK = 10**7
@@ -31,6 +31,8 @@ MAX_WORK = 10**7
 
 def is_table(samples: Dataset, knowledge: Knowledge) -> bool:
     """Return True if samples are rows of a table with few columns, and no images or embeddings of texts.
+
+    The columns of a table have names. Arrays without names can be images that the network receives flat.
 
     Args:
         samples: The samples.
@@ -41,7 +43,7 @@ def is_table(samples: Dataset, knowledge: Knowledge) -> bool:
     """
     shape = knowledge.shape or samples.shape
     has_few_columns = len(shape) == len(samples.shape) == 1 and samples.shape[0] <= MAX_COLUMNS
-    return has_few_columns and not samples.texts
+    return has_few_columns and bool(samples.features) and not samples.texts
 
 
 def one_hot_groups(knowledge: Knowledge, columns: int) -> list[list[int]] | None:

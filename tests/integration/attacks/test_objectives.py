@@ -393,8 +393,8 @@ def test_labels_follow_the_known_balance():
 
 
 REFUSED = [
-    (BinaryKKT(), 3, Knowledge(), "`BinaryKKT` needs one output; this network has 3"),
-    (MulticlassKKT(), 1, Knowledge(), "`MulticlassKKT` needs at least 2 outputs"),
+    (BinaryKKT(), 3, Knowledge(), "it needs one output; this network has 3"),
+    (MulticlassKKT(), 1, Knowledge(), "it needs at least 2 outputs"),
     (NTK(), 1, Knowledge(), "needs the initial weights theta0"),
 ]
 

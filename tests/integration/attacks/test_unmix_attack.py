@@ -384,7 +384,7 @@ def test_the_moment_of_an_estimator_has_no_decay_in_it() -> None:
 
 def test_what_keeps_no_moment_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
-    with pytest.raises(InputError, match="SGD stores no mean"):
+    with pytest.raises(InputError, match="stores no mean of gradients"):
         rs.read_moment(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(InputError, match="names and shapes of the weights"):
         rs.attack(
