@@ -386,7 +386,7 @@ def test_what_keeps_no_moment_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
     with pytest.raises(InputError, match="stores no mean of gradients"):
         rs.read_moment(torch.optim.SGD(model.parameters(), lr=0.1), model)
-    with pytest.raises(InputError, match="names and shapes of the weights"):
+    with pytest.raises(InputError, match="same name and shape for every weight"):
         rs.attack(
             model,
             rs.Knowledge(moment={"layers.0.weight": torch.ones(2, 2)}),

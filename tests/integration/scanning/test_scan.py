@@ -301,7 +301,7 @@ def test_a_folder_is_walked_and_links_in_it_are_left_alone(
     assert [(unread.file, unread.exit_code) for unread in result.unread] == [("a/broken.pt", 2)]
     assert seen == ["a/broken.pt", "a/knn.pkl", "a/notes.txt"]
     assert any("2 links" in note for note in result.notes)
-    assert "1 other files were skipped: a/LICENSE" in result.notes
+    assert "1 other file was skipped: a/LICENSE" in result.notes
     assert result.exit_code == 1  # what is stored weighs more than what cannot be read
 
 
