@@ -392,7 +392,7 @@ def test_what_keeps_no_moment_is_refused() -> None:
             rs.Knowledge(moment={"layers.0.weight": torch.ones(2, 2)}),
             rs.attacks.UnmixOptimizerState.like(QUICK),
         )
-    with pytest.raises(InputError, match="needs the state of the optimizer"):
+    with pytest.raises(InputError, match="needs the optimizer state"):
         rs.attack(model, None, rs.attacks.UnmixOptimizerState.like(QUICK))
 
 
