@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,16 @@ from experiments.zoo.samples import (
 )
 
 
-def _weights() -> dict[str, torch.Tensor]:
+@cache
+def _trained_weights() -> dict[str, torch.Tensor]:
     x, y, *_ = digits()
     network = digit_network()
     train_network(network, x, y)
     return {name: value.contiguous() for name, value in network.state_dict().items()}
+
+
+def _weights() -> dict[str, torch.Tensor]:
+    return dict(_trained_weights())
 
 
 @artifact(
@@ -139,7 +145,7 @@ def sharded_network(folder: Path) -> None:
 
 @artifact(
     "A hostile folder: the index of the shards names ../../../etc/passwd, and an .npz file would"
-    " unpack to 4 GB.",
+    " unpack to 0.5 GB.",
     Check(
         "residuum scan release",
         "The folder is refused or reported as unsafe. No file outside of it is read, and nothing"
@@ -157,14 +163,14 @@ def hostile_folder(folder: Path) -> None:
         json.dumps({"metadata": {}, "weight_map": weight_map})
     )
     header = io.BytesIO()
-    description = {"descr": "<f8", "fortran_order": False, "shape": (1 << 27,)}
+    description = {"descr": "<f8", "fortran_order": False, "shape": (1 << 26,)}
     np.lib.format.write_array_header_1_0(header, description)
     with (
         zipfile.ZipFile(release / "data.npz", "w", zipfile.ZIP_DEFLATED) as archive,
         archive.open("x.npy", "w", force_zip64=True) as member,
     ):
         member.write(header.getvalue())
-        for _ in range(64):
+        for _ in range(32):
             member.write(bytes(16 << 20))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from experiments.zoo.samples import digit_network, digits, loss, train_network, 
 AUDIT = "--data train.npz --holdout test.npz --out run --effort quick"
 
 
+@cache
 def _trained() -> tuple[nn.Sequential, torch.optim.Optimizer]:
     x, y, *_ = digits()
     network = digit_network()
