@@ -197,8 +197,8 @@ def _count_levels(samples: Tensor) -> int:
     if not 1 / MAX_LEVELS <= step < 1:
         return 1
     count = round(1 / step)
-    whole = values * count
-    return count if bool(((whole - whole.round()).abs() <= 1e-4).all()) else 1
+    scaled_values = values * count
+    return count if bool(((scaled_values - scaled_values.round()).abs() <= 1e-4).all()) else 1
 
 
 def list_scalings(
