@@ -232,7 +232,7 @@ def _people_pipeline(categories: Any) -> Pipeline:
         "residuum cannot run a pickled pipeline. A right answer says so, and what works: a scan with"
         " the data, or an audit of the live model.",
         2,
-        ("scan|live",),
+        ("residuum.audit",),
     ),
 )
 def one_hot_surnames(folder: Path) -> None:

@@ -64,7 +64,10 @@ def find_initial_weights_and_seeds(place: Place) -> Iterator[Finding]:
             )
     elif type(value) is int and (SEEDS.match(name) or (name == "random_state" and place.owner)):
         finding_title = f"a seed ({place.owner + '.' if place.owner else ''}{name})"
-        reason = "with the training code, a seed reproduces the initial weights and the order of the batches"
+        reason = (
+            "with the training code, a seed reproduces the random choices of the training, such as initial "
+            "weights, the order of batches or the samples of a tree"
+        )
         remedy = "Do not publish the seed of a model that was trained on private data."
         yield Finding(START, "low", finding_title, where, reason, remedy)
     elif isinstance(value, Block) and SEEDS.match(name):

@@ -26,7 +26,7 @@ from residuum.io.checkpoints import load_checkpoint
 from residuum.io.folders import list_folder
 from residuum.io.forests import read_forests
 from residuum.io.inert import Block
-from residuum.io.release import OTHER, RELEASE_KINDS, Release, open_release, read_release
+from residuum.io.release import IMAGES, OTHER, RELEASE_KINDS, Release, open_release, read_release
 from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.tree import walk
 from residuum.io.vocabularies import Vocabulary, find_vocabulary
@@ -262,8 +262,24 @@ def _search_file(file: ScannedFile, release: Release, queries: Queries | None) -
     if queries is None:
         return file
     search = search_content(release, queries)
-    file_findings = tuple(sorted([*search.findings(), *file.findings], key=rank))
+    search_findings = search.findings()
+    if release.kind == IMAGES and len(search_findings) > 1:
+        search_findings = [_merge_images(search_findings, search)]
+    file_findings = tuple(sorted([*search_findings, *file.findings], key=rank))
     return file.replace(findings=file_findings, searched=Searched.from_search(search))
+
+
+def _merge_images(search_findings: list[Finding], search: ContentSearch) -> Finding:
+    """Return one finding for many image files that are samples of the user."""
+    assert search.queries.samples is not None
+    count = len(search.samples)
+    return search_findings[0].replace(
+        what=f"{count} of {len(search.queries.samples)} given samples",
+        remedy="Delete these images from the release.",
+        places=len(search_findings),
+        count=count,
+        rows=tuple(sorted({row for finding in search_findings for row in finding.rows})),
+    )
 
 
 def _find_updates(release: Release, base: _Base | None) -> list[Finding]:
