@@ -29,21 +29,23 @@ FROZEN = "the trained layers receive features of frozen layers, which are no col
 MAX_WORK = 10**7
 
 
-def is_table(samples: Dataset, knowledge: Knowledge) -> bool:
+def is_table(samples: Dataset, knowledge: Knowledge, is_requested: bool = False) -> bool:
     """Return True if samples are rows of a table with few columns, and no images or embeddings of texts.
 
-    The columns of a table have names. Arrays without names can be images that the network receives flat.
+    The columns of a table have names. Arrays without names can be images that the network receives flat, so
+    they count as tables only if the user asks for a test of columns.
 
     Args:
         samples: The samples.
         knowledge: What the attacker knows, such as the shape of an image that the network receives flat.
+        is_requested: Whether the user named columns to test (``--sensitive``).
 
     Returns:
         Whether the samples are rows of a table.
     """
     shape = knowledge.shape or samples.shape
     has_few_columns = len(shape) == len(samples.shape) == 1 and samples.shape[0] <= MAX_COLUMNS
-    return has_few_columns and bool(samples.features) and not samples.texts
+    return has_few_columns and (is_requested or bool(samples.features)) and not samples.texts
 
 
 def one_hot_groups(knowledge: Knowledge, columns: int) -> list[list[int]] | None:
@@ -80,7 +82,7 @@ def skip_without_members(audit: Audit) -> str:
     case, membership = audit.case, audit.membership
     if membership is None:
         return audit.skipped.get("membership", NOT_MEMBERS)
-    if reason := _why_no_table(case):
+    if reason := _why_no_table(case, is_requested=bool(audit.request.sensitive)):
         return reason
     # The p-value is NaN if there are no held-out samples.
     if not membership.group_p <= GROUP_LEVEL:
@@ -88,8 +90,8 @@ def skip_without_members(audit: Audit) -> str:
     return NO_TIME if audit.deadline.is_over else ""
 
 
-def _why_no_table(case: Case) -> str:
-    if case.train is None or not is_table(case.train, case.knowledge):
+def _why_no_table(case: Case, is_requested: bool) -> str:
+    if case.train is None or not is_table(case.train, case.knowledge, is_requested):
         return NO_TABLE.format(MAX_COLUMNS)
     return "" if case.head is None else FROZEN
 
